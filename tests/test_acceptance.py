@@ -7,11 +7,11 @@ import torch
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving import ExportError
-from sparsegroup.serving.acceptance import RandomRows, compare
+from sparsegroup.serving.exporting import compare, random_batches
 
 
 def test_a_probability_that_is_no_number_in_one_of_the_models() -> None:
-    rows = RandomRows(torch.arange(4), LogSchema(("a", "b"), (), ()), 8)
+    columns = LogSchema(("a", "b"), (), ())
 
     def score(batch: Batch) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         return np.full(len(batch), 0.5, np.float32)
@@ -25,4 +25,4 @@ def test_a_probability_that_is_no_number_in_one_of_the_models() -> None:
         ({"export": wrong, "onnx": wrong}, "export"),
     ):
         with pytest.raises(ExportError, match=f"^{name} gives a probability that is no number"):
-            compare(rows, scorers, torch.nn.Identity())
+            compare(random_batches(torch.arange(4), columns, 8), scorers, torch.nn.Identity())

@@ -248,8 +248,7 @@ def test_a_trained_models_export_is_loaded_as_what_serves_it(tmp_path: Path) -> 
 )
 def test_fallback_vectors_are_those_of_the_live_table_for_any_fields(field_bits: int, keys: list[int]) -> None:
     table = fill(HashEmbedding(2, fallback=True, field_bits=field_bits)).eval()
-    rows = live_rows(table, "float32")
-    frozen = FrozenTable(rows.keys, rows.vectors, rows.fallback)
+    frozen = FrozenTable(live_rows(table, "float32"))
     asked = torch.cat([torch.tensor(keys, dtype=torch.int64), keys_from(200), keys_from(200) + 1])
     with torch.no_grad():
         assert torch.equal(frozen(asked), table(asked)), field_numbers(asked, field_bits)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving_cases import random_keys
-from sparsegroup.serving.frozen import FrozenTable, encode
+from sparsegroup.serving.frozen import Embeddings, FrozenTable, encode
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 EDGES = [LOWEST, LOWEST + 1, -1, 0, 1, HIGHEST - 1, HIGHEST, (1 << 56) - 1, 1 << 56, -(1 << 56), (1 << 56) + 1]
@@ -24,7 +24,7 @@ any_key = st.one_of(
 def table(keys: torch.Tensor, dtype: str = "float32", dim: int = 3) -> tuple[FrozenTable, torch.Tensor]:
     vectors = torch.randn(len(keys), dim, generator=torch.Generator().manual_seed(0))
     encoded = encode(vectors, dtype)  # type: ignore[arg-type]
-    return FrozenTable(keys, encoded), encoded.decode()
+    return FrozenTable(Embeddings(keys, encoded)), encoded.decode()
 
 
 def check(keys: torch.Tensor, asked: torch.Tensor, dtype: str = "float32") -> FrozenTable:
@@ -53,7 +53,7 @@ def test_hashed_keys_of_many_fields_take_few_steps_and_little_directory(dtype: s
     neighbours = torch.cat([keys - 1, keys + 1])
     neighbours = neighbours[~torch.isin(neighbours, keys)]
     assert not lookup(neighbours).any()
-    assert lookup.steps <= 2
+    assert len(lookup.halves) <= 2
     assert lookup.start.nbytes + lookup.first.nbytes <= 1.2 * len(keys)
 
 
@@ -72,7 +72,7 @@ def test_keys_that_crowd_cost_steps_but_are_found(keys: torch.Tensor) -> None:
     lookup, vectors = table(keys)
     assert torch.equal(lookup(keys), vectors)
     assert not lookup(torch.tensor([123 << 54, -7_777_777, keys[0] + (1 << 40)])).any()
-    assert lookup.steps <= math.ceil(math.log2(len(keys) / 16))
+    assert len(lookup.halves) <= math.ceil(math.log2(len(keys) / 16))
 
 
 def test_an_empty_table_gives_zeros() -> None:

@@ -14,8 +14,13 @@ from sparsegroup.data import is_prepared
 from sparsegroup.data.raw.file_listing import short_name, shown
 from sparsegroup.reporting.formatting import count, metric, percent
 from sparsegroup.reporting.run_record import Metrics
-from sparsegroup.serving.acceptance import open_test_rows
-from sparsegroup.serving.evaluation import LEAST_ROWS, EvaluationResult, evaluate_on, interval_text
+from sparsegroup.serving.evaluation import (
+    LEAST_ROWS,
+    EvaluationResult,
+    evaluate_on,
+    interval_text,
+    open_test_rows,
+)
 from sparsegroup.serving.opening import check_rows, open_trained
 
 _SHOWN_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)

@@ -5,8 +5,8 @@ from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
 
-from sparsegroup.serving.acceptance import TestRows, open_test_rows
 from sparsegroup.serving.deltas import apply_deltas, export_delta
+from sparsegroup.serving.evaluation import TestRows, open_test_rows
 from sparsegroup.serving.exporting import ExportRequest, export, export_trained, load_export
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.frozen_model import FrozenModel, ServingModel

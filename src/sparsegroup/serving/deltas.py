@@ -1,14 +1,15 @@
-"""Deltas: what changed since an earlier export, and how to apply it."""
+"""Deltas: the changes since an earlier export, and their application."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sparsegroup.artifact.folder import atomic_folder
-from sparsegroup.artifact.manifest import Parent, facts_of_files
+from sparsegroup.artifact.manifest import Parent, chain_of, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.serving.exporting import Draft, ExportRequest, add_models, draft_of, write_served
+from sparsegroup.serving.exporting import Draft, ExportRequest, add_models, draft_of, keys_of
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import (
     EMBEDDINGS,
@@ -21,7 +22,7 @@ from sparsegroup.serving.manifest import (
     check_free,
 )
 from sparsegroup.serving.opening import TrainedModel
-from sparsegroup.serving.reading import apply, difference, leads_through, read_trained
+from sparsegroup.serving.reading import apply, difference, read_trained
 from sparsegroup.settings.names import Dtype
 from sparsegroup.training.model_config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
 from sparsegroup.training.run_folder import VOCABULARY
@@ -43,8 +44,8 @@ def export_delta(
         out: The folder.
         since: The export or delta to follow.
         dtype: Its format, which is the default.
-        wanted: The test set; there are no models in a delta.
-        overwrite: Replace an export that is there.
+        wanted: The test set; a delta holds no models.
+        overwrite: Replace an existing export.
 
     Raises:
         ExportError: As `export_trained`; `since` has another format, other columns or another network, is damaged, or
@@ -54,18 +55,17 @@ def export_delta(
     check_free(out, overwrite)
     wanted.check(trained.columns)
     base = read_trained(since)
-    if leads_through(since, out):
+    if any(path.resolve() == out.resolve() for path, _ in chain_of(since, EXPORT)):
         raise ExportError(f"{out}: a delta cannot take the place of an export that it builds on")
     if dtype is not None and dtype != base.manifest.dtype:
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
-    draft, model = draft_of(trained, base.manifest.dtype)
+    draft = draft_of(trained, base.manifest.dtype, ExportRequest(test=wanted.test))
     _check_kinship(base.manifest, draft.manifest, since)
-    rows = draft.rows[TABLE]
-    change = difference(base.embeddings, rows)
+    change = difference(base.embeddings, draft.rows[TABLE])
     check_free(out, overwrite)
     with atomic_folder(out.absolute(), replace=overwrite) as folder:
         manifest = draft.save(folder)
-        (folder / EMBEDDINGS).unlink()  # the id is that of the whole, which the delta leads to
+        (folder / EMBEDDINGS).unlink()  # the id is that of the whole export
         change.upserts.save(folder / UPSERTS)
         write_tensors(folder / TOMBSTONES, {"keys": change.tombstones.contiguous()})
         draft.save_vocabulary(change.upserts.keys, folder / VOCABULARY)
@@ -76,8 +76,7 @@ def export_delta(
             parent=Parent(base.manifest.id, Path(os.path.relpath(since, out)).as_posix()),
             changes=DeltaCounts(upserts=len(change.upserts), tombstones=len(change.tombstones)),
         )
-        test = add_models(folder, manifest, draft.rows, model, ExportRequest(test=wanted.test), trained.model)
-        return EXPORT.write(folder, replace(manifest, test=test))
+        return EXPORT.write(folder, replace(manifest, test=draft.add_models(folder, manifest)))
 
 
 def apply_deltas(
@@ -91,15 +90,15 @@ def apply_deltas(
     """Write the export that deltas lead to, one after the other, from `base`: byte for byte the one made at once.
 
     Args:
-        base: An export, or a delta whose base is where it was.
+        base: An export, or a delta whose base is still in its place.
         deltas: Folders, in order.
         out: The folder.
         wanted: What else to write, and a test set.
-        overwrite: Replace an export that is there.
+        overwrite: Replace an existing export.
 
     Raises:
-        ExportError: As `export_trained`; a delta that is damaged or does not follow what is before it; an export of
-            another module. Nothing is written.
+        ExportError: As `export_trained`; a delta that is damaged or does not follow its predecessor; an export
+            of another module. Nothing is written.
     """
     wanted = wanted or ExportRequest()
     check_free(Path(out), overwrite)
@@ -108,8 +107,8 @@ def apply_deltas(
         result = apply(result, Path(delta))
     manifest, model = replace(result.manifest, kind="export", parent=None, changes=None), result.model()
     wanted.check(manifest.columns_and_config()[0])
-    draft = Draft(manifest, result.tables, model.other_weights, result.vocabularies)
-    return write_served(draft, model, Path(out), wanted, overwrite=overwrite)
+    models = partial(add_models, keys=keys_of(result.tables), model=model, wanted=wanted)
+    return Draft(manifest, result.tables, model.other_weights, models, result.vocabularies).write(Path(out), overwrite)
 
 
 def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> None:
@@ -117,20 +116,17 @@ def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> No
         raise ExportError(
             f"{since}: a delta is of one table, and with model.dims there are several; export the model as a whole"
         )
+    dims = [[table.dim for table in one.tables.values()] for one in (new, base)]
     for what, ours, theirs in (
         ("other columns", new.columns, base.columns),
         ("another network", _network_of(new), _network_of(base)),
-        (
-            "another dimension",
-            [table.dim for table in new.tables.values()],
-            [table.dim for table in base.tables.values()],
-        ),
+        ("another dimension", *dims),
     ):
         if ours != theirs:
             raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")
 
 
 def _network_of(manifest: ExportManifest) -> ModelConfig:
-    """The model's settings, but for when a feature has its row, which a server need not know."""
+    """The settings that determine the network: without the rules for when a feature gets a row."""
     plain = {name: ModelConfig.model_fields[name].default for name in WHEN_FEATURES_HAVE_ROWS}
     return manifest.columns_and_config()[1].model.model_copy(update=plain)

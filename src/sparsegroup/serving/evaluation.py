@@ -1,7 +1,7 @@
-"""What `evaluate` finds: a trained model on a log's test rows, over all, by user, and by value of a field."""
+"""Test rows, and the metrics of a trained model on them: overall, by user, and by value of a field."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,19 +12,76 @@ from sparsegroup.artifact.validation import finite
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
+from sparsegroup.data.open import open_log
+from sparsegroup.data.raw.file_listing import LogPaths, is_same, shown
 from sparsegroup.errors import UserError, did_you_mean
 from sparsegroup.reporting.run_record import Metrics, ScoreCurves
-from sparsegroup.serving.acceptance import TestRows
+from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.opening import TrainedModel
+from sparsegroup.training import Config
 from sparsegroup.training.baseline import predicting
 from sparsegroup.training.checks import numbers_named
-from sparsegroup.training.evaluation import PredictionWindow, logits_over, probabilities_of
+from sparsegroup.training.evaluation import EVALUATED, PredictionWindow, logits_over, probabilities_of
 from sparsegroup.training.metrics import GroupedAuc, ValueMetrics, curves_of, evaluate, grouped_auc, metrics_by_value
 
 LEAST_ROWS = 100
 """Values of fewer rows are not listed."""
 
 _NAMED_WITHIN = 1_000_000
+
+
+@dataclass(frozen=True)
+class TestRows:
+    """Rows `start` to `stop` of a log."""
+
+    __test__ = False  # no test of pytest's
+
+    log: Log
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def batches(self) -> Iterator[Batch]:
+        """The rows, in order."""
+        yield from self.log.batches(self.start, self.stop, EVALUATED)
+
+
+def open_test_rows(
+    path: LogPaths, config: Config, threads: int = 1, on_progress: Callable[[int, int | None], None] | None = None
+) -> TestRows:
+    """The test rows of a log, read in the format of the log that a model was trained on.
+
+    Of the model's own log and of a prepared one, these are the rows that training reserved for the test, if any; any
+    other log is a test set as a whole.
+
+    Args:
+        path: A raw log, or a folder that `prepare` has written, see `open_log`.
+        config: The model's settings.
+        threads, on_progress: How to read a raw log, see `RawLog`.
+
+    Raises:
+        ClickLogError, OSError: It cannot be read.
+        ExportError: It has no labels.
+        LogOptionError: The settings do not go with it.
+    """
+    data = config.data
+    own = data.log is not None and is_same(path, data.log)
+    log = open_log(
+        path,
+        data.test if own else None,
+        sort_files=data.sort_files if own else "name",
+        like=data.format_options,
+        whole=not own,
+        on_bad_row=data.on_bad_row,
+        max_bad=data.max_bad,
+        threads=threads,
+        on_progress=on_progress,
+    )
+    if not log.labelled:
+        raise ExportError(f"{shown(path)}: has no labels, which a test set needs")
+    return TestRows(log, log.train_rows if log.train_rows < len(log) else 0, len(log))
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,30 @@
-"""Exports of trained models and of any module: written, tested, and as a module again."""
+"""Exports of trained models and of any module: written, tested, and loaded as a module again."""
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from sparsegroup.artifact.folder import atomic_folder, name_errors
-from sparsegroup.artifact.manifest import FileFacts, facts_of, facts_of_files
+from sparsegroup.artifact.manifest import FileFacts, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.data.batches import Batch
+from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import scan_parquet, write_parquet
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.serving.acceptance import RandomRows, Scorer, TestRows, check_agreement, compare
-from sparsegroup.serving.frozen import Embeddings, ExportError, live_rows
+from sparsegroup.serving.evaluation import TestRows
+from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, live_rows
 from sparsegroup.serving.frozen_model import (
     AnyTable,
     FrozenModel,
@@ -29,7 +32,6 @@ from sparsegroup.serving.frozen_model import (
     frozen_copy,
     load_other_weights,
     other_weights,
-    pooling_of,
     tables_of,
 )
 from sparsegroup.serving.manifest import (
@@ -43,9 +45,11 @@ from sparsegroup.serving.manifest import (
     ExportedTable,
     ExportManifest,
     FieldRows,
+    PathScores,
     SizesBefore,
     TestResult,
     check_free,
+    content_of,
     file_of,
 )
 from sparsegroup.serving.onnx import OUTPUT, OnnxModel, require_onnx, save_onnx
@@ -60,27 +64,32 @@ from sparsegroup.serving.tracing import (
     reason,
     save_program,
     signature_of,
+    tensors_in,
 )
 from sparsegroup.settings.names import Dtype, ProgramName
+from sparsegroup.table import HashEmbeddingBag
+from sparsegroup.training.checks import check_logits, numbers_named
 from sparsegroup.training.lookup_model import LookupModel
+from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.run_folder import VOCABULARY
 
-_PROGRAM_ALONE: tuple[ProgramName, ...] = ("program",)
 _FILES: Mapping[str, str] = {"onnx": ONNX, "program": PROGRAM}
+_PROGRAM: tuple[ProgramName, ...] = ("program",)
 Runner = Callable[[ExampleCall], list[Tensor]]
-_NO_FILE = FileFacts(0, "")
-"""Until a file is written."""
+Scorer = Callable[[Batch], npt.NDArray[np.floating]]
+TOLERANCE = 1e-5
+"""Largest difference between two ways to compute the same probability."""
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to write beside embeddings and network, and what to test it on.
+    """Files to write in addition to embeddings and network, and the rows to test them on.
 
     Attributes:
         onnx: `model.onnx`.
         program: `model.pt2`.
         test: None tests on made up rows; then no AUC is recorded.
-        threads: That share onnxruntime's work in the test.
+        threads: Number of threads of onnxruntime in the test.
     """
 
     onnx: bool = False
@@ -89,7 +98,7 @@ class ExportRequest:
     threads: int = 1
 
     def check(self, columns: LogSchema) -> None:
-        """Whether this can be had of a model with such columns.
+        """Whether a model with such columns can be exported like this.
 
         Raises:
             ExportError: ONNX's packages are missing.
@@ -108,41 +117,53 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class Draft:
-    """What is to be written: rows, all other weights, and a manifest but for what follows from the files."""
+    """An export to be written.
+
+    Attributes:
+        manifest: The manifest without files, content, id and test.
+        rows: Table → live rows.
+        weights: All other weights.
+        add_models: Writes models into a folder, whose manifest has its id, and tests them.
+        vocabularies: Files of key, field and value, if there are any.
+    """
 
     manifest: ExportManifest
     rows: Mapping[str, Embeddings]
     weights: Mapping[str, Tensor]
+    add_models: Callable[[Path, ExportManifest], TestResult | None]
     vocabularies: Sequence[Path] = ()
 
     def save(self, folder: Path) -> ExportManifest:
-        """Write rows and weights, the same for the same content; the manifest that names them."""
-        files = {name: folder / table.file for name, table in self.manifest.tables.items()}
+        """Write rows and weights, the same for the same content; returns the manifest with content and id."""
         for name, rows in self.rows.items():
-            rows.save(files[name])
+            rows.save(folder / self.manifest.tables[name].file)
         write_tensors(folder / NETWORK, {name: weight.contiguous() for name, weight in self.weights.items()})
-        facts = {name: facts_of(path) for name, path in files.items()}
-        return replace(self.manifest, content=ExportContent(tables=facts, network=facts_of(folder / NETWORK))).with_id()
+        content = content_of(self.manifest.tables, facts_of_files(folder))
+        manifest = replace(self.manifest, content=content)
+        return replace(manifest, id=manifest.expected_id())
 
     def save_vocabulary(self, keys: Tensor, path: Path) -> None:
-        """Write the names of `keys` `[n]` that are known, by key, once each: key, field and value."""
+        """Write key, field and value of the known ones of `keys` `[n]`, sorted by key."""
         if not self.vocabularies:
             return
         wanted = pl.LazyFrame({"key": keys.numpy()}, schema={"key": pl.Int64})
-        found = scan_parquet(self.vocabularies).join(wanted, on="key", how="semi").unique("key").sort("key").collect()
+        known = scan_parquet(self.vocabularies).join(wanted, on="key", how="semi").unique("key").sort("key").collect()
         with name_errors(path):
-            write_parquet(path, found.lazy())
+            write_parquet(path, known.lazy())
 
-    def write(
-        self, out: Path, test: Callable[[Path, ExportManifest], TestResult | None], *, overwrite: bool
-    ) -> ExportManifest:
-        """Write a whole export, to which `test` adds what runs the model; nothing is left behind where that raises."""
+    def write(self, out: Path, overwrite: bool) -> ExportManifest:
+        """Write a whole export; if something raises, nothing remains."""
         check_free(out, overwrite)
         with atomic_folder(out.absolute(), replace=overwrite) as folder:
             manifest = self.save(folder)
-            self.save_vocabulary(torch.cat([rows.keys for rows in self.rows.values()]), folder / VOCABULARY)
-            result = test(folder, manifest)
-            return EXPORT.write(folder, replace(manifest, files=facts_of_files(folder), test=result))
+            self.save_vocabulary(keys_of(self.rows), folder / VOCABULARY)
+            test = self.add_models(folder, manifest)
+            return EXPORT.write(folder, replace(manifest, files=facts_of_files(folder), test=test))
+
+
+def keys_of(rows: Mapping[str, Embeddings]) -> Tensor:
+    """The keys of all tables, one table after the other."""
+    return torch.cat([some.keys for some in rows.values()])
 
 
 def _manifest_of(
@@ -153,33 +174,29 @@ def _manifest_of(
     earlier: ExportManifest | None = None,
     **more: Any,
 ) -> ExportManifest:
-    """The manifest, without files; what training has seen is known by the tables, or by the `earlier` export."""
-    seen = {
-        name: table.num_seen if earlier is None else earlier.tables[name].features_seen
-        for name, table in tables.items()
-    }
-    before = SizesBefore(
-        dense=sum(seen[name] * table.dim * 4 for name, table in tables.items()),
-        table=sum(table.memory().content for table in tables.values()),
-    )
+    """The manifest of a draft; an `earlier` export knows what training has seen, otherwise the tables do."""
     entries = {
         name: ExportedTable(
             file=EMBEDDINGS if "config" in more and name == TABLE else file_of(name),
             dim=table.dim,
-            pooling=pooling_of(table),
+            pooling=table.mode if isinstance(table, HashEmbeddingBag | FrozenBag) else None,
             live_rows=len(rows[name]),
-            features_seen=seen[name],
+            features_seen=table.num_seen if earlier is None else earlier.tables[name].features_seen,
             zero_rows=table.num_live - len(rows[name]),
         )
         for name, table in tables.items()
     }
+    before = SizesBefore(
+        dense=sum(entry.features_seen * entry.dim * 4 for entry in entries.values()),
+        table=sum(table.memory().content for table in tables.values()),
+    )
     return ExportManifest(
         kind="export",
         source=source,
         dtype=dtype,
         tables=entries,
         before=before if earlier is None else earlier.before,
-        content=ExportContent(tables=dict.fromkeys(entries, _NO_FILE), network=_NO_FILE),
+        content=ExportContent({}, FileFacts(0, "")),
         **more,
     )
 
@@ -193,7 +210,7 @@ def _save_models(
     metadata: Mapping[str, str],
     threads: int = 1,
 ) -> dict[str, Runner]:
-    """Write a program in some formats; by format, what the file gives of a call."""
+    """Write a program in some formats; returns format → the outputs of the file for a call."""
     runs: dict[str, Runner] = {}
     if "onnx" in formats:
         save_onnx(program, folder / ONNX, inputs, outputs, metadata=metadata)
@@ -221,7 +238,7 @@ def export_trained(
         out: The folder; it appears when it is complete.
         dtype: Format of the vectors.
         wanted: What else to write, and the test set.
-        overwrite: Replace an export that is there.
+        overwrite: Replace an existing export.
 
     Raises:
         ExportError: `out` is taken; vectors that the format does not have; ONNX's packages are missing; a file that
@@ -233,18 +250,16 @@ def export_trained(
     if os.path.realpath(out) == os.path.realpath(trained.path):
         raise ExportError(f"{out}: an export cannot take the place of what it is made of")
     wanted.check(trained.columns)
-    draft, model = draft_of(trained, dtype)
-    return write_served(draft, model, Path(out), wanted, trained.model, overwrite=overwrite)
+    return draft_of(trained, dtype, wanted).write(Path(out), overwrite)
 
 
-def draft_of(trained: TrainedModel, dtype: Dtype) -> tuple[Draft, FrozenModel]:
-    """The live rows in a format and the network, and what serves them."""
+def draft_of(trained: TrainedModel, dtype: Dtype, wanted: ExportRequest) -> Draft:
+    """The export of a trained model."""
     check_rows(trained.path, trained.model.rows)
-    tables, columns = tables_of(trained.model), trained.columns
+    tables, columns, counts = tables_of(trained.model), trained.columns, trained.field_counts()
     rows = {name: live_rows(table, dtype) for name, table in tables.items()}
-    keys = torch.cat([one.keys for one in rows.values()])
-    live = np.bincount(fields_of(keys.numpy()), minlength=len(columns.fields)).tolist()
-    counts = trained.field_counts()
+    model = FrozenModel.of(trained.model, rows)
+    live = np.bincount(fields_of(keys_of(rows).numpy()), minlength=len(columns.fields)).tolist()
     manifest = _manifest_of(
         tables,
         rows,
@@ -253,41 +268,26 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> tuple[Draft, FrozenModel]:
         trained.manifest,
         columns=json.loads(json.dumps(asdict(columns))),
         config=trained.config.as_dict(),
-        fields={
-            name: FieldRows(live=live[number], seen=counts[name].seen) for number, name in enumerate(columns.fields)
-        },
+        fields={name: FieldRows(live[number], counts[name].seen) for number, name in enumerate(columns.fields)},
     )
-    model = FrozenModel.of(trained.model, rows)
-    vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
-    return Draft(manifest, rows, model.other_weights, vocabularies), model
-
-
-def write_served(
-    draft: Draft,
-    model: FrozenModel,
-    out: Path,
-    wanted: ExportRequest,
-    trained: LookupModel | None = None,
-    *,
-    overwrite: bool,
-) -> ExportManifest:
-    """Write the export of a trained model, tested."""
-
-    def test(folder: Path, manifest: ExportManifest) -> TestResult | None:
-        return add_models(folder, manifest, draft.rows, model, wanted, trained)
-
-    return draft.write(out, test, overwrite=overwrite)
+    return Draft(
+        manifest,
+        rows,
+        model.other_weights,
+        partial(add_models, keys=keys_of(rows), model=model, wanted=wanted, trained=trained.model),
+        () if trained.vocabulary is None else (trained.vocabulary,),
+    )
 
 
 def add_models(
     folder: Path,
     manifest: ExportManifest,
-    tables: Mapping[str, Embeddings],
+    keys: Tensor,
     model: FrozenModel,
     wanted: ExportRequest,
-    trained: LookupModel | None,
+    trained: LookupModel | None = None,
 ) -> TestResult | None:
-    """Write the models that are wanted, and compare what they, PyTorch and the model as it was trained give."""
+    """Write the requested models, and compare their probabilities with PyTorch's and with the trained model's."""
     columns, _ = manifest.columns_and_config()
     served = ServingModel(model.embedding, model.network, columns)
     runs: dict[str, Runner] = {"export": lambda call: call.outputs_of(served)}
@@ -298,19 +298,80 @@ def add_models(
     def scorer(run: Runner) -> Scorer:
         return lambda batch: run(ExampleCall(served.arguments(batch), {}))[0].numpy()
 
-    scorers: dict[str, Scorer] = {} if trained is None else {"training": lambda batch: _trained_score(trained, batch)}
+    @torch.no_grad()
+    def trained_score(batch: Batch) -> npt.NDArray[np.floating]:
+        assert trained is not None
+        probabilities: Tensor = trained(batch.keys, batch.numbers, batch.bags).sigmoid()
+        return probabilities.numpy()
+
+    scorers: dict[str, Scorer] = {} if trained is None else {"training": trained_score}
     scorers |= {name: scorer(run) for name, run in runs.items()}
-    keys = torch.cat([rows.keys for rows in tables.values()])
-    scores = compare(RandomRows(keys, columns) if wanted.test is None else wanted.test, scorers, model)
-    check_agreement(scores, exact=manifest.dtype == "float32")
-    if wanted.test is None:
-        return None
-    return TestResult(log=wanted.test.log.name, rows=len(wanted.test), scores=scores)
+    batches = random_batches(keys, columns) if wanted.test is None else wanted.test.batches()
+    scores = compare(batches, scorers, model, wanted.test)
+    for name, score in scores.items():
+        # The trained model has the vectors of float32, other formats round them.
+        if (name != "training" or manifest.dtype == "float32") and not score.max_abs_difference <= TOLERANCE:
+            raise ExportError(
+                f"{name} and the export in PyTorch differ by {score.max_abs_difference:.3g}, more than {TOLERANCE:g}; "
+                "please report it"
+            )
+    return None if wanted.test is None else TestResult(wanted.test.log.name, len(wanted.test), scores)
 
 
-@torch.no_grad()
-def _trained_score(model: LookupModel, batch: Batch) -> Any:
-    return model(batch.keys, batch.numbers, batch.bags).sigmoid().numpy()
+def random_batches(keys: Tensor, columns: LogSchema, rows: int = 512) -> Iterator[Batch]:
+    """A batch of known and as many absent keys, and its first row alone."""
+    generator = torch.Generator().manual_seed(0)
+
+    def some_keys(*shape: int) -> Tensor:
+        absent = torch.randint(-(1 << 63), (1 << 63) - 1, shape, generator=generator)
+        if not len(keys):
+            return absent
+        present = keys[torch.randint(0, len(keys), shape, generator=generator)]
+        return torch.where(torch.rand(shape, generator=generator) < 0.5, present, absent)
+
+    bags = []
+    for _ in columns.lists:
+        offsets = torch.zeros(rows + 1, dtype=torch.int64)
+        offsets[1:] = torch.randint(0, 4, (rows,), generator=generator).cumsum(0)
+        bags.append(Bags(some_keys(int(offsets[-1])), offsets))
+    batch = Batch(
+        some_keys(rows, len(columns.fields) - len(columns.lists)),
+        torch.randn(rows, len(columns.numbers), generator=generator),
+        torch.zeros(rows),
+        torch.zeros(rows, dtype=torch.int64),
+        bags=tuple(bags),
+    )
+    yield batch
+    yield batch[:1]
+
+
+def compare(
+    batches: Iterable[Batch], scorers: Mapping[str, Scorer], model: nn.Module, test: TestRows | None = None
+) -> Mapping[str, PathScores]:
+    """The scores of several models on the same rows; differences are to the one named "export"."""
+    parts: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}
+    labels, weights, rows = [], [], 0
+    for batch in batches:
+        for name, score in scorers.items():
+            probabilities = score(batch).astype(np.float64)
+            if np.isnan(probabilities).any():
+                if test is not None:  # if a number that the model needs is missing in the log, this names it
+                    with numbers_named(test.log, test.start), suppress(FloatingPointError):
+                        check_logits(model, batch, torch.from_numpy(probabilities), rows)
+                raise ExportError(f"{name} gives a probability that is no number in the rows of the test")
+            parts[name].append(probabilities)
+        labels.append(batch.labels.numpy())
+        weights += [] if batch.weights is None else [batch.weights.numpy()]
+        rows += len(batch)
+    if not rows:
+        raise ExportError("the test log has no rows")
+    every, counts = np.concatenate(labels), np.concatenate(weights) if weights else None
+    joined = {name: np.concatenate(some) for name, some in parts.items()}
+    scores = {}
+    for name, probabilities in joined.items():
+        metrics, gap = evaluate(every, probabilities, counts), np.abs(probabilities - joined["export"]).max()
+        scores[name] = PathScores(metrics.auc, metrics.log_loss, float(gap))
+    return scores
 
 
 def export(
@@ -320,7 +381,7 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     tables: Mapping[str, AnyTable] | None = None,
-    formats: Collection[ProgramName] = _PROGRAM_ALONE,
+    formats: Collection[ProgramName] = _PROGRAM,
     dtype: Dtype = "float32",
     dynamic_shapes: Any = None,
     strict: bool = False,
@@ -368,8 +429,7 @@ def export(
     check_free(folder, overwrite)
     if "onnx" in formats:
         require_onnx()
-    found = tables_of(model, tables)
-    rows = {}
+    found, rows = tables_of(model, tables), {}
     for name, table in found.items():
         try:
             rows[name] = live_rows(table, dtype)
@@ -381,12 +441,13 @@ def export(
         live = call.outputs_of(model)
     given = call.on_cpu()
     try:
-        expected = given.outputs_of(frozen)
+        result = given.result_of(frozen)
     except Exception as error:
         raise ExportError(
             f"{type(frozen).__name__}: fails on the example once its tables are lookups, which can only be called "
             f"with keys ({reason(error)})"
         ) from error
+    expected = tensors_in(result)
     if dtype == "float32":
         _check_outputs("the export in PyTorch", expected, live, tolerance)
     manifest = _manifest_of(found, rows, type(model).__qualname__, dtype)
@@ -394,16 +455,16 @@ def export(
     if formats:
         program = given.trace(frozen, dynamic_shapes, strict=strict)
         names = input_names(program) if inputs is None else names
-        results = output_names(given.result_of(frozen)) if outputs is None else results
+        results = output_names(result) if outputs is None else results
         manifest = replace(manifest, signature=signature_of(program, names, results))
 
-    def test(place: Path, manifest: ExportManifest) -> None:
+    def add_programs(place: Path, manifest: ExportManifest) -> None:
         if program is not None:
             runs = _save_models(program, place, formats, names, results, {"export": manifest.id})
             for name, run in runs.items():
                 _check_outputs(_FILES[name], run(given), expected, tolerance)
 
-    return Draft(manifest, rows, other_weights(frozen)).write(folder, test, overwrite=overwrite)
+    return Draft(manifest, rows, other_weights(frozen), add_programs).write(folder, overwrite)
 
 
 def load_export(
@@ -422,7 +483,7 @@ def load_export(
     """
     folder = Path(folder)
     export = read_export(folder)
-    if export.manifest.has_columns:
+    if export.manifest.columns is not None:
         if like is not None:
             raise ExportError(f"{folder}: of a trained model, which is built by its settings: leave `like` out")
         return export.serving_model()

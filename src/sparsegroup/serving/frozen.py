@@ -1,4 +1,4 @@
-"""Live rows as a server has them: their format, the file they lie in, and the lookup of keys in standard operators."""
+"""Live rows as a server has them: the formats of vectors, their file, and the lookup of keys in standard operators."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,17 +32,18 @@ TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
 }
 _LARGEST_INT8 = 127
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+_MOST_FIELDS = 1 << 16
 
 
 @dataclass(frozen=True)
 class QuantizedVectors:
-    """Vectors `[n, dim]` of a format's dtype; those of int8 stand for scale `[n]` float32 × vectors."""
+    """Vectors `[n, dim]` of a format's dtype; int8 vectors mean scale `[n]` float32 × vectors."""
 
     vectors: Tensor
     scale: Tensor | None = None
 
     def decode(self) -> Tensor:
-        """The vectors that they stand for, `[n, dim]` float32."""
+        """The vectors as `[n, dim]` float32."""
         decoded = self.vectors.to(torch.float32)
         return decoded if self.scale is None else decoded * self.scale.unsqueeze(1)
 
@@ -56,9 +57,6 @@ def encode(vectors: Tensor, dtype: Dtype) -> QuantizedVectors:
     float16 and bfloat16 round to nearest, ties to even. int8 has a scale for each row, max |x| / 127, so that each
     element is off by at most half of it. A vector whose elements all round to zero becomes zero: in float16 those below
     3e-8, in int8 below 5.9e-39; bfloat16 has the range of float32.
-
-    Raises:
-        ExportError: An element that is not finite, or too large for float16.
     """
     vectors = vectors.detach().to(torch.float32)
     if not bool(torch.isfinite(vectors).all()):
@@ -77,33 +75,73 @@ def encode(vectors: Tensor, dtype: Dtype) -> QuantizedVectors:
     return QuantizedVectors(encoded)
 
 
+@dataclass(frozen=True)
+class Embeddings:
+    """Keys and their vectors.
+
+    Attributes:
+        keys: `[n]` int64, ascending and distinct.
+        vectors: The vectors of the keys; without fallback vectors, none is all zeros.
+        fallback: `[2**bits, dim]` float32, by the number in a key's top bits, the vectors of absent keys; None for
+            zeros.
+    """
+
+    keys: Tensor
+    vectors: QuantizedVectors
+    fallback: Tensor | None = None
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Embeddings":
+        """The embeddings with these `tensors()`."""
+        vectors = QuantizedVectors(tensors["vectors"], tensors.get("scale"))
+        return cls(tensors["keys"], vectors, tensors.get("fallback"))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The content of the file: `keys`, `vectors` and, if there are any, `scale` (of int8) and `fallback`."""
+        every = {"keys": self.keys, **vars(self.vectors), "fallback": self.fallback}
+        return {name: tensor.contiguous() for name, tensor in every.items() if tensor is not None}
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, rows: Tensor) -> "Embeddings":
+        return Embeddings(self.keys[rows], self.vectors[rows], self.fallback)
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return self.vectors.vectors.shape[1]
+
+    def save(self, path: Path) -> None:
+        """Write the file; the same content gives the same bytes."""
+        write_tensors(path, self.tensors())
+
+
 BLOCK = 16
-"""Keys that are compared at once. Reading 16 that lie side by side costs little more than reading one."""
+"""Keys that are compared in one step. Reading 16 neighbours costs little more than reading one."""
 
 _PER_FIELD = 2.0**-56
 _FIELDS = 257  # 2^63 - 1 as a double is 2^63, whose field is one more than the last
 
 
 class FrozenTable(nn.Module):
-    """Key → vector; for a key that is not there, zeros or the fallback vector of its field.
+    """Key → vector; an absent key has zeros or the fallback vector of its field.
 
     The sorted keys lie in blocks of 16. A directory says between which blocks a key's must be, bisection over their
     first keys finds it, and a comparison with all 16 the key's place in it.
 
     The directory cuts the keys into buckets. A key's bucket is ⌊scale · key + offset⌋, computed in double precision
     with a scale and an offset for each value of the key's top byte, its field; a scale is a power of two, so that
-    whoever computes this rounds the same way, fused or not. They fit the range of the field's keys, so that buckets
+    every implementation rounds the same way, fused or not. They fit the range of the field's keys, so that buckets
     ascend with the keys, and a bucket is a slice of them. Hashed keys fill the buckets evenly, 8 to 16 in each; other
     keys may crowd into few, which costs time but never an answer: there are as many steps of bisection as the fullest
-    bucket needs. A key that is not in the table ends in some block, whichever; the comparison tells.
+    bucket needs. A key that is not in the table ends in some block, and the comparison finds that it is not there.
 
-    To its readers it is what a `HashEmbedding` is that holds these rows and nothing else.
+    Readers can use it as a `HashEmbedding` that holds only these rows.
 
     Args:
-        keys: `[n]` int64, ascending and distinct.
-        vectors: The vectors of the keys.
-        fallback: `[2**bits, dim]` float32, by the number in a key's top bits; None for zeros. A key whose double
-            is that of the next field's first key, one in 2⁴⁶ of 8 bits, gets that field's.
+        rows: The keys with their vectors, and the fallback vectors. A key whose double is that of the next field's
+            first key, one in 2⁴⁶ of 8 bits, gets that field's fallback vector.
         dtype: That of the vectors it gives.
 
     Raises:
@@ -111,9 +149,9 @@ class FrozenTable(nn.Module):
 
     Attributes:
         dim: Length of a vector.
-        fallback: `[2**bits + 1, dim]`, by the top bits as a signed number plus half of 2**bits, and the last once
-            more; or None.
-        num_live: Keys in it.
+        fallback: `[2**bits + 1, dim]`, by the top bits as a signed number plus half of 2**bits, with the last row
+            repeated; or None.
+        num_live: Keys in it; `num_rows` and `num_seen` are the same.
         state_names: Parts of a row except its weights: none.
     """
 
@@ -129,27 +167,22 @@ class FrozenTable(nn.Module):
     scales: Tensor
     fallback: Tensor | None
 
-    def __init__(
-        self,
-        keys: Tensor,
-        vectors: QuantizedVectors,
-        fallback: Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, rows: Embeddings, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.dtype = dtype
-        self.num_live, self.dim = len(keys), vectors.vectors.shape[1]
-        rows, limit = self.num_live, torch.iinfo(torch.int32).max - 2 * BLOCK
-        if rows > limit:
-            raise ExportError(f"{rows:,} live rows are more than a lookup can hold, {limit:,}")
-        if not rows:  # an empty table is one of a key whose vector is zero
-            keys, rows = torch.zeros(1, dtype=torch.int64), 1
-        self.width = min(rows, BLOCK)
-        blocks = -(-rows // self.width)
-        padding = blocks * self.width - rows
+        keys, (vectors, scales), fallback = rows.keys, (rows.vectors.vectors, rows.vectors.scale), rows.fallback
+        self.num_live = self.num_rows = self.num_seen = count = len(keys)
+        self.dim = rows.dim
+        if count > (limit := torch.iinfo(torch.int32).max - 2 * BLOCK):
+            raise ExportError(f"{count:,} live rows are more than a lookup can hold, {limit:,}")
+        if not count:  # an empty table is one of a key whose vector is zero
+            keys, count = torch.zeros(1, dtype=torch.int64), 1
+        self.width = min(count, BLOCK)
+        blocks = -(-count // self.width)
+        padding = blocks * self.width - count
         # The last block is filled up with keys of the first one, which no key's bisection looks for there.
         keys = torch.cat([keys, keys[:padding]]).view(blocks, self.width)
-        scale, offset, start, most = _directory(keys.flatten()[:rows], self.width, blocks)
+        scale, offset, start, most = _directory(keys.flatten()[:count], self.width, blocks)
         self.last, self.missing = len(start) - 1, blocks * self.width
         self.halves = _halves(most)
         self.register_buffer("scale", scale)
@@ -158,34 +191,19 @@ class FrozenTable(nn.Module):
         self.register_buffer("first", keys[:, 0].contiguous())
         self.register_buffer("blocks", keys)
         self.register_buffer("places", torch.arange(1.0, self.width + 1))
-        self.register_buffer("vectors", _filled_up(vectors.vectors, self.missing + 1))
+        self.register_buffer("vectors", _filled_up(vectors, self.missing + 1))
         if fallback is not None:
             half = len(fallback) // 2
             by_sign = torch.cat([fallback[half:], fallback[:half]])
             fallback = torch.cat([by_sign, by_sign[-1:]]).to(torch.float32)
         self.register_buffer("fallback", fallback)
-        self.is_scaled = vectors.scale is not None
-        if vectors.scale is not None:
-            self.register_buffer("scales", _filled_up(vectors.scale.unsqueeze(1), self.missing + 1))
-
-    @property
-    def steps(self) -> int:
-        """Steps of the bisection."""
-        return len(self.halves)
-
-    @property
-    def num_rows(self) -> int:
-        """Keys in it, all of them live."""
-        return self.num_live
-
-    @property
-    def num_seen(self) -> int:
-        """Keys that it knows of: those in it."""
-        return self.num_live
+        self.is_scaled = scales is not None
+        if scales is not None:
+            self.register_buffer("scales", _filled_up(scales.unsqueeze(1), self.missing + 1))
 
     @property
     def fallback_by_field(self) -> Tensor | None:
-        """The fallback vectors `[2**bits, dim]` by the number in a key's top bits, as they were given."""
+        """The fallback vectors `[2**bits, dim]` by the number in a key's top bits, as the argument had them."""
         if self.fallback is None:
             return None
         fields = len(self.fallback) - 1
@@ -200,7 +218,7 @@ class FrozenTable(nn.Module):
             yield keys[part], self._decoded(part)
 
     def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
-        """`items` as a table gives its rows to be read: `parts` can be the weights alone."""
+        """`items` in the form that tables have for readers; `parts` can only be the weights."""
         if unknown := [part for part in parts if part != WEIGHT]:
             raise KeyError(f"an export's rows have no {unknown[0]}")
         for keys, vectors in self.items(batch_size):
@@ -240,14 +258,11 @@ class FrozenTable(nn.Module):
             vectors = vectors * self.scales.index_select(0, row)
         if self.fallback is None:
             return vectors
-        stands_in = self.fallback.index_select(0, self._fallback_field(approximate, field))
-        return torch.where((place > 0).unsqueeze(1), vectors, stands_in)
-
-    def _fallback_field(self, approximate: Tensor, field: Tensor) -> Tensor:
-        """Places in `fallback` of keys as doubles, whose top bytes are `field`."""
-        assert self.fallback is not None
         fields = self.fallback.shape[0] - 1
-        return field if fields == 256 else (approximate * (fields * 2.0**-64) + fields / 2).to(torch.int32)
+        if fields != 256:
+            field = (approximate * (fields * 2.0**-64) + fields / 2).to(torch.int32)
+        absent = self.fallback.index_select(0, field)
+        return torch.where((place > 0).unsqueeze(1), vectors, absent)
 
     def _decoded(self, part: slice) -> Tensor:
         vectors = self.vectors[part].to(torch.float32)
@@ -312,21 +327,12 @@ class FrozenBag(FrozenTable):
     """Sums or means over bags of keys, in operators that torch.export and ONNX know. It checks no offsets.
 
     Args:
-        keys, vectors, fallback, dtype: See `FrozenTable`.
+        rows, dtype: See `FrozenTable`.
         mode, include_last_offset: See `HashEmbeddingBag`.
     """
 
-    def __init__(
-        self,
-        keys: Tensor,
-        vectors: QuantizedVectors,
-        fallback: Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-        *,
-        mode: BagMode,
-        include_last_offset: bool,
-    ) -> None:
-        super().__init__(keys, vectors, fallback, dtype)
+    def __init__(self, rows: Embeddings, dtype: torch.dtype, mode: BagMode, include_last_offset: bool) -> None:
+        super().__init__(rows, dtype)
         self.mode = mode
         self.include_last_offset = include_last_offset
 
@@ -343,57 +349,17 @@ class FrozenBag(FrozenTable):
         return pool_ragged(rows, ends, ends.shape[0] - 1, self.mode)
 
 
-_MOST_FIELDS = 1 << 16
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """Keys and their vectors.
-
-    Attributes:
-        keys: `[n]` int64, ascending and distinct.
-        vectors: The vectors of the keys; none is all zeros, unless there are fallback vectors.
-        fallback: `[2**bits, dim]` float32, by the number in a key's top bits, the vectors of absent keys; None for
-            zeros.
-    """
-
-    keys: Tensor
-    vectors: QuantizedVectors
-    fallback: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __getitem__(self, rows: Tensor) -> "Embeddings":
-        return Embeddings(self.keys[rows], self.vectors[rows], self.fallback)
-
-    @property
-    def dim(self) -> int:
-        """Length of a vector."""
-        return self.vectors.vectors.shape[1]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """As the file has them: `keys`, `vectors` and, if there are any, of int8 `scale`, and `fallback`."""
-        more = {"scale": self.vectors.scale, "fallback": self.fallback}
-        given = {name: tensor.contiguous() for name, tensor in more.items() if tensor is not None}
-        return {"keys": self.keys.contiguous(), "vectors": self.vectors.vectors.contiguous(), **given}
-
-    def save(self, path: Path) -> None:
-        """Write the file; the same content gives the same bytes."""
-        write_tensors(path, self.tensors())
-
-
 def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
-    """The live rows of a table or an export; those all zeros in the format are left out, for so are absent keys.
-
-    With fallback vectors, which stand in for absent keys, they stay.
-    """
+    """The live rows of a table or an export, without those that round to zero unless there are fallback vectors."""
     parts = list(table.items())
     keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
     vectors = torch.cat([vectors for _, vectors in parts]) if parts else torch.empty(0, table.dim)
     keys, order = keys.sort()
     encoded = encode(vectors[order], dtype)
-    fallback = _fallback_of(table)
+    if isinstance(table, FrozenTable):
+        fallback = table.fallback_by_field
+    else:
+        fallback = None if table.fallback is None else table.fallback.detach().cpu().float().clone()
     if fallback is not None and not bool(fallback.isfinite().all()):
         raise ExportError("a fallback vector is not finite: training has diverged; there is nothing to serve")
     live = encoded.vectors.ne(0).any(1)
@@ -401,34 +367,28 @@ def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
     return found if fallback is not None or bool(live.all()) else found[live]
 
 
-def _fallback_of(table: HashEmbedding | FrozenTable) -> Tensor | None:
-    if isinstance(table, FrozenTable):
-        return table.fallback_by_field
-    return None if table.fallback is None else table.fallback.detach().cpu().float().clone()
-
-
-def _is_fallback(vectors: Tensor, dim: int) -> bool:
-    if vectors.dtype != torch.float32 or vectors.ndim != 2 or vectors.shape[1] != dim:
-        return False
-    return len(vectors).bit_count() == 1 and len(vectors) <= _MOST_FIELDS
-
-
 def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
-    """What `save` has written."""
+    """The embeddings that `save` has written."""
     tensors = read_tensors(path, ExportError)
     names = {"keys", "vectors", "scale"} if dtype == "int8" else {"keys", "vectors"}
-    fallback = tensors.pop("fallback", None)
-    if set(tensors) != names:
-        raise ExportError(f"{path}: damaged (it holds {', '.join(sorted(tensors))}, not {', '.join(sorted(names))})")
-    keys, vectors, scale = tensors["keys"], tensors["vectors"], tensors.get("scale")
-    if keys.dtype != torch.int64 or keys.ndim != 1 or not bool((keys[1:] > keys[:-1]).all()):
-        raise ExportError(f"{path}: damaged (keys must be int64, ascending and distinct)")
-    if vectors.dtype != TORCH_DTYPES[dtype] or vectors.shape != (len(keys), dim):
-        raise ExportError(
-            f"{path}: damaged (vectors must be {dtype} [{len(keys)}, {dim}], got {vectors.dtype} {list(vectors.shape)})"
-        )
-    if scale is not None and (scale.dtype != torch.float32 or scale.shape != keys.shape):
-        raise ExportError(f"{path}: damaged (scale must be float32 [{len(keys)}])")
-    if fallback is not None and not _is_fallback(fallback, dim):
-        raise ExportError(f"{path}: damaged (fallback must be float32 [2**bits, {dim}])")
-    return Embeddings(keys, QuantizedVectors(vectors, scale), fallback)
+    if (found := set(tensors) - {"fallback"}) != names:
+        raise ExportError(f"{path}: damaged (it holds {', '.join(sorted(found))}, not {', '.join(sorted(names))})")
+
+    def check(name: str, what: str, holds: bool) -> None:
+        if not holds:
+            given = tensors[name]
+            kind = str(given.dtype).removeprefix("torch.")
+            raise ExportError(f"{path}: damaged ({name} must be {what}, got {kind} {list(given.shape)})")
+
+    keys, vectors = tensors["keys"], tensors["vectors"]
+    ascend = keys.dtype == torch.int64 and keys.ndim == 1 and bool((keys[1:] > keys[:-1]).all())
+    check("keys", "int64, ascending and distinct", ascend)
+    fits = vectors.dtype == TORCH_DTYPES[dtype] and vectors.shape == (len(keys), dim)
+    check("vectors", f"{dtype} [{len(keys)}, {dim}]", fits)
+    if (scale := tensors.get("scale")) is not None:
+        check("scale", f"float32 [{len(keys)}]", scale.dtype == torch.float32 and scale.shape == keys.shape)
+    if (fallback := tensors.get("fallback")) is not None:
+        is_table = fallback.dtype == torch.float32 and fallback.ndim == 2 and fallback.shape[1] == dim
+        fields = len(fallback) if is_table else 0
+        check("fallback", f"float32 [2**bits, {dim}]", fields.bit_count() == 1 and fields <= _MOST_FIELDS)
+    return Embeddings.of(tensors)

@@ -1,20 +1,18 @@
-"""`manifest.json`, which says what an export holds. It is written last: a folder without it is none."""
+"""`manifest.json`: the content of an export. It is written last; a folder without it is no export."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import quote
 
-from pydantic import TypeAdapter
-
 from sparsegroup.artifact.manifest import FileFacts, FileName, FolderFormat, Manifest, Plain, digest
-from sparsegroup.artifact.validation import Count, Number
+from sparsegroup.artifact.validation import Count, Number, finite
 from sparsegroup.bags import BagMode
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.settings.names import Dtype
-from sparsegroup.settings.yaml_settings import StrictSettings, checked
+from sparsegroup.settings.yaml_settings import checked
 from sparsegroup.training import Config
 from sparsegroup.training.run_folder import VOCABULARY
 
@@ -26,96 +24,83 @@ PROGRAM = "model.pt2"
 UPSERTS = "upserts.safetensors"
 TOMBSTONES = "tombstones.safetensors"
 TABLE = "embedding"
-"""Name of a trained model's only table; several begin with it and a dot."""
+"""Name of a trained model's only table; if there are several, their names begin with it and a dot."""
 
 
-class ExportContent(StrictSettings):
-    """The files that a full export is made of; a delta names what it leads to."""
+@dataclass(frozen=True)
+class ExportContent:
+    """The files that a full export is made of; a delta names those that it leads to."""
 
     tables: Mapping[str, FileFacts]
     network: FileFacts
 
 
-class ExportedTable(StrictSettings):
-    """A table in an export.
-
-    Attributes:
-        file: Name of the file with its live rows.
-        dim: Length of a vector.
-        pooling: What becomes of the vectors of a bag of keys; None where the table is asked for single keys.
-        live_rows: Keys in the export, a delta's result included.
-        features_seen: Distinct keys that training has seen.
-        zero_rows: Rows that were live in training, and are all zeros in this format; they are left out.
-    """
+@dataclass(frozen=True)
+class ExportedTable:
+    """A table in an export."""
 
     file: FileName
     dim: Count
-    pooling: BagMode | None = None
-    live_rows: Count
-    features_seen: Count
-    zero_rows: Count
+    pooling: BagMode | None  # of bags of keys; None where single keys are looked up
+    live_rows: Count  # keys in the export, or, of a delta, in its result
+    features_seen: Count  # distinct keys that training has seen
+    zero_rows: Count  # rows that were live in training and round to zero in this format; they are left out
 
 
-class TensorFacts(StrictSettings):
-    """An input or an output of a model: its name in ONNX, dtype ("int64"), and sizes, None where any will do."""
+@dataclass(frozen=True)
+class TensorFacts:
+    """An input or an output of a model: its name in ONNX, dtype ("int64"), and sizes, None for open ones."""
 
     name: str
     dtype: str
     shape: tuple[Count | None, ...]
 
 
-class ModelSignature(StrictSettings):
-    """What a model takes and gives, flat and in order.
-
-    Attributes:
-        inputs: The tensors in the arguments.
-        outputs: The tensors in the result.
-        graph: XXH3_64 of the program's code.
-    """
+@dataclass(frozen=True)
+class ModelSignature:
+    """The tensors in the arguments and in the result of a model, in order, and XXH3_64 of the program's code."""
 
     inputs: tuple[TensorFacts, ...]
     outputs: tuple[TensorFacts, ...]
     graph: str
 
 
-class FieldRows(StrictSettings):
+@dataclass(frozen=True)
+class FieldRows:
     """Features of a field: those in the export, and those that training has seen."""
 
     live: Count
     seen: Count
 
 
-class SizesBefore(StrictSettings):
+@dataclass(frozen=True)
+class SizesBefore:
     """Bytes before: of a float32 vector for each feature seen, and of the table with its optimizer's state."""
 
     dense: Count
     table: Count
 
 
-class PathScores(StrictSettings):
-    """Scores of one way to compute the test rows' probabilities: AUC is null with one class, gaps are to PyTorch's."""
+@dataclass(frozen=True)
+class PathScores:
+    """Scores of one way to compute the test rows' probabilities, and the largest gap to the export in PyTorch."""
 
     auc: Number
     log_loss: Number
     max_abs_difference: Number
 
 
-class TestResult(StrictSettings):
-    """What the test rows gave.
-
-    Attributes:
-        log: Where they come from.
-        rows: How many.
-        scores: "training" is the model as it was trained, "export" the exported one in PyTorch, "onnx" and "program"
-            the files that were run.
-    """
+@dataclass(frozen=True)
+class TestResult:
+    """Name and number of the test rows, and the scores of the model as it was trained, the export, and each file."""
 
     log: str
     rows: Count
     scores: Mapping[str, PathScores]
 
 
-class DeltaCounts(StrictSettings):
+@dataclass(frozen=True)
+class DeltaCounts:
     """How many keys a delta sets and removes."""
 
     upserts: Count
@@ -126,12 +111,11 @@ class DeltaCounts(StrictSettings):
 class ExportManifest(Manifest):
     """What an export or a delta holds.
 
-    Its id is XXH3_64 over what the model computes: format of the vectors, columns, network and the content's checksums;
-    that of a delta is the id of the export it leads to. A delta's parent is the export or delta that it is to be
-    applied to.
+    Its id is XXH3_64 over what the model computes: format of the vectors, columns, network and the content's checksums.
+    A delta has the id of the export that it leads to; its parent is the export or delta that it is applied to.
 
-    A trained model's has columns and settings, and one table, or several with `model.dims`; that of another module has
-    a signature instead, unless it was not traced.
+    An export of a trained model has columns and settings, and one table, or several with `model.dims`; that of another
+    module has a signature instead, unless it was not traced.
 
     Attributes:
         kind: "export" is whole, "delta" the way to one.
@@ -140,11 +124,11 @@ class ExportManifest(Manifest):
         tables: Name → table.
         columns: fields, lists, numbers, hash: what the model expects of its logs.
         config: Settings it was trained with.
-        fields: Each field's rows.
+        fields: Field → its rows.
         before: Sizes before.
-        content: See `ExportContent`.
-        signature: What another module takes and gives.
-        test: If there was a test log.
+        content: The files of the full export.
+        signature: Inputs and outputs of another module.
+        test: Scores on the test log, if there was one.
         changes: What a delta changes.
     """
 
@@ -182,28 +166,29 @@ class ExportManifest(Manifest):
 
     @property
     def zero_rows(self) -> int:
-        """Rows that are all zeros in this format, and so are left out."""
+        """Rows that are left out because they are all zeros in this format."""
         return sum(table.zero_rows for table in self.tables.values())
-
-    @property
-    def has_columns(self) -> bool:
-        """Whether it is of a trained model, which reads logs."""
-        return self.columns is not None
 
     def as_plain(self) -> Plain:
         """See `Manifest.as_plain`."""
-        content: Plain = _PLAIN.dump_python(self, mode="json")
-        return {name: value for name, value in content.items() if name not in self.HEADER}
+        content: Plain = finite(super().as_plain())
+        return content
 
     def check(self) -> None:
         """See `Manifest.check`."""
-        if (self.kind == "delta") != (self.parent is not None) or (self.changes is None) != (self.parent is None):
+        is_delta = self.kind == "delta"
+        if is_delta != (self.parent is not None) or is_delta != (self.changes is not None):
             raise ValueError(f"parent: kind is {self.kind!r}; a delta has a parent and changes, and no other has them")
         if not self.tables or self.content.tables.keys() != self.tables.keys():
             raise ValueError("content.tables: are not the tables")
-        if self.kind == "delta" and self.tables.keys() != {TABLE}:
+        if is_delta and self.tables.keys() != {TABLE}:
             raise ValueError(f"tables: a delta has one, {TABLE}")
-        if self.has_columns:
+        rows = {UPSERTS, TOMBSTONES} if is_delta else {table.file for table in self.tables.values()}
+        if missing := sorted({*rows, NETWORK} - self.files.keys()):
+            raise ValueError(f"files: {missing[0]} is missing")
+        if not is_delta and self.content != content_of(self.tables, self.files):
+            raise ValueError("content: is not that of the files")
+        if self.columns is not None:
             if self.config is None:
                 raise ValueError("config is missing")
             columns, _ = self.columns_and_config()
@@ -213,10 +198,10 @@ class ExportManifest(Manifest):
             raise ValueError("id: is not that of the content")
 
     def columns_and_config(self) -> tuple[LogSchema, Config]:
-        """What the model expects, and the settings that it was trained with.
+        """The columns that a trained model expects, and the settings that it was trained with.
 
         Raises:
-            ExportError: It has none.
+            ExportError: The export is of another module.
             ValueError: They are not what this version knows.
         """
         if self.columns is None or self.config is None:
@@ -235,19 +220,17 @@ class ExportManifest(Manifest):
         content: Plain = {
             "dtype": self.dtype,
             "tables": {name: [table.dim, table.pooling] for name, table in self.tables.items()},
-            "signature": None if self.signature is None else self.signature.model_dump(),
-            "content": self.content.model_dump(),
+            "signature": None if self.signature is None else asdict(self.signature),
+            "content": asdict(self.content),
         }
         if self.columns is not None:
             content |= {"columns": dict(self.columns), "model": (self.config or {})["model"]}
         return digest(content)
 
-    def with_id(self) -> Self:
-        """This with the id that follows from the rest."""
-        return replace(self, id=self.expected_id())
 
-
-_PLAIN: TypeAdapter[Any] = TypeAdapter(ExportManifest)
+def content_of(tables: Mapping[str, ExportedTable], files: Mapping[FileName, FileFacts]) -> ExportContent:
+    """The content of a full export with these files."""
+    return ExportContent({name: files[table.file] for name, table in tables.items()}, files[NETWORK])
 
 
 EXPORT = FolderFormat(
@@ -265,24 +248,24 @@ def read_manifest(folder: Path) -> ExportManifest:
     return EXPORT.read(folder)
 
 
-OWN = {MANIFEST, EMBEDDINGS, NETWORK, UPSERTS, TOMBSTONES, VOCABULARY, PROGRAM, ONNX, f"{ONNX}.data"}
-"""Files of an export or delta, but for those of several tables."""
+_OWN = {MANIFEST, EMBEDDINGS, NETWORK, UPSERTS, TOMBSTONES, VOCABULARY, PROGRAM, ONNX, f"{ONNX}.data"}
+"""Files of an export or delta except the embeddings of several tables."""
 
 _PREFIX, _SUFFIX = EMBEDDINGS.split(".")
 
 
 def file_of(table: str) -> str:
-    """Name of the file with the rows of a module's table, or of one of a trained model that has several."""
+    """Name of the file with the rows of a table, except of a trained model's only one."""
     return f"{_PREFIX}-{quote(table, safe='')}.{_SUFFIX}"  # a module's name may hold a slash
 
 
 def check_free(out: Path, overwrite: bool) -> None:
-    """Whether a folder may be written to `out`."""
+    """Raise ExportError if no export may be written to `out`."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if overwrite and not (out / MANIFEST).is_file():
         raise ExportError(f"{out}: holds no export that could be overwritten; give another folder")
-    own = OWN | {path.name for path in out.glob(f"{_PREFIX}-*.{_SUFFIX}")}
+    own = _OWN | {path.name for path in out.glob(f"{_PREFIX}-*.{_SUFFIX}")}
     foreign = sorted(path.name for path in out.iterdir() if path.name not in own)
     if foreign and overwrite:
         raise ExportError(f"{out}: holds {foreign[0]}, which is no part of an export; move it, or give another folder")

@@ -1,4 +1,4 @@
-"""Exports as they lie on disk: read, checked, and a chain of deltas followed to what it leads to."""
+"""Exports as they are on disk: read, checked, and a chain of deltas followed to the export that it leads to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsegroup.artifact.manifest import chain_of
 from sparsegroup.artifact.tensor_file import read_tensors
-from sparsegroup.serving.frozen import Embeddings, ExportError, QuantizedVectors, load_embeddings
+from sparsegroup.serving.frozen import Embeddings, ExportError, load_embeddings
 from sparsegroup.serving.frozen_model import FrozenModel, ServingModel, tables_of
 from sparsegroup.serving.manifest import (
     EXPORT,
@@ -18,7 +18,6 @@ from sparsegroup.serving.manifest import (
     TABLE,
     TOMBSTONES,
     UPSERTS,
-    ExportContent,
     ExportManifest,
     read_manifest,
 )
@@ -29,7 +28,7 @@ from sparsegroup.training.run_folder import VOCABULARY
 
 @dataclass(frozen=True)
 class Difference:
-    """What makes new embeddings of old ones: keys set, with the new fallback vectors, and keys `[k]` removed."""
+    """The way from old embeddings to new ones: keys to set, with the new fallback vectors, and keys `[k]` to remove."""
 
     upserts: Embeddings
     tombstones: Tensor
@@ -37,49 +36,38 @@ class Difference:
 
 def difference(old: Embeddings, new: Embeddings) -> Difference:
     """From `old` to `new`, which have one format. Vectors are compared by their bits."""
-    place, known = _find(old.keys, new.keys)
-    same = torch.zeros(len(new), dtype=torch.bool)
-    before, after = old[place[known]], new[known]
-    same[known] = torch.stack([a.eq(b).all(1) for a, b in zip(_bits(before), _bits(after), strict=True)]).all(0)
-    return Difference(new[~same], old.keys[~_find(new.keys, old.keys)[1]])
+    remains, was_there = torch.isin(old.keys, new.keys), torch.isin(new.keys, old.keys)
+    same = was_there.clone()
+    same[was_there] = _bits(old[remains]).eq(_bits(new[was_there])).all(1)
+    return Difference(new[~same], old.keys[~remains])
+
+
+def _bits(rows: Embeddings) -> Tensor:
+    """The bytes of vectors and scales, `[n, bytes]`."""
+    vectors, scale = rows.vectors.vectors, rows.vectors.scale
+    parts = [vectors] if scale is None else [vectors, scale.unsqueeze(1)]
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
 
 
 def merge(old: Embeddings, change: Difference) -> Embeddings:
-    """`old` with the tombstones removed and the upserts set. A tombstone of a key that is not there does nothing."""
-    gone = torch.unique(torch.cat([change.tombstones, change.upserts.keys]))
-    kept = old[~_find(gone, old.keys)[1]]
-    keys, order = torch.cat([kept.keys, change.upserts.keys]).sort()
-    vectors = torch.cat([kept.vectors.vectors, change.upserts.vectors.vectors])[order]
-    scales, scale = (kept.vectors.scale, change.upserts.vectors.scale), None
-    if scales[0] is not None and scales[1] is not None:
-        scale = torch.cat([scales[0], scales[1]])[order]
-    return Embeddings(keys, QuantizedVectors(vectors, scale), change.upserts.fallback)
-
-
-def _find(keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each of `wanted` is in the ascending `keys`, and whether it is there."""
-    if not len(keys):
-        return torch.zeros_like(wanted), torch.zeros(len(wanted), dtype=torch.bool)
-    place = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-    return place, keys[place] == wanted
-
-
-def _bits(embeddings: Embeddings) -> list[Tensor]:
-    vectors, scale = embeddings.vectors.vectors, embeddings.vectors.scale
-    parts = [vectors] if scale is None else [vectors, scale.unsqueeze(1)]
-    return [part.contiguous().view(torch.uint8) for part in parts]
+    """`old` with the tombstones removed and the upserts set; tombstones of absent keys have no effect."""
+    upserts = change.upserts.tensors()
+    remaining = old[~torch.isin(old.keys, torch.cat([change.tombstones, change.upserts.keys]))].tensors()
+    order = torch.cat([remaining["keys"], upserts["keys"]]).argsort()
+    rows = {name: torch.cat([remaining[name], upserts[name]])[order] for name in remaining if name != "fallback"}
+    return Embeddings.of({**upserts, **rows})
 
 
 @dataclass(frozen=True)
 class Export:
-    """What a server needs. `model` and `serving_model` are those of trained models.
+    """All that a server needs. `model` and `serving_model` exist for trained models only.
 
     Attributes:
-        folder: Where it lies.
+        folder: The folder that was read.
         manifest: The manifest of the folder.
         tables: Name → live rows of a table.
         network: The `state_dict` of all but the tables.
-        vocabularies: Files of key, field and value, where they were kept; of a chain, the newest last.
+        vocabularies: Files of key, field and value, if they were kept; of a chain, the newest last.
     """
 
     folder: Path
@@ -112,9 +100,9 @@ class Export:
                 built, _ = config.build_for(columns)
         except SettingsError as error:
             raise ExportError(f"{self.folder / MANIFEST}: damaged (config.{error})") from error
-        found = {name: table.dim for name, table in tables_of(built).items()}
-        if found != (given := {name: rows.dim for name, rows in self.tables.items()}):
-            raise ExportError(f"{self.folder}: damaged (its tables are {given}, those of its settings {found})")
+        dims = {name: table.dim for name, table in tables_of(built).items()}
+        if dims != (given := {name: rows.dim for name, rows in self.tables.items()}):
+            raise ExportError(f"{self.folder}: damaged (its tables are {given}, those of its settings {dims})")
         model = FrozenModel.of(built, self.tables)
         try:
             model.load_other_weights(self.network)
@@ -129,22 +117,28 @@ class Export:
 
 
 def read_export(folder: str | Path) -> Export:
-    """The export in a folder; of a delta, the one that it leads to, found by the paths that deltas record.
+    """The export in a folder; of a delta, the export that it leads to, found by the paths that deltas record.
 
     All files are checked against the manifests.
 
     Raises:
         ExportError: No export; a damaged file, by name; a delta whose base is another than it was made for.
     """
-    whole, *deltas = chain_of(Path(folder), EXPORT)
-    export = _read_whole(*whole)
-    for delta in deltas:
-        export = _applied(export, *delta)
+    (folder, manifest), *deltas = chain_of(Path(folder), EXPORT)
+    manifest.check_files(folder, ExportError)
+    tables = {}
+    for name, table in manifest.tables.items():
+        tables[name] = load_embeddings(folder / table.file, table.dim, manifest.dtype)
+        _check_count(folder, f"tables.{name}.live_rows", table.live_rows, len(tables[name]))
+    vocabularies = (folder / VOCABULARY,) if VOCABULARY in manifest.files else ()
+    export = Export(folder, manifest, tables, read_tensors(folder / NETWORK, ExportError), vocabularies)
+    for delta, manifest in deltas:
+        export = _applied(export, delta, manifest)
     return export
 
 
 def read_trained(folder: str | Path) -> Export:
-    """As `read_export`, of a trained model: it has the columns of a log and settings."""
+    """As `read_export`; raises ExportError for an export without columns and settings, which is of another module."""
     export = read_export(folder)
     try:
         export.manifest.columns_and_config()
@@ -153,26 +147,8 @@ def read_trained(folder: str | Path) -> Export:
     return export
 
 
-def leads_through(folder: Path, other: Path) -> bool:
-    """Whether an export, or what a delta builds on, lies in the folder `other`."""
-    return any(path.resolve() == other.resolve() for path, _ in chain_of(folder, EXPORT))
-
-
-def _read_whole(folder: Path, manifest: ExportManifest) -> Export:
-    _verify_files(folder, manifest, (*(table.file for table in manifest.tables.values()), NETWORK))
-    rows = {name: manifest.files[table.file] for name, table in manifest.tables.items()}
-    if ExportContent(tables=rows, network=manifest.files[NETWORK]) != manifest.content:
-        raise ExportError(f"{folder}: damaged (the manifest's files are not its content)")
-    tables = {}
-    for name, table in manifest.tables.items():
-        tables[name] = load_embeddings(folder / table.file, table.dim, manifest.dtype)
-        _check_count(folder, f"tables.{name}.live_rows", table.live_rows, len(tables[name]))
-    network = read_tensors(folder / NETWORK, ExportError)
-    return Export(folder, manifest, tables, network, _vocabulary(folder, manifest))
-
-
 def apply(export: Export, folder: Path) -> Export:
-    """What a delta makes of an export, in memory."""
+    """The result of a delta on an export, in memory."""
     manifest = read_manifest(folder)
     if manifest.parent is None:
         raise ExportError(f"{folder}: a whole export, no delta")
@@ -184,38 +160,28 @@ def apply(export: Export, folder: Path) -> Export:
 
 
 def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
-    _verify_files(folder, manifest, (UPSERTS, TOMBSTONES, NETWORK))
-    base = export.embeddings
-    for what, ours, theirs in (
-        (f"tables.{TABLE}.dim", manifest.tables[TABLE].dim, base.dim),
+    manifest.check_files(folder, ExportError)
+    base, table = export.embeddings, manifest.tables[TABLE]
+    for field, ours, theirs in (
+        (f"tables.{TABLE}.dim", table.dim, base.dim),
         ("dtype", manifest.dtype, export.manifest.dtype),
         ("columns", manifest.columns, export.manifest.columns),
     ):
         if ours != theirs:
-            raise ExportError(f"{folder / MANIFEST}: damaged ({what}: {ours} cannot follow {theirs})")
-    upserts = load_embeddings(folder / UPSERTS, manifest.tables[TABLE].dim, manifest.dtype)
+            raise ExportError(f"{folder / MANIFEST}: damaged ({field}: {ours} cannot follow {theirs})")
+    upserts = load_embeddings(folder / UPSERTS, table.dim, manifest.dtype)
     tombstones = read_tensors(folder / TOMBSTONES, ExportError).get("keys")
     if tombstones is None or tombstones.dtype != torch.int64 or tombstones.ndim != 1:
         raise ExportError(f"{folder / TOMBSTONES}: damaged (keys must be int64 [k])")
     merged = merge(base, Difference(upserts, tombstones))
-    if manifest.changes is not None:
-        _check_count(folder, "changes.upserts", manifest.changes.upserts, len(upserts))
-        _check_count(folder, "changes.tombstones", manifest.changes.tombstones, len(tombstones))
-    _check_count(folder, f"tables.{TABLE}.live_rows", manifest.tables[TABLE].live_rows, len(merged))
-    vocabularies = (*export.vocabularies, *_vocabulary(folder, manifest))
+    assert manifest.changes is not None
+    _check_count(folder, "changes.upserts", manifest.changes.upserts, len(upserts))
+    _check_count(folder, "changes.tombstones", manifest.changes.tombstones, len(tombstones))
+    _check_count(folder, f"tables.{TABLE}.live_rows", table.live_rows, len(merged))
+    vocabularies = export.vocabularies + ((folder / VOCABULARY,) if VOCABULARY in manifest.files else ())
     return Export(folder, manifest, {TABLE: merged}, read_tensors(folder / NETWORK, ExportError), vocabularies)
 
 
-def _verify_files(folder: Path, manifest: ExportManifest, needed: tuple[str, ...]) -> None:
-    if missing := [name for name in needed if name not in manifest.files]:
-        raise ExportError(f"{folder}: damaged (the manifest does not name {missing[0]})")
-    manifest.check_files(folder, ExportError)
-
-
-def _check_count(folder: Path, field: str, said: int, found: int) -> None:
-    if said != found:
-        raise ExportError(f"{folder / MANIFEST}: damaged ({field}: {said:,}, but the files have {found:,})")
-
-
-def _vocabulary(folder: Path, manifest: ExportManifest) -> tuple[Path, ...]:
-    return (folder / VOCABULARY,) if VOCABULARY in manifest.files else ()
+def _check_count(folder: Path, field: str, recorded: int, found: int) -> None:
+    if recorded != found:
+        raise ExportError(f"{folder / MANIFEST}: damaged ({field}: {recorded:,}, but the files have {found:,})")

@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from io import FileIO, StringIO
@@ -29,20 +29,20 @@ _IN_TEXT = re.compile(r'^ *File "(.+?)", line (\d+), in \S+\n +(.+)$', re.MULTIL
 
 
 def reason(error: BaseException) -> str:
-    """The first paragraph of the text of an error's cause, and the line of the model's own code that it is about."""
+    """The first paragraph of the text of an error's cause, and the line of the model's code that it is about."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
     frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
     for places in (_IN_TEXT.findall(str(error)), frames):
-        if own := [f"{file}:{line}, {code}" for file, line, code in places if _is_own_code(file)]:
-            return f"{text}; at {own[-1]}"
+        outside = [
+            f"{file}:{line}, {code}"
+            for file, line, code in places
+            if Path(file).is_file() and not any(library in Path(file).parents for library in _LIBRARIES)
+        ]
+        if outside:
+            return f"{text}; at {outside[-1]}"
     return text
-
-
-def _is_own_code(file: str) -> bool:
-    path = Path(file)
-    return path.is_file() and not any(library in path.parents for library in _LIBRARIES)
 
 
 _TALKATIVE = (
@@ -61,17 +61,17 @@ def trace(
     strict: bool = False,
 ) -> ExportedProgram:
     """A module as a program; the arguments are those of `torch.export.export`."""
+    options: Any = {"dynamic_shapes": dynamic_shapes, "strict": strict}
     try:
-        with quiet(), redirect_stderr(StringIO()) as said:
-            given = dict(kwargs or {})
-            program = torch.export.export(model, args, given, dynamic_shapes=dynamic_shapes, strict=strict)
+        with quiet(), redirect_stderr(StringIO()) as printed:
+            program = torch.export.export(model, args, dict(kwargs or {}), **options)
     except Exception as error:  # torch's errors have no class in common
         why = reason(error)
         raise ExportError(
             f"{type(model).__name__}: torch.export cannot trace it ({why})"
             + (". The example needs two rows or more; `dynamic_shapes` says which sizes are open" * ("Dim." in why))
         ) from error
-    print(said.getvalue(), end="", file=sys.stderr)  # where it fails, torch prints the whole graph
+    print(printed.getvalue(), end="", file=sys.stderr)  # when it fails, torch prints the whole graph
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # paths of this machine
@@ -90,24 +90,24 @@ def save_program(program: ExportedProgram, path: Path) -> None:
 
 
 class _Sink(FileIO):
-    """A file that takes what comes after an error, and forgets it: torch's writer would end the process."""
+    """A file that ignores writes after an error, because torch's writer would end the process."""
 
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write all of it; or, after an error, nothing."""
-        left = memoryview(data).cast("B")
-        size = len(left)
+        """Write all of `data`; after an error, nothing."""
+        remaining = memoryview(data).cast("B")
+        size = len(remaining)
         try:
-            while len(left) and self.error is None:
-                left = left[super().write(left) :]
+            while len(remaining) and self.error is None:
+                remaining = remaining[super().write(remaining) :]
         except OSError as error:
             self.error = error
         return size
 
 
 def load_program(path: Path) -> nn.Module:
-    """The program in a file as a module that takes what the traced one takes."""
+    """The program in a file as a module."""
     try:
         with quiet():
             return torch.export.load(path).module()
@@ -117,7 +117,7 @@ def load_program(path: Path) -> nn.Module:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch's exporters say of themselves."""
+    """Silence torch's exporters."""
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -139,13 +139,13 @@ class ExampleCall:
     kwargs: Mapping[str, Any]
 
     def on_cpu(self) -> "ExampleCall":
-        """The same with tensors of their own on the CPU: one that is given twice would be taken for one input."""
-        own = (self.args, dict(self.kwargs))
-        return ExampleCall(*pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu().clone(), own))
+        """The call with copies of its tensors on the CPU: a repeated tensor would be taken for one input."""
+        every = (self.args, dict(self.kwargs))
+        return ExampleCall(*pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu().clone(), every))
 
     def tensors(self) -> list[Tensor]:
         """The tensors in the arguments, in order."""
-        return _tensors_in((self.args, dict(self.kwargs)))
+        return tensors_in((self.args, dict(self.kwargs)))
 
     def trace(self, model: nn.Module, dynamic_shapes: Any = None, *, strict: bool = False) -> ExportedProgram:
         """A module as a program; the first size of each tensor is open, unless `dynamic_shapes` says otherwise."""
@@ -153,17 +153,16 @@ class ExampleCall:
             return trace(model, self.args, self.kwargs, dynamic_shapes, strict=strict)
         sizes: list[Any] = [Dim.DYNAMIC] * len(self.tensors())
         first = trace(model, self.args, self.kwargs, self._first_sizes(model, sizes), strict=strict)
-        # Now it is known which sizes are the same, and can be said that they may be 0 or 1, which torch.export rules
-        # out where it is left to find them.
+        # Now that we know which sizes are the same, let them be 0 or 1, which torch.export excludes when it finds them.
         named: dict[str, Any] = {}
         sizes = [_as_dim(value, named) for value in _values(first, input_names(first))]
         program = trace(model, self.args, self.kwargs, self._first_sizes(model, sizes), strict=strict)
         if hasattr(program, "_guards_code"):
-            program._guards_code = []  # some rule out 0 and 1 all the same; of other sizes, tracing would have failed
+            program._guards_code = []  # some still exclude 0 and 1; for other sizes, tracing would have failed
         return program
 
     def _first_sizes(self, model: nn.Module, sizes: list[Any]) -> Any:
-        """The `dynamic_shapes` by which tensors have these first sizes."""
+        """The `dynamic_shapes` of tensors with these first sizes."""
         place = {id(tensor): at for at, tensor in enumerate(self.tensors())}
         bound = inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments
 
@@ -173,18 +172,18 @@ class ExampleCall:
         return pytree.tree_map(size_of, dict(bound))
 
     @torch.no_grad()
-    def result_of(self, model: nn.Module) -> Any:
-        """What a module gives."""
+    def result_of(self, model: Callable[..., Any]) -> Any:
+        """The module's result."""
         return model(*self.args, **self.kwargs)
 
-    def outputs_of(self, model: nn.Module) -> list[Tensor]:
-        """The tensors in what a module gives, in order, on the CPU."""
-        return [tensor.detach().cpu() for tensor in _tensors_in(self.result_of(model))]
+    def outputs_of(self, model: Callable[..., Any]) -> list[Tensor]:
+        """The tensors in the module's result, in order, on the CPU."""
+        return [tensor.detach().cpu() for tensor in tensors_in(self.result_of(model))]
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """While it lasts, a module is in evaluation mode; then all its submodules are in the mode that they were in."""
+    """Put a module into evaluation mode, and its submodules back into their modes afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -195,7 +194,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def output_names(result: Any) -> list[str]:
-    """A name for each tensor in a result: its keys where it is a mapping, else "output" and its place."""
+    """A name for each tensor in a result: its keys in a mapping, otherwise "output" and its place."""
     names = []
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
         parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
@@ -204,24 +203,19 @@ def output_names(result: Any) -> list[str]:
     return names
 
 
+def _names(specs: Sequence[Any], kind: InputKind | OutputKind) -> list[str]:
+    return [spec.arg.name for spec in specs if spec.kind == kind and isinstance(spec.arg, TensorArgument)]
+
+
 def input_names(program: ExportedProgram) -> list[str]:
-    """The names that the program gives to its tensors, those of the module's parameters."""
-    return [
-        spec.arg.name
-        for spec in program.graph_signature.input_specs
-        if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
-    ]
+    """The names of the program's tensors, which are those of the module's parameters."""
+    return _names(program.graph_signature.input_specs, InputKind.USER_INPUT)
 
 
 def signature_of(program: ExportedProgram, inputs: list[str], outputs: list[str]) -> ModelSignature:
-    """What a program takes and gives."""
-    found = [
-        spec.arg.name
-        for spec in program.graph_signature.output_specs
-        if spec.kind == OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
-    ]
-    taken = input_names(program)
-    for what, names, tensors in (("inputs", inputs, taken), ("outputs", outputs, found)):
+    """The inputs and outputs of a program by these names; raises ExportError if they do not fit."""
+    taken, given = input_names(program), _names(program.graph_signature.output_specs, OutputKind.USER_OUTPUT)
+    for what, names, tensors in (("inputs", inputs, taken), ("outputs", outputs, given)):
         if len(names) != len(tensors):
             raise ExportError(f"{what} must be {len(tensors)} names, of {', '.join(tensors)}; got {len(names)}")
     every = [*inputs, *outputs]
@@ -229,28 +223,28 @@ def signature_of(program: ExportedProgram, inputs: list[str], outputs: list[str]
         raise ExportError(f"{twice[0]!r} names two of the inputs and outputs; give `inputs` or `outputs`")
     facts = [
         TensorFacts(
-            name=name,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tuple(size if isinstance(size, int) else None for size in tensor.shape),
+            name,
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(size if isinstance(size, int) else None for size in tensor.shape),
         )
-        for name, tensor in zip(every, _values(program, [*taken, *found]), strict=True)
+        for name, tensor in zip(every, _values(program, [*taken, *given]), strict=True)
     ]
-    inside = digest(program.graph_module.code)
-    return ModelSignature(inputs=tuple(facts[: len(taken)]), outputs=tuple(facts[len(taken) :]), graph=inside)
+    return ModelSignature(tuple(facts[: len(taken)]), tuple(facts[len(taken) :]), digest(program.graph_module.code))
 
 
-def _tensors_in(values: Any) -> list[Tensor]:
+def tensors_in(values: Any) -> list[Tensor]:
+    """The tensors in nested values, in order."""
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _values(program: ExportedProgram, names: list[str]) -> list[Tensor]:
-    """The program's tensors of these names, of which shape and dtype are known."""
+    """The program's tensors of these names, with shape and dtype but no values."""
     values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     return [values[name] for name in names]
 
 
 def _as_dim(tensor: Tensor, named: dict[str, Any]) -> Any:
-    """A tensor's first size by its name in `named`: a · size + b where it follows from another so, else left open."""
+    """A tensor's first size: a · size + b of a size in `named`, or left open."""
     if not tensor.ndim or isinstance(tensor.shape[0], int):
         return None
     more, rest = tensor.shape[0].node.expr.as_coeff_Add()
