@@ -13,28 +13,12 @@ import torch
 
 from command import Run
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
-from sparsegroup.kernels.step import Regularizer
-from sparsegroup.penalties import MetricNorm
-from sparsegroup.serving.inspection import (
-    Bins,
-    Threshold,
-    as_shown,
-    inspect,
-    magnitudes,
-    read_rows,
-    shares,
-    sigma_of,
-)
+from sparsegroup.serving.inspection import Distances, Histogram, Threshold, inspect, quantiles_of, read_rows
 from sparsegroup.serving.inspection_page import render_inspection
 from sparsegroup.serving.opening import open_trained
 from sparsegroup.training.largest_features import Largest
 
-SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 DIM = 4
-
-
-def quantile(values: Any, share: float) -> float:
-    return float(np.quantile(values, share, method="inverted_cdf"))
 
 
 def soft(z: Any, l1: float) -> Any:
@@ -61,42 +45,25 @@ def trained(
 
 
 def threshold_of(optimizer: GroupOptimizer, steps: int | None = 12) -> Threshold | None:
-    group = optimizer.param_groups[0]
-    return Threshold.of(Regularizer.of(group), sigma_of(optimizer.rule, group, steps))
+    return Threshold.of(optimizer.rule, optimizer.param_groups[0], steps)
 
 
-# Bins
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_quantiles_are_those_of_the_sorted_values_to_within_a_bin(seed: int) -> None:
-    values = np.random.default_rng(seed).beta(0.4, 2.0, 1 + 700 * seed)
-    bins = shares()
-    for part in np.array_split(values, 3):
-        bins.add(part)
-    assert bins.total == len(values)
-    for share in SHARES:
-        assert bins.quantile(share) == pytest.approx(quantile(values, share), abs=0.001)
-    assert bins.quantile(1.0) == values.max()
+# Statistics
 
 
 def test_of_nothing_there_are_no_quantiles_and_nothing_to_show() -> None:
-    assert math.isnan(shares().quantile(0.5))
-    assert as_shown(magnitudes()).counts == ()
+    assert all(math.isnan(value) for value in quantiles_of(np.empty(0)).values())
+    assert Histogram.logarithmic(np.empty(0)) == Histogram()
 
 
 def test_values_beyond_the_edges_are_in_the_outermost_bins() -> None:
-    bins = Bins(np.array([0.0, 1.0, 2.0]))
-    bins.add(np.array([-3.0, 0.5, 2.0, math.inf]))
-    assert bins.counts.tolist() == [2, 2]
+    assert Histogram.of(np.array([-3.0, 0.5, 2.0, math.inf]), np.array([0.0, 1.0, 2.0])).counts == (2, 2)
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 5.0, 20.0])
 def test_the_shown_histogram_counts_all_and_its_edges_hold_the_powers_of_ten(spread: float) -> None:
     values = 10.0 ** np.random.default_rng(1).uniform(-spread, spread / 2, 5_000)
-    bins = magnitudes()
-    bins.add(values)
-    shown = as_shown(bins)
+    shown = Histogram.logarithmic(values)
     assert sum(shown.counts) == len(values)
     assert len(shown.counts) <= max(24, math.ceil(1.5 * spread) + 1)
     assert list(shown.counts) == np.histogram(values, shown.edges)[0].tolist()
@@ -129,14 +96,15 @@ def test_zero_rows_are_below_the_threshold(make: Any, penalty: str, l1: float) -
     content = table.table.snapshot().arrays()
     zero = ~(content["weight"] != 0).any(axis=1)
     measures = np.linalg.norm(soft(content["u"][zero], l1), axis=1) / (math.sqrt(DIM) * 0.4)
-    assert (found.zero, found.live) == (zero.sum(), (~zero).sum())
-    assert 20 < found.zero < 280
-    assert found.measured_zero.total == found.zero
-    assert found.measured_zero.high == pytest.approx(measures.max())
-    assert found.measured_zero.high <= 1 + 1e-9
-    assert found.near_zero == (measures >= 0.9).sum()
-    for share in SHARES:
-        assert found.measured_zero.quantile(share) == pytest.approx(quantile(measures, share), abs=0.001)
+    assert (found.zero_rows, len(found.norms)) == (zero.sum(), (~zero).sum())
+    assert 20 < found.zero_rows < 280
+    np.testing.assert_allclose(np.sort(found.zero), np.sort(measures), rtol=1e-9)
+    assert found.zero.max() <= 1 + 1e-9
+    zero_rows = Distances.of(found.zero, live=False)
+    assert zero_rows is not None
+    assert (zero_rows.rows, zero_rows.near) == (len(measures), (measures >= 0.9).sum())
+    assert zero_rows.quantiles[0.25] == pytest.approx(np.quantile(measures, 0.25, method="inverted_cdf"))
+    assert list(zero_rows.histogram.counts) == np.histogram(measures.clip(0, 1), np.linspace(0, 1, 21))[0].tolist()
 
 
 @pytest.mark.parametrize("penalty", ["lasso", "mcp", "hard"])
@@ -152,11 +120,11 @@ def test_the_measure_of_live_rows_is_what_their_last_step_compared(penalty: str)
     threshold = threshold_of(optimizer)
     assert threshold is not None
     found = read_rows([table.table], 5, threshold)
-    assert found.measured_live.total == live.sum()
-    assert found.near_live == (measures[live] <= 1.1).sum()
-    assert 1 / found.measured_live.low == pytest.approx(measures[live].max(), rel=1e-6)
-    for share in SHARES:
-        assert found.measured_live.quantile(share) == pytest.approx(quantile(1 / measures[live], share), abs=0.001)
+    np.testing.assert_allclose(np.sort(found.live), np.sort(measures[live]), rtol=1e-6)
+    live_rows = Distances.of(found.live, live=True)
+    assert live_rows is not None
+    assert (live_rows.rows, live_rows.near) == (live.sum(), (measures[live] <= 1.1).sum())
+    assert sum(live_rows.histogram.counts) == live.sum()
     # k: what x is of what it would be without λ21
     k = np.linalg.norm((content["weight"] * (sigma + 2 * l2))[live], axis=1) / np.linalg.norm(s[live], axis=1)
     assert [threshold.kept(float(measure)) for measure in measures[live]] == pytest.approx(k, rel=1e-9)
@@ -165,21 +133,21 @@ def test_the_measure_of_live_rows_is_what_their_last_step_compared(penalty: str)
 def test_sigma_of_adam_is_that_of_its_next_step_without_a_gradient() -> None:
     table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
     content = table.table.snapshot().arrays()
-    sigma = sigma_of(optimizer.rule, optimizer.param_groups[0], 12)
-    assert sigma is not None
-    found = sigma([content["exp_avg"], content["exp_avg_sq"]], content["weight"].shape)
+    threshold = threshold_of(optimizer)
+    assert threshold is not None
+    found = threshold.sigma([content["exp_avg"], content["exp_avg_sq"]], content["weight"].shape)
     expected = (np.sqrt(0.999 * content["exp_avg_sq"] / (1 - 0.999**13)) + 1e-8) / 0.05
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert sigma_of(optimizer.rule, optimizer.param_groups[0], None) is None
+    assert threshold_of(optimizer, None).scalars is None  # type: ignore[union-attr]
     optimizer.param_groups[0]["lr"] = 0.0
-    assert sigma_of(optimizer.rule, optimizer.param_groups[0], 12) is None
+    assert threshold_of(optimizer).scalars is None  # type: ignore[union-attr]
 
 
 def test_live_rows_of_the_lasso_are_never_below_the_threshold() -> None:
     table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l1=0.05, l21=0.4)
     found = read_rows([table.table], 5, threshold_of(optimizer))
-    assert found.live == found.measured_live.total > 20
-    assert found.measured_live.high <= 1 + 1e-9
+    assert len(found.norms) == len(found.live) > 20
+    assert found.live.min() >= 1 - 1e-9
 
 
 def test_without_l21_the_largest_element_is_compared_with_l1() -> None:
@@ -190,25 +158,25 @@ def test_without_l21_the_largest_element_is_compared_with_l1() -> None:
     found = read_rows([table.table], 5, threshold)
     content = table.table.snapshot().arrays()
     zero = ~(content["weight"] != 0).any(axis=1)
-    assert found.measured_zero.high == pytest.approx(np.abs(content["u"][zero]).max() / 0.5)
-    assert found.measured_zero.high <= 1 + 1e-9
-    assert found.measured_live.high <= 1 + 1e-9
+    assert found.zero.max() == pytest.approx(np.abs(content["u"][zero]).max() / 0.5)
+    assert found.zero.max() <= 1 + 1e-9
+    assert found.live.min() >= 1 - 1e-9
     assert found.zero_elements == (content["weight"][~zero] == 0).sum() > 0
     assert math.isnan(threshold.kept(2.0))
 
 
 def test_nothing_is_said_where_it_is_not_known() -> None:
-    assert Threshold.of(Regularizer(), None) is None
-    assert Threshold.of(Regularizer(l2=1.0), None) is None
-    assert Threshold.of(Regularizer(l21=1.0, norm=MetricNorm()), None) is None
     table, optimizer, _, _ = trained(GroupAdam, lr=0.05, l21=0.4)
+    group = optimizer.param_groups[0]
+    for without in ({"l21": 0.0}, {"l21": 0.0, "l2": 1.0}, {"norm": "metric"}):
+        assert Threshold.of(optimizer.rule, {**group, **without}, 12) is None
     unknown = read_rows([table.table], 5, threshold_of(optimizer, None))
-    assert unknown.measured_zero.total == unknown.zero > 0
-    assert unknown.measured_live.total == 0
+    assert len(unknown.zero) == unknown.zero_rows > 0
+    assert len(unknown.live) == 0
     bare = HashEmbedding(DIM, dtype=torch.float64)
     bare.assign(torch.arange(9), torch.eye(9, DIM, dtype=torch.float64))
     found = read_rows([bare.table], 5, threshold_of(optimizer))
-    assert (found.live, found.zero, found.measured_zero.total) == (4, 5, 0)
+    assert (len(found.norms), found.zero_rows, len(found.zero)) == (4, 5, 0)
 
 
 def test_rows_that_were_never_updated_have_no_measure() -> None:
@@ -216,9 +184,8 @@ def test_rows_that_were_never_updated_have_no_measure() -> None:
     before = read_rows([table.table], 5, threshold_of(optimizer))
     table.assign(torch.tensor([1000, 1001]), torch.tensor([[0.0] * DIM, [1.0] * DIM], dtype=torch.float64))
     after = read_rows([table.table], 5, threshold_of(optimizer))
-    assert (after.zero, after.live) == (before.zero + 1, before.live + 1)
-    assert after.measured_zero.total == before.measured_zero.total
-    assert after.measured_live.total == before.measured_live.total
+    assert (after.zero_rows, len(after.norms)) == (before.zero_rows + 1, len(before.norms) + 1)
+    assert (len(after.zero), len(after.live)) == (len(before.zero), len(before.live))
     assert after.largest.keys[0] == 1001
 
 

@@ -7,8 +7,8 @@ import pytest
 from forgery import array_of, seal_file, split, with_array
 
 from command import Run
-from sparsegroup.kernels.step import Regularizer
 from sparsegroup.penalties import MCP
+from sparsegroup.rules.adagrad import ADAGRAD
 from sparsegroup.serving.inspection import Threshold
 
 COMMANDS = {
@@ -47,8 +47,8 @@ def test_rows_that_are_not_finite(name: str, part: int, value: float, run: Run, 
 
 
 def test_a_live_row_whose_measure_is_0_would_be_zeroed() -> None:
-    regularizer = Regularizer.of({"l1": 1.0, "l21": 1.0, "l2": 0.0, "norm": "s", "penalty": MCP()})
-    threshold = Threshold.of(regularizer, None)
+    group = {"lr": 0.0, "l1": 1.0, "l21": 1.0, "l2": 0.0, "norm": "s", "penalty": MCP()}
+    threshold = Threshold.of(ADAGRAD, group, None)
     assert threshold is not None
     assert (threshold.kept(0.0), threshold.kept(1.0)) == (0.0, 0.0)
     assert threshold.kept(2.0) == pytest.approx(0.75)

@@ -1,6 +1,7 @@
 """`sparsegroup export` and `sparsegroup apply`."""
 
 import logging
+from collections.abc import Iterator
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from sparsegroup.errors import pip_install
 from sparsegroup.settings.names import Dtype
 
 if TYPE_CHECKING:
-    from sparsegroup.serving import ExportManifest, TestRows
+    from sparsegroup.serving import ExportManifest, ExportRequest
     from sparsegroup.training import Config
 
 _logger = logging.getLogger(__name__)
@@ -72,18 +73,17 @@ def export_command(
     if since is not None and (onnx or program):
         raise UsageError("a delta holds no model; write --onnx and --program when it is applied")
     with starting():
-        from sparsegroup.serving import ExportRequest, export_delta, export_trained, open_trained
+        from sparsegroup.serving import export_delta, export_trained, open_trained
         from sparsegroup.serving.manifest import check_free
 
     use_threads(threads)
     check_free(out, overwrite)
-    opened = open_trained(model, sweep=sweep)
-    rows = _test_rows(test, opened.config, threads)
+    trained = open_trained(model, sweep=sweep)
+    request = _request(False if since is not None else onnx, program, test, trained.config, threads)
     if since is not None:
-        manifest = export_delta(opened, out, since, dtype, ExportRequest(test=rows), overwrite=overwrite)
+        manifest = export_delta(trained, out, since, dtype, request, overwrite=overwrite)
     else:
-        wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
-        manifest = export_trained(opened, out, dtype or "float32", wanted, overwrite=overwrite)
+        manifest = export_trained(trained, out, dtype or "float32", request, overwrite=overwrite)
     _show(manifest, out)
 
 
@@ -106,83 +106,79 @@ def apply_command(
     if len(folders) < 3:
         raise UsageError("apply wants an export, one or more deltas, and the folder to write: BASE DELTA... OUT")
     with starting():
-        from sparsegroup.serving import ExportRequest, apply_deltas, read_manifest
+        from sparsegroup.serving import apply_deltas, read_manifest
         from sparsegroup.serving.manifest import check_free
 
     use_threads(threads)
     base, *deltas, out = folders
     check_free(out, overwrite)
-    rows = None if test is None else _test_rows(test, read_manifest(base).columns_and_config()[1], threads)
-    wanted = ExportRequest(_wants_onnx(onnx), program, rows, threads)
-    _show(apply_deltas(base, deltas, out, wanted, overwrite=overwrite), out)
+    config = None if test is None else read_manifest(base).columns_and_config()[1]
+    request = _request(onnx, program, test, config, threads)
+    _show(apply_deltas(base, deltas, out, request, overwrite=overwrite), out)
 
 
-def _wants_onnx(onnx: bool | None) -> bool:
-    from sparsegroup.serving.onnx import has_onnx
-
-    if onnx is None and not has_onnx():
-        _logger.warning("model.onnx is left out; for ONNX: %s", pip_install("onnx"))
-        return False
-    return onnx is not False
-
-
-def _test_rows(log: str | None, config: "Config", threads: int) -> "TestRows | None":
+def _request(
+    onnx: bool | None, program: bool, test: str | None, config: "Config | None", threads: int
+) -> "ExportRequest":
+    """The request of these options; `config` is that of the model to test."""
     from sparsegroup.cli.progress import reading_bar
     from sparsegroup.data.raw.file_listing import short_name
-    from sparsegroup.serving import open_test_rows
+    from sparsegroup.serving import ExportRequest, open_test_rows
+    from sparsegroup.serving.onnx import has_onnx
 
-    if log is None:
-        return None
-    with reading_bar(short_name(log)) as on_progress:
-        return open_test_rows(log, config, threads, on_progress)
+    rows = None
+    if test is not None and config is not None:
+        with reading_bar(short_name(test)) as on_progress:
+            rows = open_test_rows(test, config, threads, on_progress)
+    if onnx is None and not has_onnx():
+        _logger.warning("model.onnx is left out; for ONNX: %s", pip_install("onnx"))
+        onnx = False
+    return ExportRequest(onnx is not False, program, rows, threads)
 
 
 def _show(manifest: "ExportManifest", out: Path) -> None:
     changes, test = manifest.changes, manifest.test
     result: dict[str, Any] = {
         "folder": str(out),
-        "dtype": manifest.dtype,
-        "live_rows": manifest.live_rows,
-        "features_seen": manifest.features_seen,
-        "feature_rate": manifest.feature_rate,
-        "zero_rows": manifest.zero_rows,
-        "bytes": sum(file.bytes for file in manifest.files.values()),
+        **{
+            name: getattr(manifest, name)
+            for name in ("dtype", "live_rows", "features_seen", "feature_rate", "zero_rows")
+        },
+        "bytes": manifest.bytes,
         "upserts": None if changes is None else changes.upserts,
         "tombstones": None if changes is None else changes.tombstones,
         "test_rows": None if test is None else test.rows,
     }
     for name, score in {} if test is None else test.scores.items():
         result |= {f"{name}_auc": score.auc, f"{name}_log_loss": score.log_loss}
-    show(result, _outcome(manifest, out))
+    table = Table(show_header=False, box=None)
+    for row in _outcome(manifest, out):
+        table.add_row(*row)
+    show(result, table)
 
 
-def _outcome(manifest: "ExportManifest", out: Path) -> Table:
+def _outcome(manifest: "ExportManifest", out: Path) -> Iterator[tuple[str, str]]:
     from sparsegroup.reporting.formatting import size
     from sparsegroup.serving.manifest import MANIFEST
 
-    table = Table(show_header=False, box=None)
-    rate = f"{manifest.feature_rate:.4f}  ({manifest.live_rows:,} of {manifest.features_seen:,} features)"
-    table.add_row("feature rate", rate)
+    changes, before = manifest.changes, manifest.before
+    features = f"{manifest.live_rows:,} of {manifest.features_seen:,} features"
+    yield "feature rate", f"{manifest.feature_rate:.4f}  ({features})"
     if manifest.zero_rows:
-        table.add_row("left out", f"{manifest.zero_rows:,} rows that are all zeros in {manifest.dtype}")
-    before = manifest.before
-    table.add_row("before", f"{size(before.table)} table in training, {size(before.dense)} dense float32 vectors")
-    if manifest.changes is not None:
-        changes = manifest.changes
-        table.add_row("changes", f"{changes.upserts:,} upserts, {changes.tombstones:,} tombstones, the network")
+        yield "left out", f"{manifest.zero_rows:,} rows that are all zeros in {manifest.dtype}"
+    yield "before", f"{size(before.table)} table in training, {size(before.dense)} dense float32 vectors"
+    if changes is not None:
+        yield "changes", f"{changes.upserts:,} upserts, {changes.tombstones:,} tombstones, the network"
     sizes = ", ".join(f"{name} {size(file.bytes)}" for name, file in manifest.files.items())
-    table.add_row(f"after, {manifest.dtype}", sizes)
+    yield f"after, {manifest.dtype}", sizes
     if (test := manifest.test) is not None:
-        table.add_row("tested on", f"{test.rows:,} rows of {test.log}")
-        before_export = test.scores.get("training")
+        yield "tested on", f"{test.rows:,} rows of {test.log}"
+        trained = test.scores.get("training")
         for name, score in test.scores.items():
-            if name == "training":
-                continue
-            auc = "–" if isnan(score.auc) else f"{score.auc:.6f}"
-            loss = f"{score.log_loss:.6f}"
-            if before_export is not None:
-                auc, loss = f"{before_export.auc:.6f} → {auc}", f"{before_export.log_loss:.6f} → {loss}"
-            far = "" if name == "export" else f", largest difference to PyTorch {score.max_abs_difference:.1e}"
-            table.add_row(name, f"AUC {auc}, log loss {loss}{far}")
-    table.add_row("written to", f"{out}; see {out / MANIFEST}")
-    return table
+            if name != "training":
+                auc, loss = "–" if isnan(score.auc) else f"{score.auc:.6f}", f"{score.log_loss:.6f}"
+                if trained is not None:
+                    auc, loss = f"{trained.auc:.6f} → {auc}", f"{trained.log_loss:.6f} → {loss}"
+                far = "" if name == "export" else f", largest difference to PyTorch {score.max_abs_difference:.1e}"
+                yield name, f"AUC {auc}, log loss {loss}{far}"
+    yield "written to", f"{out}; see {out / MANIFEST}"

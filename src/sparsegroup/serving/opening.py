@@ -92,11 +92,6 @@ class TrainedModel:
     names: Path | None = None
     baseline: LogisticBaseline | None = None
 
-    def vector_bytes(self) -> dict[str, int]:
-        """Field → bytes of one of its vectors, float32."""
-        sizes = self.config.model.sizes(self.columns)
-        return {name: 4 * sizes[number] for number, name in enumerate(self.columns.fields)}
-
     def field_counts(self) -> dict[str, FieldCount]:
         """Field → its rows, and the features of it that training has seen."""
         found = self.model.embedding.field_counts()
