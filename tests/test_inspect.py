@@ -14,7 +14,7 @@ import torch
 from command import Run
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.serving.inspection import Distances, Histogram, Threshold, inspect, quantiles_of, read_rows
-from sparsegroup.serving.inspection_page import render_inspection
+from sparsegroup.serving.inspection_views import render_inspection
 from sparsegroup.serving.opening import open_trained
 from sparsegroup.training.largest_features import Largest
 

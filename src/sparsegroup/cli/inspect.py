@@ -14,7 +14,7 @@ from sparsegroup.cli.app import app, starting
 from sparsegroup.cli.output import Json, Quiet, Verbose, show
 
 if TYPE_CHECKING:
-    from sparsegroup.serving.inspection import Inspection, Section
+    from sparsegroup.serving.inspection_views import Section
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -36,31 +36,23 @@ def inspect_command(
     with starting():
         from sparsegroup.artifact.folder import write_atomically
         from sparsegroup.serving.inspection import inspect
+        from sparsegroup.serving.inspection_views import ALL, lead_of, render_inspection, sections, title_of
         from sparsegroup.serving.opening import open_trained
 
     found = inspect(open_trained(model), top)
     if html is not None:
-        from sparsegroup.serving.inspection_page import render_inspection
-
         page = render_inspection(found)
         write_atomically(html, lambda path: path.write_text(page, encoding="utf-8"))
-    show(json_format.loads(found.as_json()), _shown(found), *([] if html is None else [f"written to {html}"]))
-
-
-def _shown(inspection: "Inspection") -> RenderableType:
-    from sparsegroup.serving.inspection import lead_of, sections, title_of
-
-    parts: list[RenderableType] = [Text(title_of(inspection), style="bold"), Text(lead_of(inspection), style="dim")]
-    for section in sections(inspection).values():
-        parts += [Text(f"\n{section.title}", style="bold"), Padding(_table(section), (0, 0, 0, 1))]
+    parts: list[RenderableType] = [Text(title_of(found), style="bold"), Text(lead_of(found), style="dim")]
+    for section in sections(found).values():
+        parts += [Text(f"\n{section.title}", style="bold"), Padding(_table(section, ALL), (0, 0, 0, 1))]
         if section.note:
             parts.append(Padding(Text(section.note, style="dim"), (0, 0, 0, 2)))
-    return Group(*parts)
+    show(json_format.loads(found.as_json()), Group(*parts), *([] if html is None else [f"written to {html}"]))
 
 
-def _table(section: "Section") -> Table:
-    from sparsegroup.serving.inspection import ALL
-
+def _table(section: "Section", bold: str) -> Table:
+    """A section as a table, in which the row named `bold` stands out."""
     table = Table(box=None, show_header=bool(section.columns), header_style="dim", pad_edge=False, padding=(0, 2, 0, 1))
     for number, name in enumerate(section.columns):
         is_text = number < section.texts
@@ -69,7 +61,7 @@ def _table(section: "Section") -> Table:
         table.add_column("", no_wrap=True)
     bars = [[Text(_bar(share * section.longest), style="yellow")] for share in section.bars] or [[]] * len(section.rows)
     for row, bar in zip(section.rows, bars, strict=True):
-        table.add_row(*map(Text, row), *bar, style="bold" if row[0] == ALL else None)
+        table.add_row(*map(Text, row), *bar, style="bold" if row[0] == bold else None)
     return table
 
 

@@ -53,8 +53,8 @@ def open_test_rows(
 ) -> TestRows:
     """The test rows of a log, read in the format of the log that a model was trained on.
 
-    Of the model's own log and of a prepared one, these are the rows that training reserved for the test, if any; any
-    other log is a test set as a whole.
+    The model's own log, and a prepared one, have the rows that training reserved for the test, if any; any other log is
+    a test set as a whole.
 
     Args:
         path: A raw log, or a folder that `prepare` has written, see `open_log`.

@@ -1,4 +1,4 @@
-"""A look into a trained model: its sizes, its largest features and the effect of λ, as JSON and as sections to show."""
+"""A look into a trained model: its sizes, its largest features and the effect of λ."""
 
 import json
 import math
@@ -18,11 +18,10 @@ from sparsegroup.kernels.rounding import array_was_updated
 from sparsegroup.kernels.step import Regularizer
 from sparsegroup.optim.step import VANISHING_LR
 from sparsegroup.penalties import PracticalNorm
-from sparsegroup.reporting.formatting import count, exact, percent, size, target_words, trim_exponent
+from sparsegroup.reporting.formatting import target_words
 from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.rules import Rule, bind
 from sparsegroup.serving.opening import SCANNED, Kind, RowSource, TrainedModel, check_rows
-from sparsegroup.settings.names import model_title, optimizer_title
 from sparsegroup.table import FieldCount, FieldTables
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import TableMemory
@@ -342,150 +341,3 @@ def _files(path: Path) -> dict[str, int]:
             inside = [entry] if entry.is_file() else [file for file in entry.rglob("*") if file.is_file()]
             sizes[entry.name + ("/" if entry.is_dir() else "")] = sum(file.stat().st_size for file in inside)
     return sizes
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of an inspection, as terminal and page show it."""
-
-    title: str
-    rows: Sequence[tuple[str, ...]]  # texts, then figures
-    columns: tuple[str, ...] = ()  # their names; without any, rows are names and values
-    texts: int = 1  # how many of the columns are texts
-    bars: Sequence[float] = ()  # a share for each row, drawn behind it; empty for none
-    longest: int = 20  # characters of a bar of share 1, in a terminal
-    note: str = ""  # how to read the figures
-
-
-ALL = "all fields"
-
-
-def title_of(inspection: Inspection) -> str:
-    """Such as "DCN of dimension 8 (C3, C7: 4) with Group Adagrad, target rate 0.1"."""
-    optimizer, other = inspection.optimizer, inspection.dims
-    dims = [f"{', '.join(name for name in other if other[name] == dim)}: {dim}" for dim in sorted(set(other.values()))]
-    others = f" ({'; '.join(dims)})" if dims else ""
-    network = f"{model_title(inspection.model)} of dimension {inspection.dim}{others}"
-    l21 = None if optimizer.target else optimizer.l21
-    lambdas = [
-        *([optimizer.target] if optimizer.target else []),
-        *(
-            f"{name} = {exact(value)}"
-            for name, value in (("λ1", optimizer.l1), ("λ21", l21), ("λ2", optimizer.l2))
-            if value
-        ),
-        *([f"{optimizer.penalty}, norm {optimizer.norm}"] if l21 else []),
-    ]
-    return ", ".join([f"{network} with {optimizer_title(optimizer.name)}", *(lambdas or ["no λ"])])
-
-
-def lead_of(inspection: Inspection) -> str:
-    """The kind of the model, its path and its training."""
-    trained = "" if inspection.samples is None else f", trained on {count(inspection.samples)} samples"
-    return f"{inspection.kind.capitalize()} {inspection.path}{trained}, learning rate {exact(inspection.optimizer.lr)}"
-
-
-def sections(inspection: Inspection) -> dict[str, Section]:
-    """Title → section, in order; norms and features only if there are live rows."""
-    by_size = sorted(inspection.fields.items(), key=lambda field: (-field[1].seen, field[0]))
-    rates = {name: (one, share_of(one.live, one.seen)) for name, one in [(ALL, inspection.total), *by_size]}
-    rows = [(name, *map(count, vars(one).values()), percent(rate)) for name, (one, rate) in rates.items()]
-    bars = [rate for _, rate in rates.values()]
-    parts = [Section("Feature rate", rows, ("field", "seen", "rows", "live", "rate"), bars=bars)]
-    if counts := inspection.norms.counts:
-        edges = [trim_exponent(f"{edge:.3g}") for edge in inspection.norms.edges]
-        bins = list(zip(edges, edges[1:], map(count, counts), strict=False))
-        bars = [rows / max(counts) for rows in counts]
-        parts.append(Section("Norms of the live rows", bins, ("‖x‖ from", "to", "rows"), bars=bars, longest=40))
-    if top := inspection.top:
-        texts = [str(one.key) if one.value is None else one.value or "(missing)" for one in top]
-        rows = [(one.field, text, f"{one.norm:.4g}") for one, text in zip(top, texts, strict=True)]
-        bars = [one.norm / top[0].norm if top[0].norm else 0.0 for one in top]
-        columns = ("field", "key" if all(one.value is None for one in top) else "value", "‖x‖")
-        parts.append(Section("Features of the largest norms", rows, columns, texts=2, bars=bars))
-    sizes, table = inspection.sizes, inspection.sizes.table
-    memory = {"index": table.index, **table.parts, "rest of the last page": table.rows - sum(table.parts.values())}
-    memory |= ({"dropped keys": table.dropped} if table.dropped else {}) | {"table": table.total}
-    part = percent(share_of(sizes.live_vectors, sizes.dense_table))
-    model = {
-        "network": f"{size(sizes.network)}, {count(sizes.network_parameters)} parameters",
-        "live vectors alone": f"{size(sizes.live_vectors)}, {part} of the dense table",
-        "dense table of all features seen": size(sizes.dense_table),
-    }
-    files = {**sizes.files, "together": sum(sizes.files.values())}
-    parts += [
-        Section("What λ did", _effects(inspection), note=_note_of(inspection)),
-        Section("Table in memory", [(name, size(max(used, 0))) for name, used in memory.items()]),
-        Section("Model", list(model.items())),
-        Section("Files", [(name, size(used)) for name, used in files.items()]),
-    ]
-    return {section.title: section for section in parts}
-
-
-def share_of(part: float, whole: float) -> float:
-    """Their ratio; NaN of nothing."""
-    return part / whole if whole else math.nan
-
-
-def _effects(inspection: Inspection) -> list[tuple[str, ...]]:
-    """Names and figures of what λ did."""
-    optimizer, effect, total = inspection.optimizer, inspection.regularized, inspection.total
-    zeros = _of(effect.zero_rows, total.rows)
-    gone = [("seen, but has no row any more", count(total.seen - total.rows))] if total.seen > total.rows else []
-    if not optimizer.zeroes:
-        what = "nothing is regularized: λ1, λ21 and λ2 are 0"
-        if optimizer.l2 > 0:
-            what = "λ2 shrinks vectors; it makes none zero"
-        return [("regularization", what), ("rows that are exactly zero", zeros), *gone]
-    found: list[tuple[str, ...]] = []
-    if optimizer.target:
-        l21 = "not recorded in an export" if optimizer.l21 is None else f"{optimizer.l21:.3g}"
-        found += [
-            (optimizer.target, f"{count(total.live)} of {count(total.seen)} features are live"),
-            ("λ21 in force, set by the target", l21),
-            ("penalty, norm", f"{optimizer.penalty}, {optimizer.norm}"),
-        ]
-    if inspection.kind == "export":  # it has only the live rows
-        found.append(("features seen that have no vector", _of(total.seen - total.live, total.seen)))
-    else:
-        found += [("rows made exactly zero", zeros), *gone]
-    if optimizer.l1 > 0:
-        elements = percent(share_of(effect.zero_elements, effect.live_elements))
-        found.append(("zeros among the elements of live rows", elements))
-    for distances, rows, near in (
-        (effect.zero, "zero rows", "zero rows within 10 % of coming back"),
-        (effect.live, "live rows", "live rows within 10 % of the threshold"),
-    ):
-        if distances is not None:
-            found.append((f"{effect.measure} of {rows}, quartiles", _quartiles(distances.quantiles)))
-            found.append((near, _of(distances.near, distances.rows)))
-    if effect.kept is not None:
-        found.append(("live rows are shrunk by k, quartiles", _quartiles(effect.kept)))
-    return found
-
-
-def _note_of(inspection: Inspection) -> str:
-    """How to read the figures of what λ did; empty if there is nothing to explain."""
-    optimizer, effect = inspection.optimizer, inspection.regularized
-    if not optimizer.zeroes:
-        return ""
-    if effect.measure is not None:
-        of_live = " Of live rows it is what their next step finds if its gradient is zero, momentum left out."
-        return f"A row is zero while {effect.measure} is at most 1.{of_live if effect.live is not None else ''}"
-    unknown = "How far rows are from the threshold is not known"
-    if inspection.kind == "export":
-        lacks = "no λ21 and no optimizer state" if optimizer.l21 is None else "no optimizer state"
-        return f"{unknown}: an export holds {lacks}. Inspect the run or checkpoint that it was made of."
-    if optimizer.norm != "s":
-        return f"How far rows are from the threshold is known for the norm s only, not for {optimizer.norm}."
-    return f"{unknown}: no row has been updated."
-
-
-def _quartiles(quantiles: Mapping[float, float]) -> str:
-    """Such as "0.12, 0.16, 0.24"."""
-    values = [quantiles[share] for share in (0.25, 0.5, 0.75)]
-    return ", ".join(f"{value:,.0f}" if 1000 <= value < math.inf else f"{value:.3g}" for value in values)
-
-
-def _of(part: int, whole: int) -> str:
-    return f"{count(part)} of {count(whole)}, {percent(share_of(part, whole))}"
