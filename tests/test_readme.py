@@ -146,7 +146,7 @@ def test_the_documentation_shows_what_a_size_is_worth_on_a_long_log() -> None:
 
 def test_the_documentation_shows_what_memory_comes_to() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "memory.json").read_text())
-    page = (ROOT / "docs" / "tables.md").read_text()
+    page = (ROOT / "docs" / "memory.md").read_text()
     names = [key.removesuffix("_test_auc") for key in figures if key.endswith("_test_auc")]
     assert len(names) == 10
     for name in names:

@@ -1,0 +1,49 @@
+"""Words that a reader must translate: how often each may still occur. The numbers may only fall."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "src").rglob("*.py")),
+    *sorted((ROOT / "paper" / "src").rglob("*.py")),
+]
+MOST = {
+    r"\b(?:is|are|was|were|be) told\b": 0,  # reported, passed, notified
+    r"\b(?:goes|go|going|went|gone) on\b(?! (?:the|a) )": 0,  # continues, resumes
+    r"\bwhat (?:is|are|was) left\b|\bis left of\b": 0,  # the remaining …
+    r"\b(?:that|which) (?:is|are) none\b": 0,  # is not a …
+    r"\bthose (?:that|who|of|which)\b": 0,  # the noun
+    r"\bso (?:many|much)\b": 0,  # n, the number of
+    r"\bstands?\b(?! for)": 0,  # is, is written
+    r"\banew\b": 0,  # again
+    r"\bbeside\b": 0,  # with, next to, compared with
+    r"\bof (?:its|your|their|one's|a run's) own\b": 0,  # separate, custom, your
+    r"\bat once\b": 0,  # immediately
+    r"\b(?:whoever|whatever|whichever)\b": 0,  # any …
+    r"\bask(?:s|ed)? for\b": 0,  # target, requested
+    r", too\b": 0,  # also
+    r"\bnobody\b": 0,  # not set, no caller
+    r"\blikewise\b|\bmeanwhile\b": 0,
+    r"\bbut for\b": 0,  # except
+    r"\bas (?:it is|they are|it does|they do)\b": 0,  # unchanged
+    r"\b(?:lies|lie)\b": 0,  # is stored in
+}
+"""Pattern → the most occurrences in README, CONTRIBUTING, the guides and the source."""
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return " ".join(" ".join(path.read_text(encoding="utf-8").split()) for path in TEXTS)
+
+
+@pytest.mark.parametrize("pattern", MOST)
+def test_words_that_a_reader_must_translate_become_fewer(pattern: str, text: str) -> None:
+    found = len(re.findall(pattern, text, re.IGNORECASE))
+    assert found <= MOST[pattern], "a new text has this pattern: say it in the words of STYLE.md's glossary"
+    assert found == MOST[pattern], f"fewer than before: lower the number to {found}"
