@@ -6,7 +6,7 @@ CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_
 new-venv = $(PYTHON) -m venv $(1) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(1); }
 INSTALL := $(CONSTRAINED) $(RUN)/python -m pip install --quiet
 
-.PHONY: help demo test test-slow test-wheel test-torch test-clients check docs paper-small paper-criteo clean
+.PHONY: help demo test test-slow test-wheel test-torch test-clients check bench docs paper-small paper-criteo clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
@@ -67,6 +67,9 @@ check: $(VENV)/.installed-dev  ## Lint, format and types
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+
+bench: $(VENV)/.installed-dev  ## Every figure of README and docs, into benchmarks/results; DATA=folder of public logs; hours
+	$(RUN)/python -m benchmarks $(if $(DATA),--data $(DATA))
 
 docs: $(VENV)/.installed-docs  ## The documentation, into site/
 	$(RUN)/mkdocs build --strict

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,10 @@ def test_the_readme_and_the_table_show_how_it_does_out_of_the_box() -> None:
     assert f"{ours['features']:,.0f} of the" in text
     assert f"calibration of {ours['calibration']:.2f}" in text
     assert f"{possible['auc']:.4f}" in text
+
+
+def test_one_command_makes_all_results() -> None:
+    folder = ROOT / "benchmarks"
+    benchmarks = runpy.run_path(str(folder / "__main__.py"))["BENCHMARKS"]
+    assert {path.stem for path in (folder / "results").glob("*.json")} - {"dense_penalty"} <= benchmarks.keys()
+    assert all((folder / script).exists() for script, *_ in benchmarks.values())
