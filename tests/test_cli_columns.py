@@ -81,7 +81,7 @@ def test_columns_of_other_logs(run: Run) -> None:
         assert said in " ".join(done.stderr.split())
     assert "category" in run("columns", nameless).stdout
     found = json.loads(run("columns", nameless, "--json", "--label", "bought").stdout)["columns"]
-    assert found[0]["why"] == "the label, as asked"
+    assert found[0]["why"] == "the label, as requested"
     done = run("columns", nameless, "--label", "brought")
     assert (done.returncode, "category" in done.stdout, "--label bought" in done.stderr) == (2, True, True)
 

@@ -57,7 +57,7 @@ def _recognised_criteo(head: Head, needs_label: bool) -> LogFormat | None:
 
 
 def svm(line: str) -> LogFormat | None:
-    """libsvm (`label index:1 …`) or libffm (`label field:index:1 …`), told from a line; None if it is neither.
+    """libsvm (`label index:1 …`) or libffm (`label field:index:1 …`), recognized by a line; None if it is neither.
 
     All rows have as many features as this line; the fields are "1", "2", … in the order of a line.
     """

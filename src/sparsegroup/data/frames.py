@@ -89,7 +89,7 @@ def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFind
         for name, dtype in data.schema.items()
         if isinstance(dtype, pl.Categorical | pl.Enum)
     }
-    known |= dict.fromkeys(exclude, ("ignore", "to be left out, as asked"))
+    known |= dict.fromkeys(exclude, ("ignore", "left out, as requested"))
     texts = _texts(data.head(SAMPLE_ROWS), data.columns)
     return infer_columns(texts, whole=len(data) <= SAMPLE_ROWS, known=known)
 

@@ -26,7 +26,7 @@ ID_WORDS = frozenset({
     "app", "device", "model", "query", "document", "news", "video", "song", "movie", "page", "channel", "slot",
     "country", "region", "city", "category", "type",
 })
-"""Words, lower case, in the name of a column whose whole numbers stand for things,"""
+"""Words, lower case, in the name of a column whose whole numbers are IDs,"""
 
 AMOUNT_WORDS = frozenset({
     "n", "num", "number", "count", "counts", "total", "sum", "size", "length", "width", "height", "price", "cost",
@@ -48,7 +48,7 @@ WEIGHTS = (
     "sample_weight", "sample_weights", "row_weight", "example_weight", "instance_weight", "importance_weight",
     "importance_weights", "weight", "weights", "importance",
 )
-"""Names, in any case, of the column that is how much a row counts; the first one that is there."""
+"""Names, in any case, of the column of the rows' weights; the first one that is there."""
 # fmt: on
 
 CLOCKS = ("ts", "timestamp")
@@ -237,7 +237,7 @@ def _verdict(column: _Column, whole: bool) -> tuple[str, str, str]:
 def _kind_of(column: _Column, whole: bool) -> tuple[str, str]:
     """Kind and reason by the first rule that fits."""
     if column.is_empty:
-        return "category", "no rows that would tell"
+        return "category", "no rows to infer it from"
     if not column.rows:
         return ("ignore", "no value at all") if whole else ("category", "no value so far")
     if column.distinct == 1 and not column.missing:
@@ -270,21 +270,21 @@ def _kind_of_numbers(column: _Column) -> tuple[str, str]:
     if np.abs(numbers).max() >= 2.0**53:
         return "category", f"{often}; too large for amounts"
     if distinct == rows >= _ENOUGH and (np.diff(numbers) > 0).all():
-        return "ignore", "counts the rows: no value comes twice"
+        return "ignore", "counts the rows: no value repeats"
     if column.is_named(ID_WORDS) and not column.is_named(AMOUNT_WORDS):
-        return as_written, f"{often}; its name says that they stand for things"
+        return as_written, f"{often}; treated as IDs because of the column name"
     # The month and day of nycflights13; not its dow and hour, nor globo_clicks', which return soon.
     runs = column.runs
     if rows >= _LONG * runs and runs < _OFTEN * distinct and not column.is_named(CYCLE_WORDS):
-        came = f"{distinct:,} values in {runs:,} stretches of {rows / runs:,.0f} rows"
-        return "ignore", f"a clock: {came}, so that later rows have others"
+        came = f"{distinct:,} values in {runs:,} runs of {rows / runs:,.0f} rows"
+        return "ignore", f"a clock: {came}; later rows have other values"
     if rows < _ENOUGH or (distinct <= _FEW and rows >= _OFTEN * distinct):
         return as_written, often
     if rows < _REPEATS * distinct:
         return "number", f"whole numbers that rarely repeat: {often}"
     if distinct >= 1_000 and column.smoothness < 0.1:  # nycflights13's flight, and not its sched_arr
-        return as_written, f"{often}; how often one comes says nothing of the next: no amounts"
-    return "category, number", f"{often}; may stand for things or be amounts, so both"
+        return as_written, f"{often}; neighbouring numbers differ in how often they occur, as IDs do"
+    return "category, number", f"{often}; may be IDs or amounts, so both"
 
 
 def _why_of_texts(column: _Column) -> str:
@@ -304,9 +304,11 @@ def _list_kind(column: _Column) -> tuple[str, str] | None:
         return str(ColumnKind("list", JSON)), "JSON arrays"
     for separator, least in _SEPARATORS.items():
         share = values.str.contains(separator, literal=True).sum() / len(values)
+        if share < least:
+            continue
         pieces = values.str.split(separator).explode()
         pieces = pieces.filter(pieces != "")
-        if share < least or not len(pieces) or (pieces != pieces.str.strip_chars()).any():
+        if not len(pieces) or (pieces != pieces.str.strip_chars()).any():
             continue
         # The pieces must recur in other values, and look like values, not like prose.
         if (separator != " " or pieces.str.contains(_TOKEN).all()) and pieces.n_unique() * _REPEATS <= len(pieces):

@@ -1,4 +1,4 @@
-"""What is at a path, as a click log: which kind of log, and in which format."""
+"""Opens the log at a path: which kind of log it is, and in which format."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -314,12 +314,12 @@ def _headed(
         return LogFormat("log", found, fields, time=time, weight=weigher, **others)
     findings: tuple[ColumnFinding, ...] = ()
     if columns is None:
-        known = dict.fromkeys(exclude, ("ignore", "to be left out, as asked"))
-        known[found] = ("label", "the label, by its name" if label is None else "the label, as asked")
+        known = dict.fromkeys(exclude, ("ignore", "left out, as requested"))
+        known[found] = ("label", "the label, by its name" if label is None else "the label, as requested")
         if split_column:
             known[SPLIT] = ("split", "marks the test rows, by its name")
         if weigher is not None:
-            known[weigher] = ("weight", "how much a row counts, as asked")
+            known[weigher] = ("weight", "how much a row counts, as requested")
         rows, whole = first_rows(log)
         findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None)
         if found in rows.columns:

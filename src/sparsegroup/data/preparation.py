@@ -107,8 +107,8 @@ def prepare(
         log: Their format; by default what `options` say, or what the first log's beginning shows.
         sort_files: See `open_log`.
         on_bad_row: "error" raises at the first bad row, "skip" leaves bad rows out.
-        max_bad: Share of the rows, in [0, 1), above which "skip" raises all the same.
-        vocabulary: Write `vocabulary.parquet`, too: key → field and value.
+        max_bad: Share of the rows, in [0, 1), above which "skip" raises, too.
+        vocabulary: Also write `vocabulary.parquet`: key → field and value.
         threads: Number of threads that parse and hash.
         on_format: Called with the format before anything is written.
         on_progress: Called after each chunk.

@@ -97,7 +97,7 @@ PREPARED_LOG = FolderFormat(
 VOCABULARY = "vocabulary.parquet"
 
 PART_META = b"sparsegroup"
-"""What a part says of its log stands under this key of its Parquet metadata."""
+"""Key of a part's Parquet metadata: the log that it is of, and how far that had been read."""
 
 
 class PreparedLog(Log):

@@ -109,8 +109,8 @@ class LogFormat:
         variant: Which of several things `derive` makes, where the fields do not show it.
         derive: Makes the fields and numbers of the raw columns, unless they are simply those; null where it cannot. A
             function of a module, or a `partial` of one, can be sent to other processes with the log.
-        checked: What is made → the raw column it is made of, besides numbers and time: null of a value is a bad row.
-        sources: What is made under another name than its raw column → that column.
+        checked: Made column → its raw column, besides numbers and time: a row where only the made one is null is bad.
+        sources: Made column → its raw column, where their names differ.
         labelled: Whether the log has the label column; a log to score need not. All labels are 0 then.
         kinds: Raw column → what it is, see `ColumnKind`, if `derive` goes by that: a missing number is NaN then, and
             another log of the same columns is read by them. Empty for all other formats.
@@ -260,7 +260,7 @@ def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> Log
     sources = {made: name for made, _, name, _ in outputs if made != name}
     for made, name in sources.items():
         if kinds.get(made, "ignore") != "ignore":
-            raise ClickLogError(f"{made!r} is made of column {name!r}, and there is one of that name, too: rename it")
+            raise ClickLogError(f"column {name!r} yields {made!r}, but the log has a column of that name: rename one")
     times, weights = ([name for name, kind in read.items() if kind.role == role] for role in ("time", "weight"))
     for names, what in ((times, "log's own time"), (weights, "weight")):
         if len(names) > 1:
@@ -375,26 +375,14 @@ class SchemaFile(StrictSettings):
             for name in ("time", "categorical", "numeric", "multi"):
                 if getattr(self, name):
                     raise ValueError(f"{name} and columns cannot both be given: say in columns what {name} has")
-            marked = ({} if self.weight is None else {self.weight: "weight"}) | (
-                {split: "split"} if split in kinds else {}
-            )
-            return format_for_kinds({**kinds, **marked}, label, **rest)
+            kinds = kinds | ({} if self.weight is None else {self.weight: "weight"})
+            return format_for_kinds(kinds | ({split: "split"} if split in kinds else {}), label, **rest)
         fields = (*self.categorical, *self.multi)
         named = [*fields, *self.numeric, label, *([] if self.weight is None else [self.weight])]
         if repeated := {name for name in named if named.count(name) > 1}:
             raise ValueError(f"column {min(repeated)!r} appears twice")
-        columns = tuple(self.columns)
-        return LogFormat(
-            "log",
-            label,
-            fields,
-            numbers=tuple(self.numeric),
-            lists=self.multi,
-            time=self.time,
-            weight=self.weight,
-            columns=columns,
-            **rest,
-        )
+        rest |= {"numbers": tuple(self.numeric), "lists": self.multi, "time": self.time, "weight": self.weight}
+        return LogFormat("log", label, fields, columns=tuple(self.columns), **rest)
 
 
 def read_schema(path: Path) -> LogFormat:
