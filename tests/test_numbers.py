@@ -15,6 +15,7 @@ from command import Run
 from serving_cases import batch_of, columns_of
 from sparsegroup import GroupAdaHessian, HashEmbedding, param_groups
 from sparsegroup.data import open_log
+from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.models.layers import merged_moments
 from sparsegroup.models.number_encoder import LIMIT
@@ -23,7 +24,8 @@ from sparsegroup.serving import ServingModel, TrainedModel, open_trained
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.training import Config, Session, Trainer
-from sparsegroup.training.compiled_network import CompiledNetwork, has_compiler
+from sparsegroup.training.network_step import NetworkStep, has_compiler
+from sparsegroup.training.ranks import GlobalBatch
 
 NAN, INF = float("nan"), float("inf")
 
@@ -298,18 +300,22 @@ def test_compiling_leaves_the_first_batch_to_be_the_sample(monkeypatch: pytest.M
 
         def __init__(self, network: WithNumbers, **options: object) -> None:
             super().__init__()
-            self.network, self.forward = network, network.forward
+            self.network, self.calls = network, 0
+
+        def forward(self, *inputs: Tensor) -> Tensor:
+            self.calls += 1
+            logits: Tensor = self.network(*inputs)
+            return logits
 
         def __len__(self) -> int:
             raise TypeError
 
-    monkeypatch.setattr(torch, "compile", Compiled)
+    compiled: list[Compiled] = []
+    monkeypatch.setattr(torch, "compile", lambda network, **options: compiled.append(Compiled(network)) or compiled[-1])
     network = WithNumbers(NumberEncoder(2, 3, 4), MLP(fields=3, dim=3, numbers=2, hidden=(4,), dropout=0.1))
-    embeddings, numbers = torch.randn(9, 1, 3), torch.randn(9, 2)
-    compiled = CompiledNetwork(network, compile=True).ready(embeddings, numbers)
-    assert isinstance(compiled, Compiled)
-    assert not network.encoder.is_fitted
-    compiled(embeddings, numbers)
+    batch = Batch(torch.zeros(9, 1, dtype=torch.int64), torch.randn(9, 2), torch.zeros(9), torch.zeros(9))
+    NetworkStep(network, compile=True).backward(torch.randn(9, 1, 3), batch.numbers, GlobalBatch(batch, 9))
+    assert [one.calls for one in compiled] == [2]
     assert network.encoder.count.tolist() == [9, 9]
 
 

@@ -15,8 +15,8 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import DCN, MLP
 from sparsegroup.training import ClickModel, Config, Trainer, evaluate
 from sparsegroup.training.click_model import new_embedding
-from sparsegroup.training.compiled_network import has_compiler
 from sparsegroup.training.lookup_model import by_field, keys_to_look_up
+from sparsegroup.training.network_step import has_compiler
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def test_without_a_compiler_the_network_is_eager_and_that_is_said(
     monkeypatch.setenv("PATH", "/none")
     assert trained_and_compiled(log, True) == eager
     assert re.search(r"the network is not compiled, .*: there is no C\+\+ compiler", caplog.text)
-    monkeypatch.setattr("sparsegroup.training.piecewise_network.has_compiler", lambda: True)  # one that does not work
+    monkeypatch.setattr("sparsegroup.training.network_step.has_compiler", lambda: True)  # one that does not work
     torch.compiler.reset()
     with torch._inductor.config.patch(force_disable_caches=True):  # monkeypatch would leave it half undone
         assert trained_and_compiled(log, True) == eager

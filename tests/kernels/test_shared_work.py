@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsegroup.kernels.cpu import jit, threads
-from sparsegroup.kernels.cpu.threads import Backoff
+from sparsegroup.kernels.cpu.threads import Backoff, in_turns, set_num_threads
 
 PIECES = 500
 
@@ -127,3 +127,22 @@ def test_the_number_of_threads_is_torchs_unless_it_is_set():
     assert threads.get_num_threads() == torch.get_num_threads()
     with pytest.raises(ValueError, match="must be >= 1 or None, got 0"):
         threads.set_num_threads(0)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_jobs_in_turns_are_done_once_each_and_the_first_failure_is_raised(number: int) -> None:
+    done, lock = [], threading.Lock()
+
+    def job(number: int) -> None:
+        with lock:
+            done.append(number)
+        if number in (3, 5):
+            raise ValueError(f"job {number}")
+
+    set_num_threads(number)
+    try:
+        with pytest.raises(ValueError, match="job 3"):
+            in_turns(job, 7)
+    finally:
+        set_num_threads(None)
+    assert sorted(done) == list(range(7))

@@ -26,11 +26,11 @@ from sparsegroup.settings.yaml_settings import (
 )
 from sparsegroup.training.age import age_of
 from sparsegroup.training.click_model import ClickModel, new_embedding
-from sparsegroup.training.compiled_network import WORTH_COMPILING
 from sparsegroup.training.defaults import DECIDABLE, PER_LOG, RULES, SIZE, SIZES, LogFacts
 from sparsegroup.training.model_config import ModelConfig
 from sparsegroup.training.network_size import check_network_memory
 from sparsegroup.training.network_start import start_network
+from sparsegroup.training.network_step import WORTH_COMPILING
 from sparsegroup.training.optimizer_config import OptimizerConfig, targets_in
 from sparsegroup.training.plan import EpochPlan
 

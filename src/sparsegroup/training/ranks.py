@@ -137,20 +137,11 @@ class RankGroup:
         entropy = nn.functional.binary_cross_entropy_with_logits
         if self.is_alone:
             return entropy(logits, batch.labels, weight=batch.weights)
-        total = entropy(logits, batch.labels, weight=batch.weights, reduction="sum")
-        return total * (self.scale / max(samples, 1))
+        return entropy(logits, batch.labels, weight=batch.weights, reduction="sum") * self.loss_factor(samples)
 
-    @torch.no_grad()
-    def loss_and_gradient(self, logits: Tensor, batch: Batch, samples: int) -> tuple[Tensor, Tensor]:
-        """`loss`, and its gradient `[n]` by the logits, with autograd's bits and without its graph."""
-        gradient = logits.sigmoid().sub_(batch.labels)
-        if not self.is_alone:
-            gradient.mul_(self.scale / max(samples, 1))
-        if batch.weights is not None:
-            gradient.mul_(batch.weights)
-        if self.is_alone:
-            gradient.div_(len(logits))
-        return self.loss(logits, batch, samples), gradient
+    def loss_factor(self, samples: int) -> float:
+        """The factor of the loss of one of several ranks, where all have so many samples; 1 for a single process."""
+        return 1.0 if self.is_alone else self.scale / max(samples, 1)
 
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
         """Sum the gradients of all parameters except tables' rows over the ranks, and the losses, which it returns."""

@@ -21,12 +21,11 @@ from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training.batch_gradients import give_gradients
 from sparsegroup.training.checks import check_loss, check_stepped, failed_step, with_checked_labels
 from sparsegroup.training.click_model import check_table
 from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
 from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, inputs_of, keys_to_look_up
-from sparsegroup.training.piecewise_network import PiecewiseNetwork
+from sparsegroup.training.network_step import NetworkStep
 from sparsegroup.training.plan import Epochs, check_epochs, of_epoch
 from sparsegroup.training.ranks import GlobalBatch, RankGroup, SharedStatistics, StopRequest
 from sparsegroup.training.state import BestState, EpochProgress, History, TableTotals, TemporaryBest, TrainerState
@@ -195,8 +194,7 @@ class Trainer:
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model, self._tables = LookupModel(table, network), list(tables_in(table).values())
         self._timed = [table for table in self._tables if table.table.config.unit == "seconds"]
-        # What is compiled, or in pieces, has no second derivatives.
-        self._dense = PiecewiseNetwork(network, compile and not self._second_order, whole=self._second_order)
+        self._dense = NetworkStep(network, self.ranks, compile=compile, second_order=self._second_order)
         if self.optimizers:  # without, it is there to evaluate
             check_stepped({"table": table, "network": network}, self.optimizers)
         if self._second_order and not self.ranks.is_alone:
@@ -542,8 +540,8 @@ class Trainer:
         if next_keys is not None and not (target is not None and target.is_due):
             self.table.prefetch(next_keys)
         own = step.own
-        inputs = inputs_of(self._dense, vectors, own.keys, own.numbers, own.bags)
-        logits, loss = give_gradients(self._dense, *inputs, step, self.ranks, second_order=self._second_order)
+        inputs = inputs_of(self.network, vectors, own.keys, own.numbers, own.bags)
+        logits, loss = self._dense.backward(*inputs, step)
         loss = self.ranks.all_reduce_gradients(self._parameters, loss)
         if not self.ranks.is_alone:  # where one rank's loss is not finite, the sum is so on all
             check_loss(loss)

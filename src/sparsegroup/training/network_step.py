@@ -1,0 +1,279 @@
+"""The network's part of a training step: logits, loss and gradients, on all cores, compiled where that pays.
+
+On a CPU a large batch is cut into micro-batches, which threads take in turns. Their number depends on the batch and the
+network alone, and their gradients are added in their order: the bits are the same on any number of threads.
+"""
+
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsegroup.kernels.cpu import threads
+from sparsegroup.models import WithNumbers, WithPooling
+from sparsegroup.training.checks import backward, check_loss
+from sparsegroup.training.ranks import SINGLE_PROCESS, GlobalBatch, RankGroup
+
+WORTH_COMPILING = 20_000
+"""Batches from which compiling, some ten seconds the first time, pays: it saves some tenths of a ms each."""
+
+MIN_WORK_TO_SPLIT = 1 << 21
+"""Weights times samples; p micro-batches need p³ times as many. Each takes some .3 ms of the interpreter, so there
+should be few: as many as there are cores, if the bits could depend on the machine."""
+
+MAX_MICRO_BATCHES = 16
+
+_SAMPLEWISE = (nn.Linear, nn.ReLU, nn.Identity, nn.Sequential, nn.ModuleList, nn.ParameterList)
+
+_logger = logging.getLogger(__name__)
+
+ForwardBackward = Callable[..., tuple[Tensor, Sequence[Tensor]]]
+"""From parameters, embeddings `[n, fields, dim]`, numbers `[n, numbers]`, labels `[n]`, weights `[n]`, factor `[]` and
+count `[]` (see `logit_gradient`) to logits `[n]` and the gradients of the parameters and, last, the embeddings."""
+
+
+def is_samplewise(network: nn.Module) -> bool:
+    """Whether each logit depends only on its own sample, and the network draws no random numbers and keeps no state.
+
+    Examples:
+        >>> from sparsegroup.models import MLP
+        >>> is_samplewise(MLP(fields=2, dim=4)), is_samplewise(MLP(fields=2, dim=4, dropout=0.1))
+        (True, False)
+    """
+    is_known = all(
+        type(module) in _SAMPLEWISE or type(module).__module__.startswith("sparsegroup.models.")
+        for module in network.modules()
+    )
+    has_state = bool(network.state_dict().keys() - dict(network.named_parameters()).keys())
+    return is_known and not has_state
+
+
+def micro_batches(samples: int, weights: int) -> int:
+    """The number of equal parts that a batch is cut into, a power of two, for a network of so many weights.
+
+    Examples:
+        >>> [micro_batches(*of) for of in ((512, 20_000), (8_192, 20_000), (512, 1_000_000), (4_097, 20_000))]
+        [1, 4, 4, 1]
+    """
+    parts = 1
+    while (
+        parts < MAX_MICRO_BATCHES
+        and samples % (2 * parts) == 0
+        and samples * weights >= (2 * parts) ** 3 * MIN_WORK_TO_SPLIT
+    ):
+        parts *= 2
+    return parts
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler for torch.compile."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"))
+
+
+def logit_gradient(logits: Tensor, labels: Tensor, weights: Tensor | None, factor: Tensor, count: Tensor) -> Tensor:
+    """The gradient `[n]` of the binary cross entropy, times `factor` over `count`, by the logits: autograd's bits."""
+    gradient = (logits.sigmoid() - labels) * factor
+    return (gradient if weights is None else gradient * weights) / count
+
+
+class NetworkStep:
+    """Gives a network's parameters, and what its embeddings come from, their gradients of each batch's loss.
+
+    Args:
+        network: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` or None to logits `[n]`.
+        ranks: The ranks that share the batches.
+        compile: Compile it for batches of the first one's size; it warns and continues without if that fails.
+        second_order: Whether second derivatives are needed: batches stay whole, and nothing is compiled.
+
+    Attributes:
+        size: Samples of the first batch; None before it.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        ranks: RankGroup = SINGLE_PROCESS,
+        *,
+        compile: bool = False,
+        second_order: bool = False,
+    ) -> None:
+        self.size: int | None = None
+        self._network, self._ranks, self._second_order = network, ranks, second_order
+        self._compiles = compile and not second_order
+        if self._compiles and not has_compiler():
+            self._leave_uncompiled("there is no C++ compiler")
+        self._encoder, self._trunk = _encoder_and_trunk(network)
+        self._modules, self._parameters = list(self._trunk.modules()), list(self._trunk.parameters())
+        self._weights = sum(parameter.numel() for parameter in self._parameters)
+        self._is_samplewise = is_samplewise(self._trunk)
+        self._compiled_network: Callable[..., Tensor] | None = None
+        self._compiled_passes: ForwardBackward | None = None
+        self._compiled_for: list[bool] = []
+
+    def backward(self, embeddings: Tensor, numbers: Tensor | None, step: GlobalBatch) -> tuple[Tensor, Tensor]:
+        """The logits `[n]` and the loss `[]` of a batch, detached; parameters and embeddings get their gradients.
+
+        Raises:
+            FloatingPointError: The loss of a single process is not finite; there are no gradients. On several ranks,
+                whose losses differ, the sum of all has to be checked, see `RankGroup.all_reduce_gradients`.
+        """
+        samples = len(embeddings)
+        if self.size is None:
+            self.size = samples
+        compiles = self._compiles and 0 < samples == self.size
+        parts = micro_batches(samples, self._weights)
+        if (parts > 1 or compiles) and self._can_split(embeddings):
+            return self._backward_in_parts(embeddings, numbers, step, parts, compiles=compiles)
+        batch = step.own.for_device(embeddings.device)
+        network = self._compiled(embeddings, numbers) if compiles else self._network
+        logits = network(embeddings, numbers)
+        loss = self._ranks.loss(logits, batch, step.samples)
+        self._check(loss)
+        backward(loss, second_order=self._second_order)
+        return logits.detach(), loss.detach()
+
+    def _backward_in_parts(
+        self, embeddings: Tensor, numbers: Tensor | None, step: GlobalBatch, parts: int, *, compiles: bool
+    ) -> tuple[Tensor, Tensor]:
+        """As `backward`; autograd has only what is before the network: its encoder and the table."""
+        batch, ranks, size = step.own, self._ranks, len(embeddings) // parts
+        if self._encoder is not None:
+            embeddings, numbers = self._encoder.encoded(embeddings, numbers)
+        factor = torch.tensor(ranks.loss_factor(step.samples))
+        count = torch.tensor(float(len(batch) if ranks.is_alone else 1))
+        columns = (embeddings.detach(), numbers, batch.labels, batch.weights)
+        found: list[tuple[Tensor, Sequence[Tensor]]] = [(factor, ())] * parts
+
+        def arguments(part: int) -> list[Tensor | None]:
+            rows = [None if column is None else column.narrow(0, part * size, size) for column in columns]
+            return [*rows, factor, count]
+
+        passes: ForwardBackward = self._passes(arguments(0)) if compiles else self._eager_passes
+
+        @torch.no_grad()
+        def work(part: int) -> None:
+            logits, gradients = passes(self._parameters, *arguments(part))
+            found[part] = logits, _separate(gradients)
+
+        threads.in_turns(work, parts)
+        logits = torch.cat([logits for logits, _ in found])
+        loss = ranks.loss(logits, batch, step.samples)
+        self._check(loss)
+        wanted = [parameter for parameter in self._parameters if parameter.requires_grad]
+        *totals, _ = found[0][1]
+        for _, others in found[1:] if totals else ():
+            torch._foreach_add_(totals, list(others[:-1]))
+        for parameter, gradient in zip(wanted, totals, strict=True):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        if embeddings.requires_grad:
+            embeddings.backward(torch.cat([gradients[-1] for _, gradients in found]))  # type: ignore[no-untyped-call]
+        return logits, loss
+
+    def _check(self, loss: Tensor) -> None:
+        if self._ranks.is_alone:
+            check_loss(loss)
+
+    def _can_split(self, embeddings: Tensor) -> bool:
+        """Whether other threads would do what this one does, and no hook waits for autograd."""
+        return (
+            self._is_samplewise
+            and not self._second_order
+            and embeddings.device.type == "cpu"
+            and torch.get_num_threads() == 1
+            and not torch.is_autocast_enabled("cpu")
+            and not any(one._forward_hooks or one._forward_pre_hooks for one in self._modules)
+            and not any(one._backward_hooks or one._backward_pre_hooks for one in self._modules)
+            and not any(one._backward_hooks or one._post_accumulate_grad_hooks for one in self._parameters)
+        )
+
+    def _eager_passes(
+        self, parameters: Sequence[Tensor], embeddings: Tensor, numbers: Tensor | None, *of_loss: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        with torch.enable_grad():
+            own = embeddings.detach().requires_grad_()
+            logits = self._trunk(own, numbers)
+        gradient = logit_gradient(logits.detach(), *of_loss)
+        return logits.detach(), torch.autograd.grad(logits, [*wanted, own], gradient, materialize_grads=True)
+
+    def _passes(self, arguments: Sequence[Tensor | None]) -> ForwardBackward:
+        """Both passes as one compiled function; eager ones for arguments of other kinds than the first ones."""
+        needs = [parameter.requires_grad for parameter in self._parameters]
+        kinds = [*needs, *(argument is None for argument in arguments)]
+        if self._compiled_passes is None:
+            trunk, names = self._trunk, [name for name, _ in self._trunk.named_parameters()]
+
+            def passes(
+                parameters: Sequence[Tensor], embeddings: Tensor, numbers: Tensor | None, *of_loss: Tensor
+            ) -> tuple[Tensor, Sequence[Tensor]]:
+                frozen = {name: one for name, one, need in zip(names, parameters, needs, strict=True) if not need}
+
+                def logits_of(wanted: dict[str, Tensor], embeddings: Tensor) -> Tensor:
+                    found: Tensor = torch.func.functional_call(trunk, {**frozen, **wanted}, (embeddings, numbers))
+                    return found
+
+                wanted = {name: one for name, one, need in zip(names, parameters, needs, strict=True) if need}
+                logits, gradients_of = torch.func.vjp(logits_of, wanted, embeddings)  # type: ignore[misc]
+                gradients, of_embeddings = gradients_of(logit_gradient(logits, *of_loss))
+                return logits, [*gradients.values(), of_embeddings]
+
+            # torch stores compiled functions by code object, eight at most, and its checks whether one fits take half
+            # a ms: so this one has a code object of its own, and of the checks only those of the tensors' shapes.
+            own = FunctionType(passes.__code__.replace(), globals(), closure=passes.__closure__)
+            options = {}
+            if hasattr(torch.compiler, "keep_tensor_guards_unsafe"):  # since torch 2.9
+                options["guard_filter_fn"] = torch.compiler.keep_tensor_guards_unsafe
+            with torch.no_grad():
+                self._compiled_passes = self._compile(own, options, self._parameters, *arguments)
+            self._compiled_for = kinds
+        return self._compiled_passes if self._compiles and self._compiled_for == kinds else self._eager_passes
+
+    def _compiled(self, embeddings: Tensor, numbers: Tensor | None) -> Callable[..., Tensor]:
+        """The whole network, compiled for autograd."""
+        if self._compiled_network is None:
+            statistics = {name: buffer.clone() for name, buffer in self._network.named_buffers()}
+            self._compiled_network = self._compile(self._network, {}, embeddings, numbers)
+            self._network.load_state_dict(statistics, strict=False)
+        return self._compiled_network if self._compiles else self._network
+
+    def _compile(self, function: Callable[..., Any], options: Mapping[str, Any], *arguments: Any) -> Callable[..., Any]:
+        """Let torch compile a function for arguments of these shapes: the last batch of a pass has its own."""
+        # Random numbers stay as they are, because a resumed run compiles again; the warnings are of torch's own code.
+        with warnings.catch_warnings(), torch.random.fork_rng():
+            warnings.simplefilter("ignore")
+            try:
+                compiled: Callable[..., Any] = torch.compile(
+                    function, dynamic=False, options={"cpp_wrapper": True, **options}
+                )
+                compiled(*arguments)
+            except Exception as error:
+                self._leave_uncompiled(f"compiling failed ({str(error).splitlines()[0]})")
+                return function
+        return compiled
+
+    def _leave_uncompiled(self, why: str) -> None:
+        self._compiles = False
+        _logger.warning("the network is not compiled, which makes training somewhat slower: %s", why)
+
+
+def _separate(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of their own: autograd gives the terms of a sum the same one."""
+    seen: set[int] = set()
+    found = []
+    for gradient in gradients:
+        found.append(gradient.clone() if id(gradient) in seen else gradient.contiguous())
+        seen.add(id(gradient))
+    return found
+
+
+def _encoder_and_trunk(network: nn.Module) -> tuple[WithNumbers | None, nn.Module]:
+    """The part that sees all samples of a batch at once, and the rest; lists are pooled before either."""
+    if isinstance(network, WithPooling):
+        network = network.network
+    return (network, network.network) if isinstance(network, WithNumbers) else (None, network)

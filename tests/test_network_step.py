@@ -1,0 +1,288 @@
+"""The network's part of a step: gradients in micro-batches and compiled, and when a batch stays whole."""
+
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsegroup import HashEmbedding
+from sparsegroup.data.batches import Batch
+from sparsegroup.kernels.cpu.threads import set_num_threads
+from sparsegroup.models import DCN, MLP, OPNN, DCNv2, DeepFM, NumberEncoder, WithNumbers, XDeepFM
+from sparsegroup.training import network_step
+from sparsegroup.training.network_step import NetworkStep, has_compiler, is_samplewise, micro_batches
+from sparsegroup.training.ranks import GlobalBatch
+
+BATCH, FIELDS, DIM, NUMBERS = 64, 3, 4, 2
+compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_step, "MIN_WORK_TO_SPLIT", 5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+
+@pytest.fixture(params=[1, 3])
+def helped(request: pytest.FixtureRequest) -> Iterator[None]:
+    set_num_threads(request.param)
+    yield
+    set_num_threads(None)
+
+
+def batch(seed: int = 0, samples: int = BATCH, *, weighted: bool = False) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    return Batch(
+        torch.randint(0, 40, (samples, FIELDS), generator=draw),
+        torch.randn(samples, NUMBERS, generator=draw),
+        torch.rand(samples, generator=draw).round(),
+        torch.arange(samples),
+        torch.rand(samples, generator=draw) * 3 if weighted else None,
+    )
+
+
+def trained_on(step: NetworkStep, network: nn.Module, of: Batch, *, times: int = 1) -> list[Tensor | None]:
+    """Logits, loss, and the gradients of the table's rows and of the parameters."""
+    network.zero_grad()
+    table = HashEmbedding(DIM, std=0.5, seed=1)
+    for _ in range(times):
+        logits, loss = step.backward(table(of.keys), of.numbers, GlobalBatch(of, len(of)))
+    assert not logits.requires_grad
+    assert not loss.requires_grad
+    assert table.weight.grad is not None
+    return [logits, loss, table.weight.grad.coalesce().values(), *(one.grad for one in network.parameters())]
+
+
+def same(one: list[Tensor | None], other: list[Tensor | None], **tolerance: float) -> bool:
+    """Whether the same gradients are there, with the same bits or within a tolerance."""
+    return all(
+        a is b is None
+        or (a is not None and b is not None and torch.allclose(a, b, **{"rtol": 0, "atol": 0, **tolerance}))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def made(kind: Callable[..., nn.Module] = DCN) -> nn.Module:
+    torch.manual_seed(1)
+    return kind(FIELDS, DIM, NUMBERS)
+
+
+def with_encoder(*_: int) -> nn.Module:
+    return WithNumbers(NumberEncoder(NUMBERS, DIM, 4), DCN(FIELDS + NUMBERS, DIM, NUMBERS))
+
+
+def partly_frozen(*sizes: int) -> nn.Module:
+    network = MLP(*sizes)
+    next(network.parameters()).requires_grad_(False)
+    return network
+
+
+def step_of(network: nn.Module, *, whole: bool) -> NetworkStep:
+    """One that leaves batches whole, because of hooks, or does not."""
+    for module in network.modules() if whole else ():
+        module.register_forward_pre_hook(lambda *_: None)
+    return NetworkStep(network)
+
+
+KINDS = [MLP, OPNN, DCN, DCNv2, DeepFM, XDeepFM, with_encoder, partly_frozen]
+
+
+@pytest.mark.usefixtures("helped")
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_give_what_the_whole_gives(kind: Callable[..., nn.Module], weighted: bool) -> None:
+    assert micro_batches(BATCH, sum(one.numel() for one in made(kind).parameters())) > 1
+    found = []
+    for whole in (True, False):
+        network = made(kind)
+        found.append(trained_on(step_of(network, whole=whole), network, batch(weighted=weighted)))
+    assert same(*found, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", [DCN, XDeepFM, with_encoder, partly_frozen])
+def test_one_part_has_the_bits_of_autograd(
+    kind: Callable[..., nn.Module], weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are gradients already."""
+    whole, parts = made(kind), made(kind)
+    expected = trained_on(step_of(whole, whole=True), whole, batch(weighted=weighted), times=2)
+    monkeypatch.setattr(network_step, "micro_batches", lambda *_: 1)
+    monkeypatch.setattr(network_step, "has_compiler", lambda: True)
+    monkeypatch.setattr(NetworkStep, "_passes", lambda step, arguments: step._eager_passes)  # as if that were compiled
+    found = trained_on(NetworkStep(parts, compile=True), parts, batch(weighted=weighted), times=2)
+    assert same(found, expected)
+
+
+def test_the_bits_do_not_depend_on_threads() -> None:
+    found = []
+    for number in (1, 2, 4):
+        set_num_threads(number)
+        network = made()
+        found.append(trained_on(NetworkStep(network), network, batch()))
+    set_num_threads(None)
+    assert all(same(found[0], other) for other in found[1:])
+
+
+def test_an_encoder_sees_the_batch_as_one() -> None:
+    """Its moments are those of the batch, merged once."""
+    encoders = []
+    for whole in (True, False):
+        network = made(with_encoder)
+        assert isinstance(network, WithNumbers)
+        trained_on(step_of(network, whole=whole), network, batch(), times=2)
+        encoders.append(network.encoder)
+    assert torch.equal(encoders[0].count, encoders[1].count)
+    assert torch.equal(encoders[0].mean, encoders[1].mean)
+
+
+def test_a_hook_is_called_by_autograd() -> None:
+    seen: list[int] = []
+    network = made()
+    for parameter in network.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda one: seen.append(one.numel()))
+    trained_on(NetworkStep(network), network, batch())
+    assert len(seen) == len(list(network.parameters()))
+
+
+class Twins(MLP):
+    """Two parameters of one sum, for whose gradients autograd gives the same tensor."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.one, self.other = (nn.Parameter(torch.zeros(1)) for _ in range(2))
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        return super().forward(embeddings, numbers) + (self.one + self.other)
+
+
+def test_gradients_are_tensors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, whoever clips the one would clip the other, too."""
+    monkeypatch.setattr(network_step, "is_samplewise", lambda network: True)
+    network = made(Twins)
+    assert isinstance(network, Twins)
+    of = batch()
+    logits, *_ = trained_on(NetworkStep(network), network, of)
+    assert logits is not None
+    assert network.one.grad is not None
+    assert network.other.grad is not None
+    expected = (logits.sigmoid() - of.labels).mean().view(1)
+    torch.testing.assert_close(network.one.grad, expected)
+    torch.testing.assert_close(network.other.grad, expected)
+    assert network.one.grad.data_ptr() != network.other.grad.data_ptr()
+
+
+def test_a_loss_that_is_not_finite_gives_no_gradients() -> None:
+    network = made()
+    assert isinstance(network, DCN)
+    nn.init.constant_(network.output.bias, torch.nan)
+    of = batch()
+    vectors = torch.randn(BATCH, FIELDS, DIM, requires_grad=True)
+    with pytest.raises(FloatingPointError, match="the loss of the next batch is nan"):
+        NetworkStep(network).backward(vectors, of.numbers, GlobalBatch(of, len(of)))
+    assert vectors.grad is None
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+class Watched(MLP):
+    """One that notes how many samples it is given; of a module that is not the library's."""
+
+    seen: list[int]
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        self.seen.append(len(embeddings))
+        return super().forward(embeddings, numbers)
+
+
+def test_batches_of_networks_that_may_see_several_samples_stay_whole() -> None:
+    unknown = Watched(FIELDS, DIM, NUMBERS)
+    unknown.seen = []
+    trained_on(NetworkStep(unknown), unknown, batch())
+    assert unknown.seen == [BATCH]
+    assert not is_samplewise(unknown)
+    assert not is_samplewise(MLP(FIELDS, DIM, NUMBERS, dropout=0.5))
+    assert not is_samplewise(nn.BatchNorm1d(3))
+    assert not is_samplewise(NumberEncoder(2, 4))
+
+
+def test_a_network_with_a_hook_gets_batches_whole() -> None:
+    seen: list[int] = []
+    network = made(MLP)
+    layer = next(module for module in network.modules() if isinstance(module, nn.Linear))
+    layer.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    trained_on(NetworkStep(network), network, batch())
+    assert seen == [BATCH]
+
+
+def test_torch_with_several_threads_gets_batches_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = made()
+    parts = trained_on(NetworkStep(network), network, batch())
+    whole = trained_on(NetworkStep(network, second_order=True), network, batch())
+    assert not same(parts, whole)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert same(trained_on(NetworkStep(network), network, batch()), whole)
+
+
+def test_parts_are_of_one_size_and_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_step, "MIN_WORK_TO_SPLIT", 50)
+    samples = (38, 40, 320, 2_560, 20_480, 321, 1_000_000)
+    assert [micro_batches(some, 10) for some in samples] == [1, 2, 4, 8, 16, 1, 16]
+
+
+@compiler
+@pytest.mark.parametrize("parts", [1, 2])
+def test_compiled_passes_give_what_the_network_gives(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_step, "micro_batches", lambda *_: parts)
+    compiled_functions: list[str] = []
+    compile: Callable[..., Any] = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda one, **options: compiled_functions.append(type(one)) or compile(one, **options)
+    )
+    torch.manual_seed(1)
+    network = DCN(FIELDS, DIM, NUMBERS, hidden=(8,))
+    eager, compiled = NetworkStep(network), NetworkStep(network, compile=True)
+
+    def check(of: Batch) -> None:
+        assert same(trained_on(eager, network, of), trained_on(compiled, network, of), atol=1e-6, rtol=1e-4)
+
+    check(batch(0))
+    with torch.no_grad():
+        network.output.bias.add_(1.0)  # as a step does
+    check(batch(1))
+    check(batch(2, samples=2 * BATCH))  # another size is not compiled
+    check(batch(3, weighted=True))  # nor are weights
+    network.output.requires_grad_(False)
+    check(batch(4))  # nor other gradients
+    network.output.requires_grad_(True)
+    check(batch(5))
+    assert compiled_functions == [FunctionType]
+
+
+@compiler
+def test_compiled_bits_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_step, "micro_batches", lambda *_: 4)
+    torch.manual_seed(1)
+    network = DCN(FIELDS, DIM, NUMBERS, hidden=(8,))
+    step, found = NetworkStep(network, compile=True), []
+    for number in (1, 2, 4):
+        set_num_threads(number)
+        found.append(trained_on(step, network, batch()))
+    set_num_threads(None)
+    assert all(same(found[0], other) for other in found[1:])
+
+
+@compiler
+def test_networks_of_one_class_are_compiled_apart() -> None:
+    """Though torch stores what it has compiled by code object, and only so many for each."""
+    of = batch()
+    for hidden in ((4,), (4, 4)):
+        torch.manual_seed(1)
+        network = MLP(FIELDS, DIM, NUMBERS, hidden=hidden)
+        expected = trained_on(NetworkStep(network), network, of)
+        with torch._dynamo.config.patch(recompile_limit=1):
+            step = NetworkStep(network, compile=True)
+            assert same(trained_on(step, network, of), expected, atol=1e-6, rtol=1e-4)
+        assert step._compiles
