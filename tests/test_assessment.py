@@ -20,7 +20,7 @@ from sparsegroup.data import FrameLog
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.training import evaluate
-from sparsegroup.training.assessment import Assessment, assess, lead_of_baseline
+from sparsegroup.training.assessment import Assessment, assess, metrics_lost
 from sparsegroup.training.evaluation import PredictionWindow
 from sparsegroup.training.metrics import curves_of, gains_of, reliability_of
 from sparsegroup.training.run_folder import RUN
@@ -114,9 +114,7 @@ def test_noise_alone_seldom_makes_a_model_lose() -> None:
     for seed in range(60):
         logits, labels, random = drawn(2_000, seed)
         own, theirs = (logits + random.normal(0, 0.3, len(logits)) for _ in range(2))
-        lead = lead_of_baseline(window_of(own, labels), 1 / (1 + np.exp(-theirs)))
-        assert lead is not None
-        losses += lead.auc_is_sure or lead.log_loss_is_sure
+        losses += bool(metrics_lost(window_of(own, labels), 1 / (1 + np.exp(-theirs))))
     assert losses <= 8  # twice 2.5 % of 60, and then some
 
 
@@ -159,7 +157,7 @@ def test_one_class_has_no_lead_and_no_gains(labels: np.ndarray) -> None:
     found = assessed(np.zeros(50), np.ones(50), labels, [])
     assert found.curves is not None
     assert found.curves.gains == ()
-    assert lead_of_baseline(window_of(np.zeros(50), labels), np.full(50, 0.7)) is None
+    assert metrics_lost(window_of(np.zeros(50), labels), np.full(50, 0.7)) == []
 
 
 def test_reliability_is_that_of_scikit_learn() -> None:

@@ -194,6 +194,37 @@ def test_one_that_joins_in_the_middle_of_a_window_begins_with_the_next(log: Memo
     assert following.baseline_auc is not None
 
 
+def test_several_go_on_as_their_mean_by_what_each_knows_of_a_feature() -> None:
+    def state(*weights: list[float]) -> dict[str, torch.Tensor]:
+        places = torch.arange(len(weights), dtype=torch.int32)
+        return {"places": places, "weights": torch.tensor(weights), "moments": torch.zeros(0, 3).double()}
+
+    baseline = LogisticBaseline()
+    baseline.load_state_dict(state([1.0, 0.0, 3.0]), state([5.0, 0.0, 1.0], [2.0, 0.0, 1.0]))
+    assert baseline.state_dict()["weights"].tolist() == [[2.0, 0.0, 4.0], [2.0, 0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("places", torch.tensor([1 << 23], dtype=torch.int32), "places: has some that are not within 0 to"),
+        ("weights", torch.full((1, 3), NAN), "weights: has numbers that are not finite"),
+        ("weights", torch.zeros(2, 3), r"weights: .*\[1, 3\].* are expected"),
+        ("moments", torch.zeros(2, 3, dtype=torch.float64), "moments: are not of 1 numbers"),
+        ("logits", "many", "logits: "),
+    ],
+)
+def test_a_state_that_is_none_is_refused_and_changes_nothing(part: str, value: object, message: str) -> None:
+    baseline, batch = LogisticBaseline(numbers=1), numbers_batch(torch.ones(3, 1), torch.ones(3))
+    baseline.learn(batch)
+    before = baseline.predict(batch)
+    places = torch.zeros(1, dtype=torch.int32)
+    state = {"places": places, "weights": torch.ones(1, 3), "moments": torch.zeros(1, 3).double(), part: value}
+    with pytest.raises(ValueError, match=message):
+        baseline.load_state_dict(state)  # type: ignore[arg-type]
+    assert torch.equal(baseline.predict(batch), before)
+
+
 def test_a_stream_of_tensors_will_do() -> None:
     keys = torch.arange(40) % 7
     assert LogisticBaseline().learn(as_batch((keys, torch.ones(40)))).shape == (40,)

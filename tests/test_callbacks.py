@@ -17,8 +17,8 @@ from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.errors import MissingExtraError
 from sparsegroup.models import MLP
 from sparsegroup.training import Callback, Config, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
+from sparsegroup.training.callbacks import check_tracking, tracking_callbacks
 from sparsegroup.training.callbacks.figures import flat_settings, scalars
-from sparsegroup.training.callbacks.tracking import check_tracking, tracking_callbacks
 from sparsegroup.training.config import TrackingConfig
 from sparsegroup.training.trainer import TrainedBatch
 
@@ -71,6 +71,42 @@ def test_callbacks_are_told_in_order_and_change_nothing() -> None:
     assert [samples for name, samples in recorder.calls if name == "point"] == [20, 40, 60]
     assert other.calls == recorder.calls
     assert points == trainer_with().fit(stream())
+
+
+class Counter(Callback):
+    """Counts batches, also over a training that is resumed."""
+
+    batches = 0
+
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        self.batches += 1
+
+    def state_dict(self) -> int:
+        return self.batches
+
+    def load_state_dict(self, trainer: Trainer, states: Sequence[Any]) -> None:
+        if not all(isinstance(state, int) for state in states):
+            raise ValueError(f"a number is expected, got {states}")
+        self.batches = states[trainer.ranks.rank]
+
+
+def test_a_checkpoint_keeps_what_a_callback_asks_for() -> None:
+    first, second, late = Counter(), Counter(), Counter()
+    trainer = trainer_with(first)
+    trainer.fit(stream(4))
+    resumed = trainer_with(second)
+    resumed.load_state_dict(trainer.state_dict())
+    resumed.fit(stream(2))
+    assert (first.batches, second.batches) == (4, 6)
+    later = trainer_with()
+    later.load_state_dict(trainer.state_dict())
+    later.callbacks.append(late)  # as a session does
+    later.fit(stream(2))
+    assert late.batches == 6
+    state = trainer.state_dict()
+    state["ranks"][0]["callbacks"]["Counter"] = "many"
+    with pytest.raises(ValueError, match=r"callbacks\.Counter: a number is expected"):
+        trainer_with(Counter()).load_state_dict(state)
 
 
 def test_the_end_is_told_where_training_fails() -> None:

@@ -110,7 +110,9 @@ def test_two_passes_are_one_over_both(log: MemoryLog) -> None:
         trainer = Trainer(model.embedding, model.network, optimizer, window=2_000)
         begin = 0
         for end in ends:
-            trainer = Trainer(model.embedding, model.network, optimizer, window=2_000, history=trainer.history)
+            history = trainer.history
+            trainer = Trainer(model.embedding, model.network, optimizer, window=2_000)
+            trainer.go_on_after(history)
             trainer.fit(log.batches(begin, end, 500))
             begin = end
         return trainer, model

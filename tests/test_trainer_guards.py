@@ -140,7 +140,7 @@ def test_the_clock_stops_where_training_fails(monkeypatch: pytest.MonkeyPatch) -
         if broken:
             raise OSError("the disk is gone")
 
-    monkeypatch.setattr("sparsegroup.training.trainer.perf_counter", clock)
+    monkeypatch.setattr("sparsegroup.training.state.perf_counter", clock)
     model, table = parts()
     trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
     with pytest.raises(OSError, match="the disk is gone"):

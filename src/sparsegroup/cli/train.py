@@ -128,7 +128,7 @@ class _Plan:
 def _plan_to_begin(given: _Given, launch: "Launch", until_begun: ExitStack) -> _Plan:
     """How a run begins; `until_begun` removes the folders that are made for it."""
     from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
-    from sparsegroup.training.callbacks.tracking import check_tracking
+    from sparsegroup.training.callbacks import check_tracking
     from sparsegroup.training.config import read_config
     from sparsegroup.training.run_folder import RunFolder, find_run, new_run_folder, without_latest
 
@@ -192,7 +192,7 @@ def _run_of_job(job: str | None, folders: Iterable[Path]) -> Path | None:
 
 def _plan_to_resume(path: Path, threads: int) -> _Plan:
     from sparsegroup.cli.run_settings import open_config_log
-    from sparsegroup.training.callbacks.tracking import check_tracking
+    from sparsegroup.training.callbacks import check_tracking
     from sparsegroup.training.run_folder import RunFolder
 
     run = RunFolder.to_resume(path)

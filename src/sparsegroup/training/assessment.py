@@ -26,6 +26,8 @@ FAR = 1.2
 """A normalized entropy that is worth a warning even where it may be noise; and so many times the baseline's, from which
 on the model is to blame."""
 
+_NAMES = {"auc": "AUC", "log_loss": "log loss"}
+
 Float64s = npt.NDArray[np.float64]
 
 
@@ -44,16 +46,6 @@ class Assessment:
     curves: ScoreCurves | None = None
     baseline_curves: ScoreCurves | None = None
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Lead:
-    """How far the baseline is ahead of the model: positive where it is better; and whether that is beyond noise."""
-
-    auc: float
-    log_loss: float
-    auc_is_sure: bool
-    log_loss_is_sure: bool
 
 
 def assess(
@@ -91,22 +83,21 @@ def assess(
     )
 
 
-def lead_of_baseline(window: PredictionWindow, baseline: Float64s) -> Lead | None:
-    """How far the baseline is ahead, by its probabilities; None where only one class is present.
+def metrics_lost(window: PredictionWindow, baseline: Float64s) -> list[str]:
+    """The metrics, `auc` and `log_loss`, in which a baseline of these probabilities is better beyond noise.
 
-    A difference is beyond noise if a paired t-test over 20 blocks of consecutive rows says so at 5 %: rows close in
-    time are alike, and blocks of them less so.
+    A paired t-test over 20 blocks of consecutive rows says so at 5 %: rows close in time are alike, and blocks of them
+    less so. None is lost where only one class is present.
     """
     own, theirs = window.metrics(), evaluate(window.labels(), baseline, window.weights())
-    if math.isnan(own.auc):
-        return None
     pairs = list(zip(_by_block(window, window.probabilities()), _by_block(window, baseline), strict=True))
-    return Lead(
-        theirs.auc - own.auc,
-        own.log_loss - theirs.log_loss,
-        _is_sure([other.auc - ours.auc for ours, other in pairs]),
-        _is_sure([ours.log_loss - other.log_loss for ours, other in pairs]),
-    )
+    lost = []
+    if theirs.auc > own.auc and _is_sure([other.auc - ours.auc for ours, other in pairs]):
+        lost.append("auc")
+    is_worse = theirs.log_loss < own.log_loss and not math.isnan(own.auc)
+    if is_worse and _is_sure([ours.log_loss - other.log_loss for ours, other in pairs]):
+        lost.append("log_loss")
+    return lost
 
 
 def _by_block(window: PredictionWindow, probabilities: Float64s) -> list[Metrics]:
@@ -128,14 +119,8 @@ def _is_sure(differences: Sequence[float]) -> bool:
 def _against_baseline(
     window: PredictionWindow, baseline: Float64s | None, test: Metrics, beside: Metrics | None
 ) -> str | None:
-    lead = None if baseline is None else lead_of_baseline(window, baseline)
-    if lead is None or beside is None:
-        return None
-    worse = []
-    if lead.auc > 0 and lead.auc_is_sure:
-        worse.append(f"in AUC, {test.auc:.4f} against {beside.auc:.4f}")
-    if lead.log_loss > 0 and lead.log_loss_is_sure:
-        worse.append(f"in log loss, {test.log_loss:.4f} against {beside.log_loss:.4f}")
+    lost = [] if baseline is None else metrics_lost(window, baseline)
+    worse = [f"in {_NAMES[one]}, {getattr(test, one):.4f} against {getattr(beside, one):.4f}" for one in lost]
     if not worse:
         return None
     return (

@@ -388,18 +388,15 @@ class BaselineCallback(Callback):
         self._logits: list[Tensor] = []
 
     def on_begin(self, trainer: Trainer) -> None:
-        """See `Callback.on_begin`."""
         self._thread = ThreadPoolExecutor(1, "sparsegroup-baseline")
 
     def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
-        """See `Callback.on_batch`."""
         if trainer.progress.epoch or self._thread is None or not len(trained.batch):
             return
         self._lessons.append(self._thread.submit(self.model.learn, trained.batch))
         self._wait(max(1, _WAITING // len(trained.batch)))
 
     def on_window(self, trainer: Trainer, window: PredictionWindow) -> Callable[[], dict[str, float | None]] | None:
-        """See `Callback.on_window`."""
         if trainer.progress.epoch:
             return None
         logits = trainer.ranks.all_gather([self._predictions()], "the baseline's predictions")
@@ -415,18 +412,15 @@ class BaselineCallback(Callback):
         return figures
 
     def on_end(self, trainer: Trainer) -> None:
-        """See `Callback.on_end`."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """See `Callback.state_dict`."""
         logits = self._predictions()
         return {**self.model.state_dict(), "logits": logits}
 
     def load_state_dict(self, trainer: Trainer, states: Sequence[Mapping[str, Tensor]]) -> None:
-        """See `Callback.load_state_dict`."""
         logits = [BaselineState.of(state).logits for state in states]
         is_alike = len(states) == trainer.ranks.count
         rank = trainer.ranks.rank

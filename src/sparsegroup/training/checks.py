@@ -15,6 +15,72 @@ from sparsegroup.models import NumberEncoder
 from sparsegroup.optim.table_parameter import store_of
 
 
+def with_checked_labels(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches; ValueError names value, batch and row of a label that is neither 0 nor 1."""
+    for number, batch in enumerate(batches):
+        labels = batch.labels
+        if not labels.bool().to(labels.dtype).equal(labels):
+            row = int((labels.bool() != labels).flatten().nonzero()[0])
+            raise ValueError(
+                f"labels must be 0 or 1, got {labels.flatten()[row].item():g} in row {row} of batch {number} of the "
+                "stream (both from 0)"
+            )
+        yield batch
+
+
+class MissingNumberError(UserError):
+    """A number that is missing or infinite, and a network that does not take it.
+
+    Attributes:
+        batch, row, column: A batch, and the number's place in it.
+        first: The row of the stream, from 0, at which the batch begins.
+    """
+
+    def __init__(self, batch: Batch, row: int, column: int, first: int, place: str = "") -> None:
+        place = place or f"row {first + row} of the stream: column {column} of the numbers (from 0)"
+        super().__init__(
+            f"{place} has missing or infinite numbers, and the model takes numbers as they are: fill them in, or train "
+            "with model.standardize=true, which takes them"
+        )
+        self.batch, self.row, self.column, self.first = batch, row, column, first
+
+
+@contextmanager
+def numbers_named(log: Log, start: int | None = None) -> Iterator[None]:
+    """A `MissingNumberError` names the log and the column; and the row, where the stream is the log from `start` on."""
+    try:
+        yield
+    except MissingNumberError as error:
+        batch, row, column, first = error.batch, error.row, error.column, error.first
+        place = "" if start is None else f" row {log.places(start + first, batch)[row]} (from 0):"
+        raise MissingNumberError(batch, row, column, first, f"{log.name}:{place} {log.numbers[column]!r}") from error
+
+
+def _missing_number(model: nn.Module, batch: Batch, rows: slice, first: int) -> MissingNumberError | None:
+    """The first number in rows of a batch that the network turns into no number."""
+    encoder = next((module for module in model.modules() if isinstance(module, NumberEncoder)), None)
+    numbers = batch.numbers[rows]
+    refused = ~numbers.isfinite() if encoder is None else numbers.isinf() & (not encoder.standardize)
+    if not bool(refused.any()):
+        return None
+    row, column = refused.nonzero()[0].tolist()
+    return MissingNumberError(batch, (rows.start or 0) + row, column, first)
+
+
+def check_logits(model: nn.Module, batch: Batch, logits: Tensor, first: int) -> None:
+    """Raise where a logit `[n]` of a batch that begins at row `first` of a stream is NaN. Not checked on a GPU.
+
+    The error is a MissingNumberError if a number of the row is missing, or else a FloatingPointError.
+    """
+    if logits.device.type != "cpu" or not bool((wrong := logits.isnan()).any()):
+        return
+    row = int(wrong.nonzero()[0])
+    raise _missing_number(model, batch, slice(row, row + 1), first) or FloatingPointError(
+        f"the model's logit of row {first + row} (from 0) is NaN: its weights are not finite, its training has "
+        "diverged; train it with a lower learning rate"
+    )
+
+
 def backward(loss: Tensor, *, second_order: bool) -> None:
     """The gradients of a loss; for second derivatives with their graph."""
     if not second_order:
@@ -34,75 +100,17 @@ def check_loss(loss: Tensor) -> None:
 
 def check_weights(model: nn.Module, samples: int) -> None:
     """Raise FloatingPointError if a weight of the network, trained on so many samples, is not finite."""
-    weights = [parameter for parameter in model.parameters() if store_of(parameter) is None]
-    if not all(weight.isfinite().all() for weight in weights):
-        raise _diverged(samples, FloatingPointError("weights of the network are not finite"))
-
-
-class MissingNumberError(UserError):
-    """A number that is missing or infinite, and a network that does not take it.
-
-    Attributes:
-        batch, row, column: Where the number is: a batch, and the place in its numbers.
-        first: The row of the stream, from 0, at which the batch begins.
-    """
-
-    def __init__(self, batch: Batch, row: int, column: int, first: int, name: str = "") -> None:
-        place = name or f"row {first + row} of the stream: column {column} of the numbers (from 0)"
-        super().__init__(
-            f"{place} has missing or infinite numbers, and the model takes numbers as they are: fill them in, or train "
-            "with model.standardize=true, which takes them"
-        )
-        self.batch, self.row, self.column, self.first = batch, row, column, first
-
-
-def check_logits(model: nn.Module, batch: Batch, logits: Tensor, first: int) -> None:
-    """Raise where a logit `[n]` of a batch that begins at row `first` of a stream is NaN. Not checked on a GPU.
-
-    The error is a MissingNumberError if a number of the row is missing, or else a FloatingPointError.
-    """
-    if logits.device.type != "cpu" or not bool((wrong := logits.isnan()).any()):
-        return
-    row = int(wrong.nonzero()[0])
-    refused = _refused(model, batch.numbers)[row].nonzero()
-    if len(refused):
-        raise MissingNumberError(batch, row, int(refused[0]), first)
-    raise FloatingPointError(
-        f"the model's logit of row {first + row} (from 0) is NaN: its weights are not finite, its training has "
-        "diverged; train it with a lower learning rate"
-    )
+    if not all(one.isfinite().all() for one in model.parameters() if store_of(one) is None):
+        raise _diverged(samples, "weights of the network are not finite")
 
 
 def failed_step(error: FloatingPointError, model: nn.Module, batch: Batch, samples: int) -> Exception:
     """The error to raise for a step after so many samples: the batch has missing numbers, or training has diverged."""
-    refused = _refused(model, batch.numbers).nonzero()
-    if not len(refused):
-        return _diverged(samples, error)
-    row, column = refused[0].tolist()
-    return MissingNumberError(batch, row, column, 0)
+    return _missing_number(model, batch, slice(None), 0) or _diverged(samples, error)
 
 
-def _diverged(samples: int, error: FloatingPointError) -> FloatingPointError:
-    return FloatingPointError(f"training has diverged after {samples:,} samples: {error}. Lower the learning rate")
-
-
-@contextmanager
-def numbers_named(log: Log, start: int | None = None) -> Iterator[None]:
-    """A `MissingNumberError` names the log and the column; and the row, where the stream is the log from `start` on."""
-    try:
-        yield
-    except MissingNumberError as error:
-        batch, row, column, first = error.batch, error.row, error.column, error.first
-        place = "" if start is None else f" row {log.places(start + first, batch)[row]} (from 0):"
-        raise MissingNumberError(batch, row, column, first, f"{log.name}:{place} {log.numbers[column]!r}") from error
-
-
-def _refused(model: nn.Module, numbers: Tensor) -> Tensor:
-    """Which of the numbers `[n, columns]` a network turns into no number."""
-    encoder = next((module for module in model.modules() if isinstance(module, NumberEncoder)), None)
-    if encoder is None:
-        return ~numbers.isfinite()
-    return numbers.isinf() & (not encoder.standardize)
+def _diverged(samples: int, why: object) -> FloatingPointError:
+    return FloatingPointError(f"training has diverged after {samples:,} samples: {why}. Lower the learning rate")
 
 
 def check_stepped(modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -110,16 +118,14 @@ def check_stepped(modules: Mapping[str, nn.Module], optimizers: Sequence[torch.o
 
     Frozen parameters (`requires_grad_(False)`) need no optimizer. `modules` have the caller's names.
     """
-    stepped = {
-        id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
-    }
+    stepped = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
     left_out = {
-        id(parameter): (f"{module}.{name}", parameter)
+        id(parameter): (f"{module}.{name}", store_of(parameter) is not None)
         for module, of in modules.items()
         for name, parameter in of.named_parameters()
         if parameter.requires_grad and id(parameter) not in stepped
     }
-    if rows := [name for name, parameter in left_out.values() if store_of(parameter) is not None]:
+    if rows := [name for name, is_table in left_out.values() if is_table]:
         raise ValueError(
             f"no optimizer has {_listed(rows)}, so that it would never be trained: give its module's parameters() to "
             "one, as in GroupAdam([*table.parameters(), *model.parameters()]), or freeze it by requires_grad_(False)"
@@ -135,18 +141,4 @@ def check_stepped(modules: Mapping[str, nn.Module], optimizers: Sequence[torch.o
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def with_checked_labels(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches; ValueError names value, batch and row of a label that is neither 0 nor 1."""
-    for number, batch in enumerate(batches):
-        labels = batch.labels
-        if not labels.bool().to(labels.dtype).equal(labels):
-            row = int((labels.bool() != labels).flatten().nonzero()[0])
-            raise ValueError(
-                f"labels must be 0 or 1, got {labels.flatten()[row].item():g} in row {row} of batch {number} of the "
-                "stream (both from 0)"
-            )
-        yield batch
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -19,6 +19,11 @@ from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.sharded.exchange import Collectives, ExchangeError
 
+Object = TypeVar("Object")
+
+_PATIENCE = 5.0
+"""Seconds between two signs of life of a rank that the others wait for."""
+
 
 class StopRequest:
     """Whether a training is asked to end. Setting it takes no lock: threads and signal handlers may.
@@ -41,13 +46,6 @@ class StopRequest:
         self.is_made = self.finishes = False
 
 
-Object = TypeVar("Object")
-
-
-_PATIENCE = 5.0
-"""Seconds between two signs of life of a rank that the others wait for."""
-
-
 class FirstRankError(RunError):
     """The first of several ranks, which does it for all, failed, and has reported why."""
 
@@ -56,12 +54,7 @@ class FirstRankError(RunError):
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """What all ranks train on in one step.
-
-    Attributes:
-        own: This rank's part; empty where it has none left.
-        samples: Those of all parts.
-    """
+    """What all ranks train on in one step: this rank's `own` part, perhaps empty, and the `samples` of all parts."""
 
     own: Batch
     samples: int
@@ -74,6 +67,7 @@ class RankGroup:
 
     Attributes:
         rank, count: The number of this one, and of all.
+        is_alone: Whether this is the only process.
         scale: Factor of each rank's loss; the sum of its gradients is divided by it.
         sent: Bytes of gradients and statistics that went from this rank to others.
         waited: Seconds in which it has waited for others.
@@ -82,7 +76,7 @@ class RankGroup:
     def __init__(self, group: dist.ProcessGroup | None = None, scale: int = 1) -> None:
         self._together = None if group is None else Collectives(group, "Trainer")
         self.rank, self.count = (0, 1) if self._together is None else (self._together.rank, self._together.ranks)
-        self.scale = scale
+        self.is_alone, self.scale = self._together is None, scale
         self.sent, self.waited = 0, 0.0
 
     @classmethod
@@ -101,15 +95,13 @@ class RankGroup:
             raise ValueError("a Trainer trains tables that all have the same reduction")
         return cls(shards[0].group, shards[0].ranks if shards[0].reduction == "mean" else 1)
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether this is the only process."""
-        return self._together is None
-
     def synchronized_batches(
         self, batches: Iterator[Batch], asked: StopRequest | None = None, agreed: StopRequest | None = None
     ) -> Iterator[GlobalBatch]:
-        """The batches of all ranks, side by side. A rank that has none left goes on with empty ones until all have."""
+        """The batches of all ranks, side by side. A rank that has none left goes on with empty ones until all have.
+
+        Where one of them is `asked` to stop, it is `agreed` on all.
+        """
         if self._together is None:
             for own in batches:
                 yield GlobalBatch(own, len(own))
@@ -145,7 +137,7 @@ class RankGroup:
 
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
         """Sum the gradients of all parameters except tables' rows over the ranks, and the losses, which it returns."""
-        if self._together is None:
+        if self.is_alone:
             return loss
         dense = [one for one in parameters if one.requires_grad and store_of(one) is None]
         has_grad = torch.tensor([one.grad is not None for one in dense], dtype=loss.dtype, device=loss.device)
@@ -175,20 +167,21 @@ class RankGroup:
 
     def broadcast_parameters(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         """Let a network's buffers, and all parameters but tables' rows, be those of the first rank."""
-        if self._together is not None:
-            dense = [one for one in parameters if store_of(one) is None]
-            buffers = {name: buffer.cpu() for name, buffer in network.named_buffers()}
-            weights, buffers = self.broadcast(([one.detach().cpu() for one in dense], buffers), "weights")
-            for parameter, values in zip(dense, weights, strict=True):
-                parameter.data.copy_(values)
-            network.load_state_dict(buffers, strict=False)
+        if self.is_alone:
+            return
+        dense = [one for one in parameters if store_of(one) is None]
+        buffers = {name: buffer.cpu() for name, buffer in network.named_buffers()}
+        weights, buffers = self.broadcast(([one.detach().cpu() for one in dense], buffers), "weights")
+        for parameter, values in zip(dense, weights, strict=True):
+            parameter.data.copy_(values)
+        network.load_state_dict(buffers, strict=False)
 
     def on_rank_0(self, action: Callable[[], Object], what: str) -> Object | None:
         """Let the first rank do something for all, such as writing a file: what that gives; None on the others.
 
         The others wait however long it takes, as long as the first one lives.
         """
-        if self._together is None:
+        if self.is_alone:
             return action()
         with ThreadPoolExecutor(1, "sparsegroup-first") as thread:
             done = None if self.rank else thread.submit(action)
@@ -212,6 +205,17 @@ class RankGroup:
     def broadcast(self, own: Object, what: str) -> Object:
         """What the first rank has; `what` it is, in messages."""
         return own if self._together is None else self._together.from_first(own, what)
+
+
+SINGLE_PROCESS = RankGroup()
+"""A process by itself."""
+
+
+def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
+    try:
+        return next(batches, None), None
+    except Exception as error:
+        return None, error
 
 
 class SharedStatistics:
@@ -262,14 +266,3 @@ class SharedStatistics:
             layer.follow(*merged_moments(next(parts).view(self._ranks.count, *layer.of_batch.shape)))
         for buffer in self._averaged:
             buffer.copy_(next(parts).mean(0))
-
-
-SINGLE_PROCESS = RankGroup()
-"""A process by itself."""
-
-
-def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
-    try:
-        return next(batches, None), None
-    except Exception as error:
-        return None, error

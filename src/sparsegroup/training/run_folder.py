@@ -158,14 +158,14 @@ class CheckpointMetadata:
 
     def baseline(self, checkpoint: Path) -> LogisticBaseline | None:
         """The baseline of all ranks, or None; RunError if its state is damaged."""
-        states = self.trainer.callbacks(BaselineCallback.__name__)
+        states = self.trainer.callbacks().get(BaselineCallback.__name__, [])
         if not states:
             return None
         baseline = LogisticBaseline(numbers=len(self.columns.numbers))
         try:
             baseline.load_state_dict(*states)
         except ValueError as error:
-            raise RunError(f"{checkpoint}: damaged (state.extra.trainer.callbacks.{error})") from error
+            raise RunError(f"{checkpoint}: damaged (state.extra.trainer.callbacks: {error})") from error
         return baseline
 
 

@@ -27,7 +27,7 @@ from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.assessment import Assessment, assess
 from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
-from sparsegroup.training.callbacks.tracking import tracking_callbacks
+from sparsegroup.training.callbacks import tracking_callbacks
 from sparsegroup.training.checks import check_weights, numbers_named
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.config import Config

@@ -1,7 +1,8 @@
 """What a training knows of itself: its epochs, the points of its history, and its state in a checkpoint."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from pathlib import Path
@@ -36,7 +37,7 @@ class BestState(Protocol):
 
 @dataclass
 class TemporaryBest:
-    """A `BestState` in a temporary folder: on disk, so that memory holds one model."""
+    """A `BestState` in a temporary folder: on disk, so that memory holds one model. Random numbers continue."""
 
     folder: Path
     model: nn.Module
@@ -46,7 +47,6 @@ class TemporaryBest:
     _count: int = 0
 
     def keep(self) -> None:
-        """See `BestState`."""
         target = None if self.target is None else self.target.state_dict()
         save_checkpoint(self.folder / str(self._count + 1), self.model, self.optimizers, self.scheduler, extra=target)
         if self._count:
@@ -54,7 +54,6 @@ class TemporaryBest:
         self._count += 1
 
     def restore(self) -> None:
-        """See `BestState`; random numbers continue."""
         kept = self.folder / str(self._count)
         loaded = load_checkpoint(kept, self.model, self.optimizers, self.scheduler, rng=False)
         if self.target is not None:
@@ -157,14 +156,28 @@ class History:
         self.points: list[HistoryPoint] = []
         self.window = PredictionWindow(0.0)
         self._measured: Future[HistoryPoint] | None = None
+        self._seconds = 0.0
+        self._begun: float | None = None
 
-    def begin(self) -> None:
-        """Training begins or continues."""
-        self.window.begin = perf_counter() - self.window.seconds
+    def go_on(self, points: Sequence[HistoryPoint], seconds: float, window: PredictionWindow | None = None) -> None:
+        """Follow these points, so many seconds after training began, perhaps in the middle of a window."""
+        self.points, self._seconds, self.window = list(points), seconds, window or self.window
 
-    def pause(self) -> None:
-        """Training ends, perhaps in the middle of a window."""
-        self.window.seconds = perf_counter() - self.window.begin
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """Measure the time of training and of its window, until it ends or fails."""
+        self._begun = perf_counter()
+        self.window.begin = self._begun - self.window.seconds
+        try:
+            yield
+        finally:
+            self.window.seconds = perf_counter() - self.window.begin
+            self._seconds, self._begun = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        """That training has taken so far."""
+        return self._seconds if self._begun is None else self._seconds + perf_counter() - self._begun
 
     @property
     def is_measured(self) -> bool:
@@ -269,6 +282,7 @@ class TrainerState:
             raise ValueError(f"ranks: their samples are not the {len(state.window.labels):,} of the window")
         return state
 
-    def callbacks(self, name: str) -> list[Any]:
-        """The states of the callback of a class, on all ranks that have one."""
-        return [rank.callbacks[name] for rank in self.ranks if name in rank.callbacks]
+    def callbacks(self) -> dict[str, list[Any]]:
+        """Class → the states of its callback on all ranks."""
+        names = self.ranks[0].callbacks
+        return {name: [rank.callbacks[name] for rank in self.ranks if name in rank.callbacks] for name in names}

@@ -28,7 +28,15 @@ from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, input
 from sparsegroup.training.network_step import NetworkStep
 from sparsegroup.training.plan import Epochs, check_epochs, of_epoch
 from sparsegroup.training.ranks import GlobalBatch, RankGroup, SharedStatistics, StopRequest
-from sparsegroup.training.state import BestState, EpochProgress, History, TableTotals, TemporaryBest, TrainerState
+from sparsegroup.training.state import (
+    BestState,
+    EpochProgress,
+    History,
+    RankState,
+    TableTotals,
+    TemporaryBest,
+    TrainerState,
+)
 
 if TYPE_CHECKING:
     from sparsegroup.training.config import Config
@@ -85,9 +93,7 @@ class Callback:
         """A batch has been trained on."""
 
     def on_window(self, trainer: "Trainer", window: PredictionWindow) -> Callable[[], Mapping[str, Any]] | None:
-        """The samples of a point have been trained on, by all ranks. Another thread calls the returned function, which
-        gives fields of the `HistoryPoint` that the trainer leaves at their defaults.
-        """
+        """All ranks have trained on the samples of a point. Another thread gets more of its fields by what returns."""
 
     def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
         """A point has joined the history; some batches after it, as its metrics take a while."""
@@ -105,46 +111,40 @@ class Callback:
         """A run is complete, with all its files; `summary` is None where an exception has ended it before that."""
 
     def state_dict(self) -> Any:
-        """What checkpoints keep of it, of numbers, texts, tensors, lists and dicts; None is nothing."""
+        """What checkpoints keep of it: numbers, texts, tensors, lists and dicts; None is nothing."""
 
     def load_state_dict(self, trainer: "Trainer", states: Sequence[Any]) -> None:
-        """Continue from what `state_dict` gave: a state for each rank of the training before.
-
-        Raises:
-            ValueError: They are no such states; nothing has changed.
-        """
+        """Continue from the states of all ranks, in their order. ValueError, and no change, if they are no such."""
 
 
 class Trainer:
     """Trains a network over a table's embeddings, in a pass over a stream of batches or in several.
 
-    The loss is the mean over a batch of the binary cross entropy, each sample's times its weight. Where the table lies
-    on several ranks, each trains on its part of the batch; see "On several ranks".
+    The loss is the mean over a batch of the binary cross entropy, each sample's times its weight. If the table lies on
+    several ranks, each trains on its part of the batch; see "On several ranks".
 
     Args:
         table: Looks up the keys' vectors.
-        network: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None where there are none) to logits
-            `[n]`: a network of `sparsegroup.models`, or another. With a table on a GPU it belongs there too; batches
-            are sent there.
-        optimizer: Steps the parameters of both, but for frozen ones; or several, which are stepped one after the other.
+        network: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None if there are none) to logits `[n]`:
+            a network of `sparsegroup.models`, or another. It is on the table's device; batches are sent there.
+        optimizer: Steps the parameters of both, except frozen ones; or several, which are stepped one after the other.
         scheduler: Sets the learning rate; stepped after each batch.
-        target: Sets λ21, so that a chosen size is left; stepped after each batch, before the scheduler.
+        target: Sets λ21, so that a chosen size remains; stepped after each batch, before the scheduler.
         window: Samples between two points of the history, at least a batch.
-        history: Points of earlier passes, to go on from.
-        compile: Compile the network by torch.compile, which takes a C++ compiler and some ten seconds when it is done
-            first; it warns and goes on without where that cannot be done.
-        callbacks: Are notified of what happens, in this order, see `Callback`; of a class that has a state, one.
+        compile: Compile the network by torch.compile, which takes a C++ compiler and at first some ten seconds; where
+            that cannot be done, it warns and trains without.
+        callbacks: Are notified of what happens, in this order, see `Callback`; only one of a class that has a state.
 
     Raises:
         TypeError: `table` holds no table, or `optimizer` is something else.
-        ValueError: A window < 1, or no optimizer has a table's rows; where one lacks others, it warns. Tables on other
-            ranks than others, or, on several, `GroupAdaHessian`.
+        ValueError: A window < 1, or no optimizer has a table's rows (it warns if they lack other parameters); tables on
+            different ranks; `GroupAdaHessian` on several ranks.
 
     Attributes:
         samples: Trained on so far, by all ranks.
         taken, trained: Samples that this rank has trained on in the epoch under way, and since it was made.
-        progress: Where `fit` stands among its epochs, or has ended.
-        ranks: Who train together.
+        progress: How far `fit` has come in its epochs.
+        ranks: The ranks that train together.
 
     Examples:
         >>> import torch
@@ -168,7 +168,6 @@ class Trainer:
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         target: SizeTarget | None = None,
         window: int = 100_000,
-        history: Sequence[HistoryPoint] = (),
         compile: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -188,8 +187,7 @@ class Trainer:
         self._asked = StopRequest()
         self._stop = self._asked if self.ranks.is_alone else StopRequest()
         self.taken = self.trained = 0
-        self.go_on_after(history)
-        self._begun: float | None = None
+        self.samples = 0
         self._callback_states: dict[str, list[Any]] = {}
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model, self._tables = LookupModel(table, network), list(tables_in(table).values())
@@ -210,9 +208,8 @@ class Trainer:
 
     def go_on_after(self, history: Sequence[HistoryPoint]) -> None:
         """Let what is trained next follow these points of earlier passes."""
-        self._record.points = list(history)
         self.samples = history[-1].samples if history else 0
-        self._seconds = history[-1].seconds if history else 0.0
+        self._record.go_on(history, history[-1].seconds if history else 0.0)
 
     def fit(
         self,
@@ -231,25 +228,24 @@ class Trainer:
         """Train on each batch of the stream in order, having predicted it first; with `epochs`, so many times.
 
         Args:
-            stream: Batches; on several ranks, this one's part of each. What it does to make them is best done in a
-                thread of its own, as `PreparedLog` does. For several epochs one that can be read again, as a
-                DataLoader, or a function of the epoch's number, from 0. After `load_state_dict`, the first one is to
-                hold those that are left of the epoch under way.
-            epochs: How often, at most.
-            validation: Batches that are not trained on, likewise. After each epoch the model is measured on them, a
-                `target` whose ramp is over being met exactly first; in the end the state after the epoch of the lowest
-                log loss comes back: table, network, optimizers, scheduler, target. With a target only epochs count that
+            stream: Batches; on several ranks, this one's part of each. They are best made in a thread of the stream's
+                own, as `PreparedLog` does. For several epochs a stream that can be read again, such as a DataLoader, or
+                a function of the epoch's number, from 0. After `load_state_dict`, the first one must hold the remaining
+                batches of the epoch.
+            epochs: At most so many.
+            validation: Batches that are not trained on, likewise. After each epoch the model is measured on them, once
+                a `target` whose ramp is over has been met exactly. In the end the state after the epoch of the lowest
+                log loss returns: table, network, optimizers, scheduler, target. With a target only epochs count that
                 ended after its ramp.
             patience: Stop when so many epochs in a row were no better; 0: never.
-            after_first_epoch: What becomes of the embeddings in later epochs: "train" goes on with them. "reset": each
-                epoch starts with those that rows began from, without u and state, and with the network as it is; a
-                `target` is to be made for the steps of one epoch, and begins anew. "freeze": they stay, the network is
-                trained.
+            after_first_epoch: What becomes of the embeddings in later epochs. "train": they are trained on. "reset":
+                each epoch starts from their first values, without u and state; a `target` must be made for the steps of
+                one epoch, and restarts. "freeze": only the network is trained.
             best: Where the best state is kept; None: in the system's temporary folder.
             on_batch: Called with the number of samples and the loss of each batch.
             on_progress: Called with each point of the history, some batches after it: its metrics take a while.
-            after_batch: Called when all is done that belongs to a batch: here a checkpoint can be written.
-            after_epoch: Called between two epochs: here, too.
+            after_batch: Called when a batch is done: a checkpoint can be written.
+            after_epoch: Called between two epochs, likewise.
 
         Returns:
             The points of this call, which join `history`.
@@ -257,7 +253,7 @@ class Trainer:
         Raises:
             ValueError: Numbers out of range or that do not go together, a stream that ends with the first epoch, or a
                 label that is neither 0 nor 1.
-            MissingNumberError: Numbers are missing or infinite, and the model does not take them; likewise.
+            MissingNumberError: Numbers are missing or infinite, and the model does not take them.
             FloatingPointError: Training has diverged; the batch that shows it has not been trained on.
         """
         check_epochs(stream, epochs, validation, patience, after_first_epoch)
@@ -273,7 +269,9 @@ class Trainer:
             raise ValueError("on several ranks, say where the state of the best epoch is kept: give `best`")
         temporary = TemporaryDirectory(prefix="sparsegroup-best-") if keeps_own else nullcontext()
 
-        def note(point: HistoryPoint) -> None:
+        def note(point: HistoryPoint | None) -> None:
+            if point is None:
+                return
             if on_progress is not None:
                 on_progress(point)
             for callback in self.callbacks:
@@ -284,7 +282,7 @@ class Trainer:
                 best = TemporaryBest(Path(folder), self._model, self.optimizers, self.scheduler, self.target)
             while self._goes_on(epochs, patience) and not self._stop.is_made:
                 self._begin_epoch(after_first_epoch)
-                with self._clock():
+                with self._record.clock():
                     is_whole = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
                 last = self._record.settle()
                 metrics, is_best = self._end_epoch(validation) if is_whole else (None, False)
@@ -311,34 +309,31 @@ class Trainer:
         The state is then one between two batches: a checkpoint of it, with `state_dict`, resumes with the samples
         behind `progress.position` and ends with the bits of a training that was never stopped. One batch more is
         trained on if it has been looked up already and a table counts its occurrences. After the last batch of an epoch
-        comes its validation. Where nothing is trained, nothing happens.
+        follows its validation. If nothing is being trained, nothing happens.
 
         Args:
             finish: The training is over, not interrupted: the epoch ends here and is validated, and the state after the
-                best one comes back.
+                best one returns.
         """
         self._asked.make(finish=finish)
 
     def _goes_on(self, epochs: int, patience: int) -> bool:
         return self.progress.goes_on(epochs, patience) and not self._stop.finishes
 
-    def _restart_tables(self) -> None:
-        """Let all rows start again, without gradients and without the optimizers' state of them; frozen tables stay."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        for table in self._tables:
-            if table.weight.requires_grad:
-                for optimizer in self.optimizers:
-                    optimizer.state.pop(table.weight, None)
-                table.table.reset_rows()
-
     def _begin_epoch(self, after_first_epoch: AfterFirstEpoch) -> None:
         is_later = self.progress.epoch > 0
         self._is_frozen = is_later and after_first_epoch == "freeze"
-        if is_later and after_first_epoch == "reset" and not self.progress.position:
-            self._restart_tables()
-            if self.target is not None:
-                self.target.restart()
+        if not is_later or after_first_epoch != "reset" or self.progress.position:
+            return
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        for table in self._tables:
+            if table.weight.requires_grad:  # frozen ones stay
+                for optimizer in self.optimizers:
+                    optimizer.state.pop(table.weight, None)
+                table.table.reset_rows()
+        if self.target is not None:
+            self.target.restart()
 
     def _end_epoch(self, validation: Epochs | None) -> tuple[Metrics | None, bool]:
         """Measure the model, and note how good it is; gives that, and whether it is the best so far."""
@@ -356,11 +351,10 @@ class Trainer:
         self,
         stream: Iterable[Sample],
         on_batch: Callable[[int, float], None] | None,
-        note: Callable[[HistoryPoint], None],
+        note: Callable[[HistoryPoint | None], None],
         after_batch: Callable[[], None] | None,
     ) -> bool:
         """Train on each batch of the stream once; gives whether that was all, or it has been stopped before."""
-        self._record.begin()
         self._model.train()
         if self._is_frozen:
             self.table.eval()
@@ -397,8 +391,8 @@ class Trainer:
                     on_batch(batch.samples, trained.loss)
                 for callback in self.callbacks:
                     callback.on_batch(self, trained)
-                if (ends or self._record.is_measured) and (point := self._record.settle()):
-                    note(point)
+                if ends or self._record.is_measured:
+                    note(self._record.settle())
                 if ends:
                     self._end_window(metrics)
                 if after_batch is not None:
@@ -406,10 +400,8 @@ class Trainer:
                 batch, keys = following, next_keys
             is_whole = batch is None or self._stop.finishes
             if is_whole and self._record.window.samples:
-                if (point := self._record.settle()) is not None:
-                    note(point)
+                note(self._record.settle())
                 self._end_window(metrics)
-        self._record.pause()
         return is_whole
 
     def _end_window(self, thread: ThreadPoolExecutor) -> None:
@@ -439,18 +431,10 @@ class Trainer:
             self._record.measure(thread, point)
         self._record.window = PredictionWindow(perf_counter())
 
-    @contextmanager
-    def _clock(self) -> Iterator[None]:
-        self._begun = perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds, self._begun = self.seconds, None
-
     @property
     def seconds(self) -> float:
         """That training has taken so far."""
-        return self._seconds if self._begun is None else self._seconds + perf_counter() - self._begun
+        return self._record.seconds
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands between two batches, apart from model, optimizer and scheduler: numbers and tensors.
@@ -460,13 +444,8 @@ class Trainer:
         """
         callbacks = {type(one).__name__: state for one in self.callbacks if (state := one.state_dict()) is not None}
         window = self._record.window.state()
-        own = {
-            "taken": self.taken,
-            "window": len(window.labels),
-            "compiled_for": self._dense.size,
-            "callbacks": callbacks,
-        }
-        found = self.ranks.all_gather([(own, window)], "the states of the ranks")
+        rank = RankState(self.taken, len(window.labels), self._dense.size, callbacks)
+        found = self.ranks.all_gather([(vars(rank), window)], "the states of the ranks")
         joined = PredictionWindow.joined([window for _, window in found], 0.0).state()
         return {
             "samples": self.samples,
@@ -479,8 +458,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | TrainerState) -> None:
-        """Continue from where `state_dict` found another trainer with the same arguments: give `fit` the remaining
-        batches.
+        """Continue from the state of a trainer with the same arguments: give `fit` the remaining batches.
 
         On as many ranks as then, each has trained on `taken` samples of its part of the epoch; on others, the rest of
         the epoch must be divided anew. A callback whose class has no state in it begins anew.
@@ -491,12 +469,11 @@ class Trainer:
         state, ranks = TrainerState.of(state), self.ranks
         if self.target is not None and state.target is None:
             raise ValueError("target: the state is of a training without one")
-        self._callback_states = {name: state.callbacks(name) for name in state.ranks[0].callbacks}
+        self._callback_states = state.callbacks()
         self._restore_callbacks()
         if self.target is not None and state.target is not None:
             self.target.load_state_dict(asdict(state.target))
-        self.progress = replace(state.progress)
-        self.samples, self._seconds = state.samples, state.seconds
+        self.progress, self.samples = replace(state.progress), state.samples
         first, count, samples = 0, 0, len(state.window.labels)
         if len(state.ranks) == ranks.count:
             own = state.ranks[ranks.rank]
@@ -505,8 +482,8 @@ class Trainer:
         else:  # the first rank takes all of the window, and none has trained on its part of the epoch
             count = 0 if ranks.rank else samples
             self.taken, self._dense.size = 0, None
-        self._record.points = list(state.history)
-        self._record.window = PredictionWindow.joined([state.window.part(first, first + count)], 0.0, samples)
+        window = PredictionWindow.joined([state.window.part(first, first + count)], 0.0, samples)
+        self._record.go_on(state.history, state.seconds, window)
 
     def _restore_callbacks(self) -> None:
         """Give the callbacks their states of a checkpoint; those that join later get theirs as `fit` begins."""
@@ -515,7 +492,7 @@ class Trainer:
                 try:
                     callback.load_state_dict(self, states)
                 except ValueError as error:
-                    raise ValueError(f"callbacks.{type(callback).__name__}.{error}") from error
+                    raise ValueError(f"callbacks.{type(callback).__name__}: {error}") from error
 
     @contextmanager
     def notified(self) -> Iterator[None]:

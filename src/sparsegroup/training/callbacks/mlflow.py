@@ -19,8 +19,6 @@ from sparsegroup.training.trainer import Callback, Trainer
 if TYPE_CHECKING:
     from sparsegroup.training.config import Config
 
-
-_ARTIFACTS = (CONFIG, SUMMARY, REPORT)
 _AT_A_TIME = 100
 """Params that MLflow takes at once."""
 
@@ -31,12 +29,12 @@ class MLflowCallback(Callback):
     """Logs a run's points to MLflow, over the samples trained on, as metrics `progressive/auc` and so on.
 
     A run in a folder adds its settings as params, metrics such as `test/auc`, and its report as an artifact. Resumed,
-    it goes on with its MLflow run and logs no point twice. A server that cannot be reached when training begins is an
-    error; later it is a warning, and what it misses is logged with the next point.
+    it continues its MLflow run and logs no point twice. A server that cannot be reached when training begins is an
+    error; later it is a warning, and the missed points are logged with the next one.
 
     Args:
-        experiment: Its name; made if need be.
-        tracking_uri: By default that of the environment variable `MLFLOW_TRACKING_URI`, as MLflow has it.
+        experiment: Its name; created if needed.
+        tracking_uri: By default that of the environment variable `MLFLOW_TRACKING_URI`.
         run_name: By default MLflow makes one up.
 
     Attributes:
@@ -63,56 +61,49 @@ class MLflowCallback(Callback):
         self._waiting: list[tuple[HistoryPoint, int]] = []
 
     def on_run_begin(self, folder: Path, config: "Config") -> None:
-        """See `Callback.on_run_begin`.
+        """RunError: MLflow cannot be reached, or refuses the run."""
+        from mlflow.entities import Param
 
-        Raises:
-            RunError: MLflow cannot be reached, or refuses the run.
-        """
         self._in_folder = True
         record = folder / MLFLOW
         self._open(_recorded_run(record) if record.is_file() else None)
         content = {"run_id": self.run_id, "experiment": self.experiment, "tracking_uri": self.tracking_uri}
         write_atomically(record, lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
-        self._log_params(flat_settings(config))
+        params = [Param(name, str(value)) for name, value in flat_settings(config).items()]
+        with _warned("received the settings"):  # it refuses another value where a path, say, has changed
+            for first in range(0, len(params), _AT_A_TIME):
+                self._client.log_batch(self.run_id, params=params[first : first + _AT_A_TIME])
 
     def on_begin(self, trainer: Trainer) -> None:
-        """See `Callback.on_begin`; RunError as in `on_run_begin`."""
+        """RunError as in `on_run_begin`."""
         if self.run_id is None:
             self._open(None)
         for point in trainer.history:
             self.on_point(trainer, point)
 
     def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
-        """See `Callback.on_point`."""
-        if point.samples in self._seen:
-            return
-        self._seen.add(point.samples)
-        self._waiting.append((point, round(1000 * (time() - (trainer.seconds - point.seconds)))))
-        self._log_waiting()
+        if point.samples not in self._seen:
+            self._seen.add(point.samples)
+            self._waiting.append((point, round(1000 * (time() - (trainer.seconds - point.seconds)))))
+            self._log_waiting()
 
     def on_end(self, trainer: Trainer) -> None:
-        """See `Callback.on_end`."""
         if not self._in_folder:
             self._end("FINISHED")
 
     def on_run_end(self, folder: Path, summary: Summary | None) -> None:
-        """See `Callback.on_run_end`."""
         if self.run_id is None:
             return
-        from mlflow.entities import Metric
-
         self._log_waiting()
         if summary is not None:
-            now = round(1000 * time())
-            metrics = [Metric(name, value, now, summary.samples) for name, value in final_scalars(summary).items()]
-            with _warned("the results of the run"):
-                self._client.log_batch(self.run_id, metrics=metrics)
-                for name in _ARTIFACTS:
+            with _warned("received the results of the run"):
+                self._log_metrics(final_scalars(summary), summary.samples, round(1000 * time()))
+                for name in (CONFIG, SUMMARY, REPORT):
                     self._client.log_artifact(self.run_id, str(folder / name))
         self._end("FAILED" if summary is None else "FINISHED")
 
     def _open(self, before: str | None) -> None:
-        """Make a run; or go on with one, and learn which points it has."""
+        """Make a run; or continue one, and learn which points it has."""
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
@@ -130,31 +121,24 @@ class MLflowCallback(Callback):
             where = "" if self.tracking_uri is None else f" at {self.tracking_uri}"
             raise RunError(f"MLflow{where}, experiment {self.experiment!r}: {error}") from error
 
-    def _log_params(self, settings: dict[str, str | int | float | bool]) -> None:
-        from mlflow.entities import Param
+    def _log_metrics(self, figures: dict[str, float], samples: int, when: int) -> None:
+        from mlflow.entities import Metric
 
-        params = [Param(name, str(value)) for name, value in settings.items()]
-        with _warned("the settings"):  # it refuses another value where a path, say, has changed
-            for first in range(0, len(params), _AT_A_TIME):
-                self._client.log_batch(self.run_id, params=params[first : first + _AT_A_TIME])
+        metrics = [Metric(name, value, when, samples) for name, value in figures.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
 
     def _log_waiting(self) -> None:
-        from mlflow.entities import Metric
-        from mlflow.exceptions import MlflowException
-
         while self._waiting:
             point, when = self._waiting[0]
-            figures = scalars(point)
-            metrics = [Metric(f"progressive/{name}", value, when, point.samples) for name, value in figures.items()]
-            try:
-                self._client.log_batch(self.run_id, metrics=metrics)
-            except (MlflowException, OSError) as error:
-                _logger.warning("MLflow has not yet received the last %d points: %s", len(self._waiting), error)
-                return
-            self._waiting.pop(0)
+            figures = {f"progressive/{name}": value for name, value in scalars(point).items()}
+            with _warned(f"yet received the last {len(self._waiting)} points"):
+                self._log_metrics(figures, point.samples, when)
+                self._waiting.pop(0)
+                continue
+            return
 
     def _end(self, status: str) -> None:
-        with _warned("the end of the run"):
+        with _warned("received the end of the run"):
             self._client.set_terminated(self.run_id, status)
 
 
@@ -166,7 +150,7 @@ def _warned(what: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, OSError) as error:
-        _logger.warning("MLflow did not receive %s: %s", what, error)
+        _logger.warning("MLflow has not %s: %s", what, error)
 
 
 def _recorded_run(record: Path) -> str:

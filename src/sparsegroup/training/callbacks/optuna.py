@@ -23,13 +23,12 @@ class OptunaPruningCallback(Callback):
 
     Args:
         trial: The trial that trains.
-        monitor: A figure of `HistoryPoint`: `validation_log_loss`, `validation_auc`, or one of those along the way,
-            such as `log_loss` and `auc`.
+        monitor: A figure of `HistoryPoint`, such as `validation_log_loss` or `auc`.
 
     Raises:
         MissingExtraError: The extra `tune` is not installed.
         ValueError: No such figure.
-        optuna.TrialPruned: From `Trainer.fit`, where the trial is pruned; other callbacks are told of the end.
+        optuna.TrialPruned: From `Trainer.fit`, where the trial is pruned; other callbacks are notified of the end.
 
     Examples:
         >>> from sparsegroup.training import OptunaPruningCallback
@@ -46,12 +45,10 @@ class OptunaPruningCallback(Callback):
         self.trial, self.monitor = trial, monitor
 
     def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
-        """See `Callback.on_point`."""
         if not self.monitor.startswith(_VALIDATION) and (value := scalars(point).get(self.monitor)) is not None:
             self._report(value, len(trainer.history))
 
     def on_validation(self, trainer: Trainer, metrics: Metrics) -> None:
-        """See `Callback.on_validation`."""
         if self.monitor.startswith(_VALIDATION):
             self._report(getattr(metrics, self.monitor.removeprefix(_VALIDATION)), trainer.progress.epoch)
 
