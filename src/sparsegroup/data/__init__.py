@@ -7,9 +7,9 @@ require("cli", __name__)
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.frames import FrameLog, HashedFrame, columns_of, hash_keys
-from sparsegroup.data.inference import ColumnFinding, kinds_of
+from sparsegroup.data.inference import kinds_of
 from sparsegroup.data.keys import VALUE_BITS
-from sparsegroup.data.kinds import ColumnKind
+from sparsegroup.data.kinds import ColumnFinding, ColumnKind
 from sparsegroup.data.log import Log, LogView, MemoryLog
 from sparsegroup.data.log_errors import BadRows, ClickLogError, LogOptionError
 from sparsegroup.data.open import is_prepared, open_log

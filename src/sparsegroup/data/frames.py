@@ -11,9 +11,9 @@ import pyarrow as pa
 import torch
 
 from sparsegroup.data.batches import Bags, Batch, batch_of, concatenated
-from sparsegroup.data.inference import SAMPLE_ROWS, ColumnFinding, infer_columns, kinds_of
+from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.kinds import text_of
+from sparsegroup.data.kinds import ColumnFinding, text_of
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.encoding import encode_frame

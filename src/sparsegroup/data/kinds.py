@@ -117,6 +117,29 @@ class ColumnKind:
         return JOINT if self.detail == JSON else self.detail
 
 
+@dataclass(frozen=True)
+class ColumnFinding:
+    """What a column was taken for, and why.
+
+    Attributes:
+        name: The column.
+        kind: What it was taken for, see `ColumnKind`.
+        why: The reason, in words.
+        examples: A few of its values.
+        distinct: Different values in the rows that were looked at, without missing ones.
+        missing: Share of those rows, in [0, 1], that have no value.
+        warning: What the user should think about, or ""; parameters stand in backquotes.
+    """
+
+    name: str
+    kind: str
+    why: str
+    examples: tuple[str, ...] = ()
+    distinct: int = 0
+    missing: float = 0.0
+    warning: str = ""
+
+
 def text_of(name: str, dtype: pl.DataType, *, plain: bool = False) -> pl.Expr:
     """A typed column as the texts that a CSV of the same data has, null where there is no value.
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from sparsegroup.data.batches import Batch, rebatched
-from sparsegroup.data.inference import ColumnFinding
 from sparsegroup.data.keys import HASH, Int64s
+from sparsegroup.data.kinds import ColumnFinding
 from sparsegroup.data.local_files import names_of
 from sparsegroup.data.schema import LogSchema
 

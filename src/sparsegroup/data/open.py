@@ -10,9 +10,8 @@ from typing import Any, TypedDict, Unpack
 import polars as pl
 
 from sparsegroup.data.formats import FORMATS
-from sparsegroup.data.inference import SAMPLE_ROWS, ColumnFinding, infer_columns, kinds_of
-from sparsegroup.data.kinds import SPELLED_LABELS
-from sparsegroup.data.label_leak import with_leaks
+from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of, with_leaks
+from sparsegroup.data.kinds import SPELLED_LABELS, ColumnFinding
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder

@@ -14,9 +14,9 @@ from pydantic import Field
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.validation import STRICT, validated
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT
-from sparsegroup.data.inference import ColumnFinding
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.kinds import (
+    ColumnFinding,
     ColumnKind,
     as_boolean,
     as_list,

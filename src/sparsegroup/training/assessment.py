@@ -8,7 +8,7 @@ from statistics import mean
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.data.label_leak import LEAK, leaks_of
+from sparsegroup.data.inference import LEAK, leaks_of
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, ScoreCurves
 from sparsegroup.training.evaluation import PredictionWindow
