@@ -11,15 +11,12 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from cli_cases import summary_of
 from command import Run
-from serving_cases import batch_of, columns_of
+from serving_cases import columns_of
 from sparsegroup import GroupMomentum, HashEmbedding
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import MLP, ListPooling, WithPooling
 from sparsegroup.models.attention import Dice
-from sparsegroup.serving import ServingModel, TrainedModel, open_trained
-from sparsegroup.serving.frozen import live_rows
-from sparsegroup.serving.onnx import OnnxModel, save_onnx
-from sparsegroup.serving.tracing import load_program, save_program
+from sparsegroup.serving import open_trained
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.lookup_model import LookupModel, by_field
@@ -149,31 +146,6 @@ def test_the_trainer_is_the_loop_that_one_would_write() -> None:
             )
         ),
     )
-
-
-def test_exports_carry_it(tmp_path: Path) -> None:
-    columns = columns_of(lists=True, numbers=True)
-    config = Config.of(model="dcn", dim=4, attention={"words": "hour"}, number_buckets=3)
-    model, _ = config.build_for(columns)
-    assert isinstance(model.network, WithPooling)
-    assert model.network.pooling.queries == {1: 2}  # the second list, the third field of one value
-    for parameter in model.network.pooling.parameters():
-        torch.nn.init.normal_(parameter)
-    keys = torch.arange(50)
-    model.embedding.assign(keys, torch.randn(50, 4, generator=torch.Generator().manual_seed(1)))
-    opened = TrainedModel(Path("made-up"), "run", config, columns, model.eval(), None)
-    serving = ServingModel(live_rows(model.embedding, "float32"), model.network, columns)
-    traced = serving.trace()
-    save_onnx(traced, tmp_path / "model.onnx", serving.inputs, metadata={})
-    save_program(traced, tmp_path / "model.pt2")
-    runs, program = OnnxModel(tmp_path / "model.onnx"), load_program(tmp_path / "model.pt2")
-    for size in (1, 2, 37):
-        batch = batch_of(opened, size)
-        with torch.no_grad():
-            expected = model(batch.keys, batch.numbers, batch.bags).sigmoid()
-        arguments = serving.arguments(batch)
-        assert np.abs(runs(arguments) - expected.numpy()).max() <= 5e-6
-        assert torch.allclose(program(*arguments), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cli_cases import summary_of
 from command import Run
-from serving_cases import batch_of, columns_of
 from sparsegroup import GroupAdaHessian, HashEmbedding, param_groups
 from sparsegroup.data import open_log
 from sparsegroup.data.batches import Batch
@@ -20,9 +19,7 @@ from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.models.layers import merged_moments
 from sparsegroup.models.number_encoder import LIMIT
 from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
-from sparsegroup.serving import ServingModel, TrainedModel, open_trained
-from sparsegroup.serving.frozen import live_rows
-from sparsegroup.serving.onnx import OnnxModel, save_onnx
+from sparsegroup.serving import open_trained
 from sparsegroup.training import Config, Session, Trainer
 from sparsegroup.training.network_step import NetworkStep, has_compiler
 from sparsegroup.training.ranks import GlobalBatch
@@ -317,32 +314,6 @@ def test_compiling_leaves_the_first_batch_to_be_the_sample(monkeypatch: pytest.M
     NetworkStep(network, compile=True).backward(torch.randn(9, 1, 3), batch.numbers, GlobalBatch(batch, 9))
     assert [one.calls for one in compiled] == [2]
     assert network.encoder.count.tolist() == [9, 9]
-
-
-@pytest.mark.parametrize(("name", "buckets", "standardize"), [("dcn", 5, True), ("opnn", 0, True), ("fm", 5, False)])
-def test_exports_take_raw_numbers(name: str, buckets: int, standardize: bool, tmp_path: Path) -> None:
-    columns = columns_of(lists=True, numbers=True)
-    config = Config.of(model=name, dim=4, number_buckets=buckets, standardize=standardize)
-    model, _ = config.build_for(columns)
-    generator = torch.Generator().manual_seed(1)
-    assert isinstance(model.network, WithNumbers)
-    model.network.encoder.fit(torch.randn(500, 2, generator=generator).exp())
-    if buckets:
-        torch.nn.init.normal_(model.network.encoder.embedding)
-    keys = torch.arange(50)
-    model.embedding.assign(keys, torch.randn(50, 4, generator=generator))
-    opened = TrainedModel(Path("made-up"), "run", config, columns, model.eval(), None)
-    serving = ServingModel(live_rows(model.embedding, "float32"), model.network, columns)
-    save_onnx(serving.trace(), tmp_path / "model.onnx", serving.inputs, metadata={})
-    runs = OnnxModel(tmp_path / "model.onnx")
-    extremes = torch.tensor([[NAN, 1.0], [1e5, -3.0], [INF, -INF], [1e30, -1e30], [0.0, NAN]])
-    for size in (1, 5, 40):
-        batch = batch_of(opened, size)
-        if standardize:
-            batch.numbers[:5] = extremes[:size]
-        with torch.no_grad():
-            expected = model(batch.keys, batch.numbers, batch.bags).sigmoid()
-        assert np.abs(runs(serving.arguments(batch)) - expected.numpy()).max() <= 1e-6
 
 
 @pytest.fixture

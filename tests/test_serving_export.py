@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from serving_cases import batch_of, opened_model
 from sparsegroup.serving import (
     ExportError,
-    ExportManifest,
     ExportRequest,
     export_trained,
     open_trained,
@@ -187,10 +186,3 @@ def test_damage_is_found_and_named(what: str, tmp_path: Path) -> None:
     damage(tmp_path / "out")
     with pytest.raises(ExportError, match=message):
         read_export(tmp_path / "out")
-
-
-def test_the_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    manifest = export_trained(opened_model(), tmp_path / "out")
-    assert isinstance(manifest, ExportManifest)
-    assert read_manifest(tmp_path / "out") == manifest
-    assert manifest.test is None

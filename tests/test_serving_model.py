@@ -1,11 +1,12 @@
 """The serving model, in PyTorch, as a program and in ONNX, against the model as it was trained."""
 
 import json
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -22,17 +23,23 @@ from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.serving.tracing import load_program, save_program
 from sparsegroup.settings.names import ModelName
 
-CASES = [
-    ("dcn", False, False, "float32"),
-    ("dcn", True, True, "bfloat16"),
-    ("mlp", False, True, "int8"),
-    ("opnn", True, False, "float16"),
-    ("lr", False, True, "float32"),
-    ("fm", True, True, "int8"),
-    ("deepfm", False, True, "float32"),
-    ("dcnv2", False, False, "bfloat16"),
-    ("xdeepfm", True, True, "float32"),
+CASES: list[tuple[str, bool, bool, str, dict[str, Any]]] = [
+    ("dcn", False, False, "float32", {}),
+    ("dcn", True, True, "bfloat16", {}),
+    ("mlp", False, True, "int8", {}),
+    ("opnn", True, False, "float16", {}),
+    ("lr", False, True, "float32", {}),
+    ("fm", True, True, "int8", {}),
+    ("deepfm", False, True, "float32", {}),
+    ("dcnv2", False, False, "bfloat16", {}),
+    ("xdeepfm", True, True, "float32", {}),
+    ("dcn", True, True, "float32", {"attention": {"words": "hour"}, "number_buckets": 3}),
+    ("dcn", True, True, "float32", {"number_buckets": 5, "standardize": True}),
+    ("opnn", True, True, "float32", {"standardize": True}),
+    ("fm", True, True, "float32", {"number_buckets": 5}),
 ]
+EXTREMES = torch.tensor([[math.nan, 1.0], [1e5, -3.0], [math.inf, -math.inf], [1e30, -1e30], [0.0, math.nan]])
+"""Numbers of a log that standardizing makes finite."""
 
 
 def serving(opened: TrainedModel, dtype: str = "float32") -> ServingModel:
@@ -66,11 +73,11 @@ def test_it_leaves_the_trained_model_as_it_is() -> None:
     assert all(parameter.requires_grad for parameter in opened.model.network.parameters())
 
 
-@pytest.mark.parametrize(("name", "lists", "numbers", "dtype"), CASES)
+@pytest.mark.parametrize(("name", "lists", "numbers", "dtype", "settings"), CASES)
 def test_onnx_and_program_give_the_same_for_any_batch(
-    name: str, lists: bool, numbers: bool, dtype: str, tmp_path: Path
+    name: str, lists: bool, numbers: bool, dtype: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    opened = opened_model(name, lists=lists, numbers=numbers)
+    opened = opened_model(name, lists=lists, numbers=numbers, **settings)
     model = serving(opened, dtype)
     traced = model.trace()
     save_onnx(traced, tmp_path / "model.onnx", model.inputs, metadata=model.metadata() | {"export": "abc"})
@@ -78,9 +85,11 @@ def test_onnx_and_program_give_the_same_for_any_batch(
     runs, program = OnnxModel(tmp_path / "model.onnx"), load_program(tmp_path / "model.pt2")
     for size in (1, 2, 37) if lists else (0, 1, 2, 37):
         batch = batch_of(opened, size)
+        if settings.get("standardize"):
+            batch.numbers[:5] = EXTREMES[:size]
         expected = trained(opened, batch, dtype)
         arguments = model.arguments(batch)
-        assert np.abs(runs(arguments) - expected.numpy()).max(initial=0) <= 1e-6
+        assert np.abs(runs(arguments) - expected.numpy()).max(initial=0) <= (5e-6 if settings else 1e-6)
         assert torch.allclose(program(*arguments), expected, rtol=0, atol=1e-6)
     graph = onnx.load(tmp_path / "model.onnx")
     assert {node.domain for node in graph.graph.node} == {""}

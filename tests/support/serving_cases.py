@@ -7,6 +7,8 @@ import torch
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.schema import LogSchema
+from sparsegroup.models import NumberEncoder
+from sparsegroup.models.attention import ListPooling
 from sparsegroup.serving import TrainedModel
 from sparsegroup.training import Config
 
@@ -30,13 +32,27 @@ def random_keys(count: int, fields: int = len(FIELDS), seed: int = 0) -> torch.T
 
 
 def opened_model(
-    model: str = "dcn", *, lists: bool = False, numbers: bool = False, rows: int = 300, seed: int = 0, dim: int = 4
+    model: str = "dcn",
+    *,
+    lists: bool = False,
+    numbers: bool = False,
+    rows: int = 300,
+    seed: int = 0,
+    dim: int = 4,
+    **settings: Any,
 ) -> TrainedModel:
     """A model with `rows` rows, of which about a fifth are zero, so not live."""
     columns = columns_of(lists, numbers)
     dim = 1 if model == "lr" else dim
-    config = Config.of(model=model, dim=dim, seed=seed)
+    config = Config.of(model=model, dim=dim, seed=seed, **settings)
     click_model, _ = config.build_for(columns)
+    for module in click_model.modules():
+        draw = torch.Generator().manual_seed(1)
+        if isinstance(module, NumberEncoder):
+            module.fit(torch.randn(500, 2, generator=draw).exp())
+        if isinstance(module, NumberEncoder | ListPooling):  # whose parameters begin small or at zero
+            for parameter in module.parameters():
+                torch.nn.init.normal_(parameter, generator=draw)
     keys = random_keys(rows, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.randn(len(keys), dim, generator=generator)

@@ -390,39 +390,38 @@ def export(
     tolerance: float = 1e-5,
     overwrite: bool = False,
 ) -> ExportManifest:
-    """Write a module with one or several tables into a folder: live rows, other weights, and what runs without it.
+    """Write a module with one or several tables into a folder: live rows, other weights, and programs that run them.
 
-    In what is written each `HashEmbedding` and `HashEmbeddingBag` is a lookup of standard operators over its live rows;
-    any other key has the zero vector, or the fallback vector of its field, as in evaluation. The module itself stays as
-    it is. What is written is run on the example and compared before the folder appears: with the module, and where
-    `dtype` rounds, with what it rounds to.
+    In the export each `HashEmbedding` and `HashEmbeddingBag` is a lookup of standard operators over its live rows;
+    any other key has the zero vector, or the fallback vector of its field, as in evaluation. The module does not
+    change. The export is run on the example before the folder appears, and compared with the module, or, if `dtype`
+    rounds, with the module over the rounded vectors.
 
     Args:
-        model: Any module, wherever its tables are, also one that uses a table in several places.
+        model: Any module; it may use a table in several places.
         folder: It appears when it is complete.
-        args: An example of the module's arguments by position: a batch of two rows or more, real ones best, as it is
-            what the export is tested on.
+        args: An example of the module's arguments by position: a batch of two rows or more, best real ones.
         kwargs: An example of those by name.
-        tables: Names for the tables, see `tables_of`; also for those that are no submodules. None: the submodules'.
-        formats: What to write beside rows and weights: "program", a program of `torch.export`, and "onnx". Without any
-            of them the module need not be one that can be traced.
+        tables: Names for the tables, also for those that are no submodules. None: the names of the submodules.
+        formats: What to write in addition to rows and weights: "program", a program of `torch.export`, and "onnx". A
+            module that cannot be traced takes neither.
         dtype: Format of the vectors.
-        dynamic_shapes: Which sizes are open, as of `torch.export.export`. None: the first of each tensor; those that
-            the module takes to be equal are one.
-        strict: As of `torch.export.export`.
-        inputs: Names of the tensors it takes, in ONNX; None: those of the module's parameters.
-        outputs: Names of the tensors it gives; None: the keys of a mapping, "output" of one tensor, "output_0" and so
+        dynamic_shapes: Open sizes, as in `torch.export.export`. None: the first of each tensor; those that the module
+            takes to be equal are one.
+        strict: As in `torch.export.export`.
+        inputs: Names of the input tensors in ONNX; None: those of the module's parameters.
+        outputs: Names of the output tensors; None: the keys of a mapping, "output" of one tensor, "output_0" and so
             on of several.
-        tolerance: How far numbers may be apart in the test, in parts of the largest of their tensor, or of 1.
-        overwrite: Replace an export that is there.
+        tolerance: Largest difference of numbers in the test, in parts of the largest of their tensor, or of 1.
+        overwrite: Replace an existing export.
 
     Raises:
-        ExportError: The module has no table; it cannot be copied or traced, or ONNX has no operators for what it does,
-            and what that is; `folder` is taken; ONNX's packages are missing; vectors that the format does not have; a
+        ExportError: The module has no table; it cannot be copied or traced, or ONNX lacks an operator, by line or
+            operator; `folder` is taken; ONNX's packages are missing; vectors that the format does not have; a
             parameter or vector that is not finite, by its name; a file that does not compute what the module does.
             Nothing is written then.
         TypeError: `args` is no tuple, or `model` no module.
-        ValueError: A format that is not known.
+        ValueError: An unknown format.
     """
     _check(model, args, formats)
     folder, call = Path(folder), ExampleCall(args, kwargs or {})
@@ -499,8 +498,8 @@ def load_export(
         theirs, ours = (", ".join(names) for names in (export.tables, found))
         raise ExportError(f"{folder}: holds the tables {theirs}, `like` has {ours}")
     for name, table in found.items():
-        if table.dim != export.tables[name].dim:
-            raise ExportError(f"{folder}: {name} has dimension {export.tables[name].dim}, that of `like` {table.dim}")
+        if table.dim != (dim := export.tables[name].dim):
+            raise ExportError(f"{folder}: {name} has dimension {dim}, that of `like` {table.dim}")
     frozen = frozen_copy(like, found, export.tables)
     try:
         load_other_weights(frozen, export.network)

@@ -202,7 +202,7 @@ class ServingModel(nn.Module):
         first, *others = sizes
         shapes = {"keys": first, **({"others": tuple(others)} if others else {})}
         # Strict, as the networks compare shapes by len(), which the other way of tracing takes for a number.
-        return trace(self, tuple(args), dynamic_shapes=shapes, strict=True)
+        return trace(self, tuple(args), {}, shapes, strict=True)
 
     def metadata(self) -> dict[str, str]:
         """The columns, for the `metadata_props` of an ONNX file."""

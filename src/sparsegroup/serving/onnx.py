@@ -16,20 +16,17 @@ from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.tracing import quiet, reason
 
 BATCH = "batch"
-"""The size that all samples share."""
+"""Name of the number of samples."""
 
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 def name_sizes(graph: Any) -> None:
-    """Name the open sizes of a graph's tensors, in place.
+    """Name the open sizes of an `onnx_ir.Graph`, in place.
 
-    The first size of the outputs is `batch`; of inputs, where no output has an open one. Another is named after the
-    first input that has it, `<input>_size`, behind which stands the axis if it is not the first. Sums and products of
-    sizes are those of the new names: `batch + 1`.
-
-    Args:
-        graph: An `onnx_ir.Graph`.
+    The first size of the outputs is `batch`; if none is open, that of the inputs. Another is named after the first
+    input that has it, `<input>_size`, followed by the axis if it is not the first. Sums and products of sizes are those
+    of the new names: `batch + 1`.
     """
     firsts = (size for value in (*graph.outputs, *graph.inputs) for size in _symbols(value)[:1])
     names = {size: BATCH for size in [next(filter(None, firsts), None)] if size is not None}
@@ -38,38 +35,35 @@ def name_sizes(graph: Any) -> None:
             if size is not None:
                 place = f"_{axis}" if axis else ""
                 names.setdefault(size, re.sub(r"\W", "_", value.name) + "_size" + place)
-    values = [*graph.inputs, *(output for node in graph.all_nodes() for output in node.outputs)]
-    for value in values:
+
+    def renamed(size: Any) -> Any:
+        text = getattr(size, "value", None)
+        return _SYMBOL.sub(lambda match: names.get(match[0], match[0]), text) if isinstance(text, str) else size
+
+    for value in (*graph.inputs, *(output for node in graph.all_nodes() for output in node.outputs)):
         if value.shape is not None:
-            value.shape = type(value.shape)([_renamed(size, names) for size in value.shape])
+            value.shape = type(value.shape)([renamed(size) for size in value.shape])
 
 
 def _symbols(value: Any) -> list[str | None]:
-    """A tensor's sizes: the symbol where it is open and stands alone, else None."""
+    """A tensor's sizes: the symbol of an open one that is no sum or product, otherwise None."""
     sizes = [] if value.shape is None else [getattr(size, "value", None) for size in value.shape]
     return [size if isinstance(size, str) and _SYMBOL.fullmatch(size) else None for size in sizes]
-
-
-def _renamed(size: Any, names: dict[str, str]) -> Any:
-    text = getattr(size, "value", None)
-    if not isinstance(text, str):
-        return size
-    return _SYMBOL.sub(lambda found: names.get(found[0], found[0]), text)
 
 
 OPSET = 20
 OUTPUT = "probability"
 EXTERNAL_BYTES = 1_500_000_000
-"""Of the weights, above which they lie in a file beside the model: protobuf ends at 2 GiB."""
+"""Weights of at least this size get a separate file: protobuf ends at 2 GiB."""
 
 
 def has_onnx() -> bool:
-    """Whether the packages are there that ONNX files take."""
+    """Whether the packages for ONNX files are installed."""
     return not missing("onnx")
 
 
 def require_onnx() -> None:
-    """Raise ExportError where they are not."""
+    """Raise ExportError if they are not."""
     try:
         require("onnx", "an ONNX file")
     except MissingExtraError as error:
@@ -85,9 +79,9 @@ def save_onnx(
     metadata: Mapping[str, str],
     external_bytes: int = EXTERNAL_BYTES,
 ) -> None:
-    """Write a model: one file, and `<name>.data` beside it where the weights are large.
+    """Write a model: one file, and `<name>.data` for large weights.
 
-    The IR version is the oldest that has the operators' set, 9 for opset 20; open sizes are named by `name_sizes`.
+    The IR version is the oldest with the operators' set, 9 for opset 20; `name_sizes` names open sizes.
     """
     require_onnx()
     import onnx
@@ -109,9 +103,9 @@ def save_onnx(
         assert converted is not None
         weights = sum(tensor.nbytes for tensor in program.state_dict.values())
         for node in converted.model.graph.all_nodes():
-            node.metadata_props.clear()  # what torch notes of how it came about, larger than the node
+            node.metadata_props.clear()  # torch's notes on its origin, larger than the node
         for value in converted.model.graph.initializers.values():
-            value.shape = value.type = None  # the tensor has both; said twice, onnxruntime's quantizer contradicts it
+            value.shape = value.type = None  # the tensor has both; onnxruntime's quantizer contradicts a repetition
         name_sizes(converted.model.graph)
         opsets = [onnx.helper.make_opsetid(*opset) for opset in converted.model.opset_imports.items()]
         # torch writes a newer one than its operators need, and older runtimes refuse that.
@@ -123,7 +117,7 @@ def save_onnx(
 
 
 def _gather() -> Any:
-    """Gather as it is; torch's own translation adds a Reshape and a Cast to int64 to each."""
+    """A plain Gather; torch's translation adds a Reshape and a Cast to int64 to each."""
     from onnxscript import opset20 as op
 
     def gather(values: Any, dim: int, index: Any) -> Any:
@@ -145,15 +139,15 @@ class OnnxModel:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors have no class in common
             raise ExportError(f"{path}: onnxruntime cannot open it ({error})") from error
-        self._names = [given.name for given in self._session.get_inputs()]
+        self._names = [each.name for each in self._session.get_inputs()]
 
     def __call__(self, arguments: Sequence[Tensor]) -> npt.NDArray[np.float32]:
-        """Probabilities `[batch]` of what `ServingModel.forward` takes."""
+        """The first output, such as probabilities `[batch]`."""
         result: npt.NDArray[np.float32] = self.outputs(arguments)[0]
         return result
 
     def outputs(self, arguments: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
-        """All that it gives, in order, of its inputs in order."""
+        """All outputs in order, for the inputs in order."""
         feeds = {name: tensor.numpy() for name, tensor in zip(self._names, arguments, strict=True)}
-        found: list[npt.NDArray[Any]] = self._session.run(None, feeds)
-        return found
+        results: list[npt.NDArray[Any]] = self._session.run(None, feeds)
+        return results

@@ -1,4 +1,4 @@
-"""A trained model, wherever it lies: in a run, a checkpoint or an export."""
+"""A trained model, opened from a run, a checkpoint or an export."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,22 +26,22 @@ from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_folder import NAMES, VOCABULARY, CheckpointMetadata, RunFolder, find_run
 
 SCANNED = 1 << 16
-"""Rows that are read at once."""
+"""Rows of one read."""
 
 
 class RowSource(Protocol):
-    """What rows can be read of: a table, or an export's."""
+    """A table, in training or of an export, whose rows can be read."""
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """The parts of a row except its weights."""
 
     def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
-        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` at a time."""
+        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, n ≤ `batch_size`."""
 
 
 def check_rows(path: Path, tables: Mapping[str, RowSource], *, state: bool = False) -> None:
-    """Whether the vectors of all rows are finite."""
+    """Raise RunError unless the vectors of all rows are finite, and with `state` the rest of the rows."""
     for name, table in tables.items():
         parts = [WEIGHT, *(table.state_names if state else ())]
         rows = wrong = 0
@@ -61,22 +61,22 @@ Kind = Literal["run", "checkpoint", "export"]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model and what belongs to it.
+    """A trained model with its settings and columns.
 
     Attributes:
-        path: Where it lies.
-        kind: What it lies in.
+        path: Its folder.
+        kind: What the folder is.
         config: Settings it was trained with.
-        columns: What it expects of its logs.
-        model: The model, in evaluation mode: an export's as it is served, else as it was trained, with the optimizer's
-            state in its tables' rows.
-        vocabulary: Parquet file of key, field and value, where one was kept.
+        columns: The columns that it expects of its logs.
+        model: The model, in evaluation mode: an export's as it is served, otherwise as it was trained, with the
+            optimizer's state in its tables' rows.
+        vocabulary: Parquet file of key, field and value, if one was kept.
         names: The same of some features, those of the largest vectors; None of an export.
-        baseline: What learnt beside the model, where there was one; None of an export.
-        samples: Trained on, in all; None where that is not known.
-        steps: The step count of the tables' optimizer; None where there is none.
-        l21: The tables' λ21 in force, which a target changes along the way; None of an export.
-        manifest: The manifest of an export: its tables know the live rows alone, the manifest what training has seen.
+        baseline: The run's logistic regression, if there was one; None of an export.
+        samples: Trained on, in all; None if that is not known.
+        steps: The step count of the tables' optimizer; None if there is none.
+        l21: The tables' λ21 in force, which a target changes; None of an export.
+        manifest: The manifest of an export, which knows what training has seen, unlike its tables.
     """
 
     path: Path
@@ -93,7 +93,7 @@ class TrainedModel:
     baseline: LogisticBaseline | None = None
 
     def field_counts(self) -> dict[str, FieldCount]:
-        """Field → its rows, and the features of it that training has seen."""
+        """Field → its rows, and its features that training has seen."""
         found = self.model.embedding.field_counts()
         nothing = FieldCount(0, 0, 0)
         counts = {name: found.get(number, nothing) for number, name in enumerate(self.columns.fields)}
@@ -107,12 +107,12 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
     """The model in the folder `path`.
 
     Args:
-        path: A run, a checkpoint or an export; or a folder of runs named by time, of which the latest is taken.
-        sweep: Apply the closed form to all rows once more (`GroupOptimizer.sweep`), so that a λ that changed on the way
-            has reached those that no batch has touched since. Of no effect on an export.
+        path: A run, a checkpoint or an export; or a folder of runs named by time, for the latest.
+        sweep: Apply the closed form to all rows once more (`GroupOptimizer.sweep`), so that a λ that changed reaches
+            rows that no batch has touched since. No effect on an export.
 
     Raises:
-        RunError, CheckpointError: It holds none, or a damaged one.
+        RunError, CheckpointError: It holds no model, or a damaged one.
     """
     path = Path(path)
     if (path / MANIFEST).is_file():

@@ -46,31 +46,24 @@ def reason(error: BaseException) -> str:
 
 
 _TALKATIVE = (
-    "torch.onnx._internal.exporter._registration",  # that torchvision is not there
-    "torch.fx.experimental.symbolic_shapes",  # that it does not know whose code it traces
-    "onnx_ir._convenience",  # that it takes an empty list for one of integers
+    "torch.onnx._internal.exporter._registration",  # torchvision is missing
+    "torch.fx.experimental.symbolic_shapes",  # whose code it traces is unknown
+    "onnx_ir._convenience",  # an empty list is taken for one of integers
 )
 
 
 def trace(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
-    *,
-    strict: bool = False,
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, *, strict: bool
 ) -> ExportedProgram:
     """A module as a program; the arguments are those of `torch.export.export`."""
-    options: Any = {"dynamic_shapes": dynamic_shapes, "strict": strict}
     try:
         with quiet(), redirect_stderr(StringIO()) as printed:
-            program = torch.export.export(model, args, dict(kwargs or {}), **options)
+            program = torch.export.export(model, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=strict)
     except Exception as error:  # torch's errors have no class in common
         why = reason(error)
-        raise ExportError(
-            f"{type(model).__name__}: torch.export cannot trace it ({why})"
-            + (". The example needs two rows or more; `dynamic_shapes` says which sizes are open" * ("Dim." in why))
-        ) from error
+        hint = ". The example needs two rows or more; `dynamic_shapes` says which sizes are open"
+        name = type(model).__name__
+        raise ExportError(f"{name}: torch.export cannot trace it ({why}){hint if 'Dim.' in why else ''}") from error
     print(printed.getvalue(), end="", file=sys.stderr)  # when it fails, torch prints the whole graph
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
