@@ -24,6 +24,7 @@ from sklearn.metrics import roc_auc_score
 
 import timing
 from batch_page import page_of, plot_sizes
+from plain import PLAIN
 from plain_loop import Ids, PlainModel, train_plainly
 from sparsegroup.data import PreparedLog
 from sparsegroup.data.batches import Batch
@@ -64,9 +65,10 @@ def cpu_seconds() -> float:
 def ours(log: PreparedLog, samples: int, tested: int, batch: int, hidden: Sequence[int]) -> dict[str, float]:
     """Speed, busy share, AUC; and how much faster evaluation is than training."""
     config = Config.of(
-        model="dcn", dim=DIM, optimizer="adam", lr=rate_of(batch), target_rate=RATE, batch_size=batch, compile="never",
+        **PLAIN | {"optimizer": "adam", "dim": DIM, "lr": rate_of(batch), "target_rate": RATE, "batch_size": batch},
+        compile="never",
         hidden=hidden,
-    )  # fmt: skip
+    )
     part = Part(log, samples)
     model, optimizer = config.build(part)
     plan = EpochPlan(samples, batch)

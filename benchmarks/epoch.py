@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 import timing
+from plain import PLAIN
 from plain_loop import Ids, PlainModel, train_plainly
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.batches import Batch
@@ -44,7 +45,7 @@ from sparsegroup.training.scoring import predictions, write_predictions
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 BATCH, LARGE, DIM = 512, 8192, 8
-CONFIG = Config.of(model="dcn", dim=DIM, lr=1e-3, l21=1e-4, batch_size=BATCH)
+CONFIG = Config.of(**PLAIN | {"dim": DIM, "lr": 1e-3, "l21": 1e-4, "batch_size": BATCH})
 WINDOW = 786_000
 """Samples of a window of the history, as of 50 over the whole log."""
 

@@ -15,6 +15,7 @@ from statistics import mean
 import torch
 
 import timing
+from plain import PLAIN
 from sparsegroup.data import Log, open_log
 from sparsegroup.training import Config
 from sparsegroup.training.log_pass import trainer_for
@@ -53,7 +54,7 @@ def main() -> None:
     rows, lines = [], []
     for size, settings in SIZES.items():
         for way in WAYS:
-            config = Config.of(model=arguments.model, **settings)
+            config = Config.of(**PLAIN | {"model": arguments.model, **settings})
             seeds = [config.replace(seed=seed) for seed in range(arguments.seeds)]
             points = [measured(log, one, arguments.epochs, way) for one in seeds]
             aucs, losses = ([mean(each) for each in zip(*of, strict=True)] for of in _parted(points))

@@ -17,6 +17,7 @@ from statistics import mean, stdev
 import torch
 
 import timing
+from plain import PLAIN
 from sparsegroup.data import Log, open_log
 from sparsegroup.serving.frozen import encode
 from sparsegroup.table import HashEmbedding
@@ -50,7 +51,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     log = open_log(arguments.log)
-    base = Config.of(model=arguments.model, optimizer="adagrad", lr=0.03, fallback=True, target_rate=RATES[0])
+    base = Config.of(
+        **PLAIN
+        | {"model": arguments.model, "optimizer": "adagrad", "lr": 0.03, "fallback": True, "target_rate": RATES[0]}
+    )
     dim = base.build(log)[0].embedding.dim
     sizes = {"float32": 4 * dim + KEY_BYTES, "int8": dim + 4 + KEY_BYTES}  # int8 has a scale
     ratio = sizes["float32"] / sizes["int8"]

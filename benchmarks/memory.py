@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+import plain
 import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
@@ -66,7 +67,7 @@ def one_pass(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[st
     """A pass with these settings, and what it came to."""
     set_num_threads(threads)
     torch.set_num_threads(1)
-    log, config = PreparedLog(folder), Config.of(**settings)
+    log, config = PreparedLog(folder), Config.of(**plain.PLAIN | settings)
     model, optimizer = config.build(log)
     sizes: list[int] = []
     trained = train(

@@ -20,7 +20,7 @@ import torch
 
 import timing
 from sparsegroup import HashEmbedding
-from sparsegroup.training.optimizer_config import OPTIMIZERS
+from sparsegroup.training.build import OPTIMIZERS
 
 TRAINED: Mapping[str, tuple[str, ...]] = {
     "adam": ("--optimizer", "adam", "--lr", "1e-3"),

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import checkpoints
 import timing
+from plain import PLAIN
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim import GroupOptimizer
@@ -36,7 +37,7 @@ FIELDS, NUMBERS, DIM = 26, 13, 8
 LIVE = 0.03
 VECTOR_BYTES = {"float32": 4 * DIM, "float16": 2 * DIM, "bfloat16": 2 * DIM, "int8": DIM + 4}
 COLUMNS = LogSchema(tuple(f"C{n}" for n in range(FIELDS)), (), tuple(f"I{n}" for n in range(NUMBERS)))
-CONFIG = Config.of(model="dcn", dim=DIM, l21=1e-4)
+CONFIG = Config.of(**PLAIN | {"dim": DIM, "l21": 1e-4})
 
 
 class DenseIds(nn.Module):

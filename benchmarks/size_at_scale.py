@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+import plain
 import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
@@ -29,7 +30,9 @@ from sparsegroup_paper.runs import Pruned
 ROWS, QUICK_ROWS, BATCH = 10_000_000, 300_000, 2_048
 L21S = (1e-4, 4e-4, 1.5e-3)
 FINE_TUNED = (0.0, 0.1)
-PLAIN = Config.of(model="dcn", dim=8, optimizer="adam", lr=1e-3, l21=0.0, batch_size=BATCH, fallback=False)
+PLAIN = Config.of(
+    **plain.PLAIN | {"dim": 8, "optimizer": "adam", "lr": 1e-3, "l21": 0.0, "batch_size": BATCH, "fallback": False}
+)
 
 
 def one_pass(log: PreparedLog, config: Config) -> dict[str, float]:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from plain_settings import plain
 from sparsegroup import GroupFTRL
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch, rebatched
-from sparsegroup.training import Config, Trainer
+from sparsegroup.training import Trainer
 from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
 from sparsegroup.training.evaluation import as_batch
 from sparsegroup.training.metrics import evaluate
@@ -141,7 +142,7 @@ def log() -> MemoryLog:
 
 
 def trainer_on(log: MemoryLog, *callbacks: BaselineCallback) -> Trainer:
-    model, optimizer = Config.of(dim=4, lr=1e-2, l21=1e-3).build(log)
+    model, optimizer = plain(dim=4, lr=1e-2, l21=1e-3).build(log)
     return Trainer(model.embedding, model.network, optimizer, window=2_000, callbacks=callbacks)
 
 

@@ -16,10 +16,10 @@ from command import Run
 from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.errors import MissingExtraError
 from sparsegroup.models import MLP
+from sparsegroup.settings.declared import TrackingSettings
 from sparsegroup.training import Callback, Config, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
 from sparsegroup.training.callbacks import check_tracking, tracking_callbacks
 from sparsegroup.training.callbacks.figures import flat_settings, scalars
-from sparsegroup.training.config import TrackingConfig
 from sparsegroup.training.trainer import TrainedBatch
 
 POINT = HistoryPoint(100, float("nan"), 0.5, 0.9, 1.0, 0.1, 10, 100, 4_000, 1.0, 100.0)
@@ -348,7 +348,7 @@ def test_what_is_not_installed_is_said_before_anything_is_read(
 ) -> None:
     monkeypatch.setattr("sparsegroup.errors.find_spec", lambda module: None)
     with pytest.raises(MissingExtraError, match=r"sparsegroup\[tensorboard\]"):
-        check_tracking(TrackingConfig(tensorboard="auto"))
+        check_tracking(TrackingSettings(tensorboard="auto"))
     with pytest.raises(MissingExtraError, match=r"MLflowCallback needs mlflow, .* 'sparsegroup\[mlflow\]'"):
         MLflowCallback()
     done = run("train", "no.csv", "--mlflow", "clicks")
@@ -357,8 +357,8 @@ def test_what_is_not_installed_is_said_before_anything_is_read(
 
 @pytest.mark.parametrize("uri", ["http://here:5000", "sqlite:///runs.db", "file:runs", "databricks"])
 def test_an_experiment_or_a_tracking_uri(tmp_path: Path, mlflow: MLflowDouble, uri: str) -> None:
-    (named,) = tracking_callbacks(TrackingConfig(mlflow="ads: June"), tmp_path / "run")
-    (elsewhere,) = tracking_callbacks(TrackingConfig(mlflow=uri), tmp_path / "run")
+    (named,) = tracking_callbacks(TrackingSettings(mlflow="ads: June"), tmp_path / "run")
+    (elsewhere,) = tracking_callbacks(TrackingSettings(mlflow=uri), tmp_path / "run")
     assert isinstance(named, MLflowCallback)
     assert isinstance(elsewhere, MLflowCallback)
     assert (named.experiment, named.tracking_uri) == ("ads: June", None)

@@ -12,11 +12,12 @@ from safetensors.numpy import load_file
 
 from cli_cases import many_features, summary_of
 from command import Run, call
+from plain_settings import plain
 from run_folders import state_of
 from sparsegroup.data import open_log
 from sparsegroup.serving import ExportError, open_trained, read_export
 from sparsegroup.serving.onnx import OnnxModel
-from sparsegroup.training import Config, Session
+from sparsegroup.training import Session
 
 DIMS = ("--set", "model.dims={color: 2, size: 8}", "--set", "model.dim=4")
 COMMON = ("--lr", 0.05, "--batch-size", 64, "--set", "training.baseline=false")
@@ -245,7 +246,7 @@ def test_sizes_that_cannot_be(settings: tuple[str, ...], message: str, there: Pa
 
 
 def test_the_largest_size_is_the_networks(there: Path) -> None:
-    config = Config.of(dim=4, dims={"color": 2})
+    config = plain(dim=4, dims={"color": 2})
     assert (config.model.vector_dim, config.model.network_dim) == (4, 4)
     assert config.replace(dims={"color": 16}).model.network_dim == 16
-    assert Config.of().model.network_dim == Config.of().model.vector_dim
+    assert plain().model.network_dim == plain().model.vector_dim

@@ -10,7 +10,7 @@ import pytest
 from cli_cases import COMMAND, click_log
 from command import Run
 from run_folders import state_of
-from sparsegroup.training.config import read_config
+from sparsegroup.training.build import read_config
 from sparsegroup.training.run_folder import RunFolder
 
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
+from sparsegroup.settings.auto import RULES, LogFacts, Rule
+from sparsegroup.settings.declared import SHORT
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
-from sparsegroup.training.config import SHORT, read_config
-from sparsegroup.training.defaults import RULES, LogFacts
+from sparsegroup.training.build import read_config
 
 
 def test_checking_settings_builds_no_module_and_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,26 +23,26 @@ def test_checking_settings_builds_no_module_and_draws_no_random_numbers(monkeypa
 
     monkeypatch.setattr(nn.Module, "__init__", refuse)
     before = torch.get_rng_state()
-    config = Config.of(model="opnn", optimizer="adagrad", lr=0.1)
+    config = Config.of(model="opnn", optimizer="adam")
     assert read_config(None, {"optimizer.name": "ftrl", "optimizer.lr": 0.1}).optimizer.name == "ftrl"
     assert config.replace(l21=0.0).optimizer.l21 == 0
     with pytest.raises(SettingsError):
-        Config.of(options={"betas": [2.0, 0.9]})
+        config.replace(options={"betas": [2.0, 0.9]})
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"options": {"betas": 3}}, r"betas must be two numbers in \[0, 1\), got 3 \(GroupAdam\)"),
-        ({"options": {"momentum": 0.9}}, "GroupAdam got an unexpected argument 'momentum'"),
+        ({"optimizer": "adam", "options": {"betas": 3}}, r"betas must be two numbers in \[0, 1\), got 3 \(GroupAdam\)"),
+        ({"optimizer": "adam", "options": {"momentum": 0.9}}, "GroupAdam got an unexpected argument 'momentum'"),
         ({"optimizer": "momentum", "options": {"momentum": -1}}, r"momentum must be >= 0, got -1 \(GroupMomentum\)"),
         ({"optimizer": "momentum", "options": {"momentum": 0, "nesterov": True}}, "nesterov=True needs momentum > 0"),
         ({"optimizer": "adahessian", "options": {"spatial_average_block_size": [0, 1, 1, 1]}}, "four ints"),
-        ({"options": {"weight_decay": "x"}}, "weight_decay must be a number, got 'x'"),
-        ({"options": {"amsgrad": True}}, "use GroupAMSGrad"),
-        ({"options": {"groups": "columns"}}, "embeddings need groups='rows', got 'columns'"),
-        ({"options": {"capturable": True}}, "cannot have capturable=True"),
+        ({"optimizer": "adam", "options": {"weight_decay": "x"}}, "weight_decay must be a number, got 'x'"),
+        ({"optimizer": "adam", "options": {"amsgrad": True}}, "use GroupAMSGrad"),
+        ({"optimizer": "adam", "options": {"groups": "columns"}}, "embeddings need groups='rows', got 'columns'"),
+        ({"optimizer": "adam", "options": {"capturable": True}}, "cannot have capturable=True"),
         ({"lr": float("inf")}, "lr must be finite and >= 0, got inf"),
     ],
 )
@@ -51,7 +52,7 @@ def test_the_optimizers_options_are_checked_by_its_rules_declaration(settings, m
 
 
 def test_what_the_settings_leave_open_has_the_declared_default():
-    arguments = Config.of(l21=0.5, options={"betas": [0.5, 0.6]}).optimizer.arguments
+    arguments = Config.of(optimizer="adam", l21=0.5, options={"betas": [0.5, 0.6]}).optimizer.arguments
     assert (arguments["lr"], arguments["betas"], arguments["eps"], arguments["l21"]) == (1e-3, (0.5, 0.6), 1e-8, 0.5)
 
 
@@ -60,8 +61,8 @@ class TestWhatTheLogDecides:
 
     @pytest.fixture(autouse=True)
     def rules(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(RULES, "training.batch_size", lambda facts, settings: facts.train_rows // 9)  # type: ignore
-        monkeypatch.setitem(RULES, "optimizer.schedule", lambda facts, settings: "cosine")  # type: ignore
+        rule = Rule(lambda facts, given: facts.train_rows // 9)
+        monkeypatch.setitem(RULES, "training.batch_size", rule)  # type: ignore[misc]
 
     def test_what_is_said_stays_even_where_it_is_the_default(self) -> None:
         log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
@@ -84,7 +85,7 @@ class TestWhatTheLogDecides:
         for other in (log, synthetic_log(SyntheticConfig(rows=2_000), seed=0)):
             assert read_config(tmp_path / "config.yaml", {}).resolved_for(other) == resolved
         changed = read_config(tmp_path / "config.yaml", {"training.batch_size": 7})
-        assert (changed.training.batch_size, "training.batch_size" in changed.decided) == (7, False)
+        assert (changed.training.batch_size, changed.given) == (7, ("training.batch_size",))
 
 
 OTHER_VALUES: dict[str, Any] = {
@@ -115,10 +116,10 @@ def test_given_settings_stay_apart_from_defaults(before: dict[str, Any], name: s
     file.write_text(Config.of(**before).as_yaml())
     by_assignment = read_config(file, {SHORT[name]: value for name, value in more.items()})  # --set
     for same in (Config.of(**before).replace(**more), again, again.replace(), copy.deepcopy(config), by_assignment):
-        assert (same, same.given(), same.resolved_for(log)) == (config, config.given(), resolved)
+        assert (same, same.given_sections(), same.resolved_for(log)) == (config, config.given_sections(), resolved)
     file.write_text(resolved.as_yaml())
     assert read_config(file, {}) == resolved == pickle.loads(pickle.dumps(resolved))
-    assert resolved.given() == config.given()
+    assert resolved.given_sections() == config.given_sections()
 
 
 def test_a_setting_has_the_effect_of_its_default_or_is_decided() -> None:
@@ -128,7 +129,8 @@ def test_a_setting_has_the_effect_of_its_default_or_is_decided() -> None:
     before, after = (
         {f"{s}.{n}": v for s, of in c.as_dict().items() for n, v in of.items()} for c in (config, resolved)
     )
-    assert {key for key in before if before[key] != after[key]} <= set(resolved.decided)
+    assert {key for key in before if before[key] != after[key]} <= set(RULES)
+    assert all(before[key] is None for key in RULES)
 
 
 def test_a_resolved_config_is_decided_again_for_a_longer_log_where_its_length_matters() -> None:
@@ -177,7 +179,7 @@ def test_the_state_of_the_embeddings_alone_is_bfloat16_where_that_is_asked_for()
         ({"state_dtype": "float32"}, None),
         ({"state_dtype": "bfloat16"}, torch.bfloat16),
     ):
-        groups = Config.of(**given).optimizer.make(model).param_groups
+        groups = Config.of(optimizer="adam", l21=0.0, penalty="lasso", **given).optimizer.make(model).param_groups
         assert [group["state_dtype"] for group in groups] == [expected, None]
     with pytest.raises(SettingsError, match="state_dtype"):
         Config.of(state_dtype="float16")
@@ -196,12 +198,16 @@ def test_a_setting_that_keeps_features_needs_a_rate() -> None:
 )
 def test_batches_grow_with_the_log_and_short_logs_are_shuffled(rows: int, batch_size: int, is_shuffled: bool) -> None:
     facts = LogFacts(rows, fields=3, numbers=0, features=None, timed=True)
-    assert RULES["training.batch_size"](facts, {}) == batch_size
-    assert RULES["model.name"](facts, Config().as_dict()) == ("dcnv2" if rows > 100_000 else "dcn")
-    assert RULES["model.name"](facts, Config.of(network_options={"cross_layers": 2}).as_dict()) == "dcn", "whose it is"
-    assert RULES["training.shuffle_buffer"](facts, Config().as_dict()) == (rows if is_shuffled else 10_000)
-    by_time = Config.of(evict_unseen="7d").as_dict()
-    assert RULES["training.shuffle_buffer"](facts, by_time) == 0, "the log's own time goes by its order"
+    assert RULES["training.batch_size"].decide(facts, {}) == batch_size
+    assert RULES["model.name"].decide(facts, {}) == ("dcnv2" if rows > 100_000 else "dcn")
+    options = Config.of(network_options={"cross_layers": 2}).given_sections()
+    assert RULES["model.name"].decide(facts, options) == "dcn", "whose it is"
+    assert RULES["training.shuffle_buffer"].decide(facts, {}) == (rows if is_shuffled else 10_000)
+    by_time = Config.of(evict_unseen="7d").given_sections()
+    assert RULES["training.shuffle_buffer"].decide(facts, by_time) == 0, "the log's own time goes by its order"
+
+
+LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
 
 
 class TestAskingForASize:
@@ -209,7 +215,7 @@ class TestAskingForASize:
 
     @pytest.mark.parametrize("size", [{"target_rate": 0.1}, {"target_bytes": "1MB"}])
     def test_takes_the_recommended_recipe(self, size: dict[str, Any]) -> None:
-        config = Config.of(**size)
+        config = Config.of(**size).resolved_for(LOG)
         optimizer = config.optimizer
         assert (optimizer.name, optimizer.lr, optimizer.penalty.plain, optimizer.l21) == ("adagrad", 0.1, "hard", 0.0)
         assert optimizer.network_lr == 0.03
@@ -225,19 +231,16 @@ class TestAskingForASize:
         ],
     )
     def test_leaves_what_was_chosen(self, given: dict[str, Any], name: str, lr: float | None) -> None:
-        optimizer = Config.of(target_rate=0.1, **given).optimizer
+        optimizer = Config.of(target_rate=0.1, **given).resolved_for(LOG).optimizer
         assert (optimizer.name, optimizer.lr) == (name, lr)
-        config = Config.of(target_rate=0.1, fallback=False, penalty="lasso")
+        config = Config.of(target_rate=0.1, fallback=False, penalty="lasso").resolved_for(LOG)
         assert (config.model.fallback, config.optimizer.penalty.plain) == (False, "lasso")
-
-    def test_nothing_changes_without(self) -> None:
-        assert (Config().optimizer.name, Config().optimizer.lr, Config().model.fallback) == ("adam", None, False)
 
     def test_what_a_file_leaves_open_is_left_to_the_options(self, tmp_path: Path) -> None:
         file = tmp_path / "settings.yaml"
         file.write_text("optimizer: {target_rate: 0.2}\n")
-        assert read_config(file, {}).optimizer.lr == 0.1
-        given = read_config(file, {"optimizer.lr": 0.01, "optimizer.target_rate": 0.1}).optimizer
+        assert read_config(file, {}).resolved_for(LOG).optimizer.lr == 0.1
+        given = read_config(file, {"optimizer.lr": 0.01, "optimizer.target_rate": 0.1}).resolved_for(LOG).optimizer
         assert (given.name, given.lr, given.target_rate) == ("adagrad", 0.01, 0.1)
         file.write_text("optimizer: {target_rat: 0.2}\n")
         with pytest.raises(SettingsError, match=r"settings\.yaml: no setting 'optimizer\.target_rat'"):

@@ -11,8 +11,8 @@ import pytest
 from kill_runs import differences, outcome_of
 from sparsegroup.data import MemoryLog
 from sparsegroup.reporting import page
+from sparsegroup.settings.auto import RULES, Rule
 from sparsegroup.training import Config, Session
-from sparsegroup.training.defaults import RULES
 from sparsegroup.training.run_folder import RunFolder
 
 BATCH = 50
@@ -140,11 +140,11 @@ def test_the_best_stays_on_disk_until_the_end_and_memory_is_what_a_run_leaves(tm
 
 
 def test_what_the_rules_said_is_kept_whatever_they_say_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, settings = noisy_log(), Config.of(dim=2, hidden=[2], warmup=0.25, checkpoint_minutes=0, checkpoint_steps=1)
-    said = {"training.epochs": 2, "training.batch_size": 100, "optimizer.warmup": 0.5, "optimizer.schedule": "linear"}
+    log, settings = noisy_log(), Config.of(dim=2, hidden=[2], epochs=2, checkpoint_minutes=0, checkpoint_steps=1)
+    said = {"training.batch_size": 100, "training.shuffle_buffer": 50}
     for key, value in said.items():
-        monkeypatch.setitem(RULES, key, lambda facts, config, value=value: value)  # type: ignore[misc]
-    assert (settings.training.epochs, settings.replace(dim=3).resolved_for(log).training.epochs) == (1, 2)
+        monkeypatch.setitem(RULES, key, Rule(lambda facts, given, value=value: value))  # type: ignore[misc]
+    assert (settings.training.batch_size, settings.replace(dim=3).resolved_for(log).training.batch_size) == (None, 100)
 
     def end(samples: int, loss: float, seen: list[int] = []) -> None:  # noqa: B006
         seen.append(samples)
@@ -155,7 +155,6 @@ def test_what_the_rules_said_is_kept_whatever_they_say_later(tmp_path: Path, mon
         Session.begin(tmp_path / "run", settings, log).train(on_batch=end)
     monkeypatch.undo()
     session = Session.resume(tmp_path / "run", log)
-    assert (session.config.training.epochs, session.config.training.batch_size) == (2, 100)
-    assert (session.config.optimizer.warmup, session.config.optimizer.schedule) == (0.25, "linear")
+    assert (session.config.training.shuffle_buffer, session.config.training.batch_size) == (50, 100)
     assert session.train().samples == 880
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from plain_settings import plain
 from sparsegroup import GroupAdam, HashEmbedding, TargetRate, param_groups
 from sparsegroup.data import LogView, MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Batch
@@ -178,7 +179,7 @@ class TestLaterEmbeddings:
 
     @pytest.mark.parametrize("after", ["train", "reset", "freeze"])
     def test_each_epoch_that_may_be_the_best_has_the_size_that_was_asked_for(self, log: MemoryLog, after: str) -> None:
-        config = Config.of(
+        config = plain(
             target_rate=0.1, epochs=3, validation=0.2, after_first_epoch=after, batch_size=100, dim=4, hidden=[8]
         )
         model, optimizer = config.build(log)
@@ -223,14 +224,14 @@ class TestPlan:
         settings: dict[str, object] = {"epochs": 3, "batch_size": 60, "l21": 0.0, "dim": 4, "lr": 0.02}
         aucs = []
         for validation in (0.0, 0.2):
-            config = Config.of(validation=validation, **settings)
+            config = plain(validation=validation, **settings)
             model, optimizer = config.build(log)
             aucs.append(train_as(config, model, optimizer, log).test.auc)
         assert aucs[0] > 0.95
         assert 0.35 < aucs[1] < 0.65
 
     def test_the_last_rows_are_held_out_and_the_others_come_in_each_epoch(self, log: MemoryLog) -> None:
-        plan = Config.of(validation=0.1, epochs=2, shuffle_buffer=500).training.plan(log.train_rows)
+        plan = plain(validation=0.1, epochs=2, shuffle_buffer=500).training.plan(log.train_rows)
         assert (plan.rows, plan.validation_rows) == (3_240, 360)
         epochs = [torch.cat([batch.times for batch in plan.batches(log, epoch)]).tolist() for epoch in (0, 1)]
         assert epochs[0] != epochs[1]
@@ -242,6 +243,6 @@ class TestPlan:
 
     def test_all_rows_cannot_be_held_out(self) -> None:
         with pytest.raises(SettingsError, match=r"training.validation=0.9 leaves none of 1 rows to train on"):
-            Config.of(validation=0.9).training.plan(1)
+            plain(validation=0.9).training.plan(1)
         with pytest.raises(SettingsError, match=r"training.patience needs rows that are held out: give training.val"):
             Config.of(patience=1, validation=0.0)

@@ -19,8 +19,8 @@ from estimator_cases import rows, small, written
 from sparsegroup.data import ClickLogError
 from sparsegroup.estimator import Classifier
 from sparsegroup.serving import read_export
+from sparsegroup.settings.declared import SHORT
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training.config import SHORT
 
 FRAME, LABELS = rows()
 NEW, _ = rows(seed=1)

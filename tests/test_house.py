@@ -35,6 +35,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SMALL = 120
 """Lines. A module of fewer with a single importer is a part of that one, unless there is a reason."""
 REASONS = {
+    "settings/auto.py": "what a log decides, apart from what is declared",
     "kernels/cpu/backend.py": "a backend, as the others are",
     "kernels/cpu/numba_namespace.py": "the namespace that `bind` gives to rules",
     "table/sharded/lookup.py": "the lookup over ranks, by the exchange and the routing that it is made of",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
+from plain_settings import plain
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.models import DCN, FM, LR, DCNv2, DeepFM, XDeepFM
 from sparsegroup.models.dcnv2 import MatrixCross
@@ -187,4 +188,4 @@ class TestSettings:
 
     def test_a_size_that_it_cannot_have_is_a_settings_error(self) -> None:
         with pytest.raises(SettingsError, match="model: LR has one weight per feature: dim must be 1, got 4"):
-            Config.of(model="lr", dim=4).build_for(LogSchema(("a", "b"), (), ()))
+            plain(model="lr", dim=4).build_for(LogSchema(("a", "b"), (), ()))

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from sparsegroup.data import open_log
+from sparsegroup.training.build import SAMPLE_ROWS, ModelConfig, start_network
 from sparsegroup.training.click_model import NETWORKS
-from sparsegroup.training.model_config import ModelConfig
-from sparsegroup.training.network_start import SAMPLE_ROWS, start_network
 
 
 def log_of(path: Path, labels: list[int], weights: list[float] | None = None) -> Path:
@@ -41,7 +40,7 @@ def test_rows_count_as_their_weights_say_and_one_class_is_no_infinity(tmp_path: 
     for labels, weights, odds in (([1, 0], [3.0, 1.0], 3.5 / 1.5), ([0] * 4, None, 0.5 / 4.5), ([1], [0.0], 1.0)):
         path = log_of(tmp_path / "log.csv", labels, weights)
         log = open_log(path, schema=path.with_suffix(".yaml"))
-        network = ModelConfig(name="mlp").network(log.schema)
+        network = ModelConfig(name="mlp", standardize=False, number_buckets=0).network(log.schema)
         start_network(network, log, base_rate=True)
         assert network.output.bias.item() == pytest.approx(math.log(odds), rel=1e-6)
 
@@ -51,6 +50,6 @@ def test_only_training_rows_are_looked_at(tmp_path: Path) -> None:
     path.with_suffix(".yaml").write_text("label: label\ncategorical: [color]\ntest_fraction: 0.1\n")
     log = open_log(path, schema=path.with_suffix(".yaml"))
     assert log.train_rows == 90 < SAMPLE_ROWS
-    network = ModelConfig(name="mlp").network(log.schema)
+    network = ModelConfig(name="mlp", standardize=False, number_buckets=0).network(log.schema)
     start_network(network, log, base_rate=True)
     assert network.output.bias.item() == pytest.approx(math.log(0.5 / 90.5), rel=1e-6)

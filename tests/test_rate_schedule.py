@@ -4,11 +4,12 @@ import math
 
 import pytest
 
+from plain_settings import plain
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
+from sparsegroup.training.build import RateSchedule
 from sparsegroup.training.log_pass import trainer_for
-from sparsegroup.training.rate_schedule import RateSchedule
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_the_factors_are_those_of_the_formula(steps: int, warmup: float) -> None
 
 
 def test_table_and_network_have_rates_of_their_own_that_fall_together(log: MemoryLog) -> None:
-    config = Config.of(lr=0.1, network_lr=0.02, schedule="linear", warmup=0.2, epochs=2, batch_size=90, dim=2)
+    config = plain(lr=0.1, network_lr=0.02, schedule="linear", warmup=0.2, epochs=2, batch_size=90, dim=2)
     model, optimizer = config.build(log)
     plan = config.training.plan(log.train_rows)
     assert plan.steps == 20
@@ -52,7 +53,7 @@ def test_table_and_network_have_rates_of_their_own_that_fall_together(log: Memor
 
 
 def test_without_a_schedule_there_is_no_scheduler(log: MemoryLog) -> None:
-    config = Config.of()
+    config = plain()
     model, optimizer = config.build(log)
     assert trainer_for(config, model, optimizer, log, config.training.plan(900)).scheduler is None
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3]

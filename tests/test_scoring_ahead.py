@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from plain_settings import plain
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.table import HashEmbedding
-from sparsegroup.training import Config
 from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.evaluation import logits_over
 
@@ -34,7 +34,7 @@ def batches() -> list[Batch]:
 @pytest.fixture
 def model() -> ClickModel:
     """One that knows the features of the first batches alone."""
-    built, _ = Config.of(dim=4, hidden=[8], seed=1).build(log())
+    built, _ = plain(dim=4, hidden=[8], seed=1).build(log())
     for batch in batches()[:2]:
         built(batch.keys, batch.numbers, batch.bags)
     return built.eval()

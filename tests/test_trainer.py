@@ -9,11 +9,12 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, TensorDataset
 
+from plain_settings import plain
 from sparsegroup import GroupAdagrad, GroupAdam, HashEmbedding, param_groups
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import DCN, MLP
-from sparsegroup.training import ClickModel, Config, Trainer, evaluate
+from sparsegroup.training import ClickModel, Trainer, evaluate
 from sparsegroup.training.click_model import new_embedding
 from sparsegroup.training.lookup_model import by_field, keys_to_look_up
 from sparsegroup.training.network_step import has_compiler
@@ -93,7 +94,7 @@ def test_a_data_loader_of_tensors_is_a_stream(log: MemoryLog) -> None:
     keys, labels = torch.from_numpy(log.keys[:1000]), torch.from_numpy(log.labels[:1000])
     results = []
     for stream in (DataLoader(TensorDataset(keys, labels), batch_size=100), log.batches(0, 1000, 100)):
-        model, optimizer = Config.of(model="mlp", dim=4).build(log)
+        model, optimizer = plain(model="mlp", dim=4).build(log)
         trainer = Trainer(model.embedding, model.network, optimizer)
         trainer.fit(stream)
         results.append(trainer.predict([(keys, labels)]))
@@ -106,7 +107,7 @@ def test_a_data_loader_of_tensors_is_a_stream(log: MemoryLog) -> None:
 
 def test_two_passes_are_one_over_both(log: MemoryLog) -> None:
     def trained(*ends: int) -> tuple[Trainer, ClickModel]:
-        model, optimizer = Config.of(lr=1e-2, l21=1e-3).build(log)
+        model, optimizer = plain(lr=1e-2, l21=1e-3).build(log)
         trainer = Trainer(model.embedding, model.network, optimizer, window=2_000)
         begin = 0
         for end in ends:
@@ -125,7 +126,7 @@ def test_two_passes_are_one_over_both(log: MemoryLog) -> None:
 
 
 def test_points_count_the_features_of_their_samples_alone(log: MemoryLog) -> None:
-    model, optimizer = Config.of(l21=0.0, dim=4).build(log)
+    model, optimizer = plain(l21=0.0, dim=4).build(log)
     # Batches so large that the next one's keys are looked up ahead.
     history = Trainer(model.embedding, model.network, optimizer, window=3_000).fit(log.batches(0, 10_500, 1_500))
     assert [point.samples for point in history] == [3_000, 6_000, 9_000, 10_500]
@@ -158,7 +159,7 @@ def test_an_empty_stream_trains_nothing_and_evaluates_to_nothing() -> None:
 
 def test_a_weight_of_zero_hides_a_row(log: MemoryLog) -> None:
     def trained(label: float) -> torch.Tensor:
-        model, optimizer = Config.of(dim=4).build(log)
+        model, optimizer = plain(dim=4).build(log)
         batch = next(log.batches(0, 64, 64))
         labels = batch.labels.clone()
         labels[5] = label
@@ -171,7 +172,7 @@ def test_a_weight_of_zero_hides_a_row(log: MemoryLog) -> None:
 
 
 def trained_and_compiled(log: MemoryLog, compile: bool) -> list[float]:
-    model, optimizer = Config.of(dim=2, hidden=[4], lr=1e-2, seed=3).build(log)
+    model, optimizer = plain(dim=2, hidden=[4], lr=1e-2, seed=3).build(log)
     trainer = Trainer(model.embedding, model.network, optimizer, compile=compile)
     trainer.fit(log.batches(0, 1_100, 250))  # the last batch has another size
     return trainer.predict(log.batches(10_000, 11_000, 100)).tolist()
@@ -200,7 +201,7 @@ def test_without_a_compiler_the_network_is_eager_and_that_is_said(
 
 
 def test_long_passes_are_compiled_if_that_is_left_to_the_trainer() -> None:
-    assert not Config.of().training.compiles(1_000_000)
-    assert Config.of().training.compiles(40_000_000)
-    assert not Config.of(compile="never").training.compiles(40_000_000)
-    assert Config.of(compile="always").training.compiles(1)
+    assert not plain().training.compiles(1_000_000)
+    assert plain().training.compiles(40_000_000)
+    assert not plain(compile="never").training.compiles(40_000_000)
+    assert plain(compile="always").training.compiles(1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from plain_settings import plain
 from sparsegroup import HashEmbedding
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.settings.names import OptimizerName
@@ -31,7 +32,7 @@ def log() -> MemoryLog:
 
 
 def test_training_learns_and_the_history_covers_the_pass(log: MemoryLog) -> None:
-    model, optimizer = Config.of(lr=1e-2).build(log)
+    model, optimizer = plain(lr=1e-2).build(log)
     untrained = score(model, log)
     trained = train(model, optimizer, log)
     assert trained.test.auc > 0.62
@@ -45,7 +46,7 @@ def test_training_learns_and_the_history_covers_the_pass(log: MemoryLog) -> None
 
 def test_history_tests_each_sample_before_training_on_it(log: MemoryLog) -> None:
     # With one batch as the whole window, the first point must be that of the untrained model.
-    config = Config.of(lr=1e-2, batch_size=log.train_rows)
+    config = plain(lr=1e-2, batch_size=log.train_rows)
     model, optimizer = config.build(log)
     untrained, _ = config.build(log)
     batch = next(log.batches(0, log.train_rows, log.train_rows))
@@ -60,7 +61,7 @@ def test_history_tests_each_sample_before_training_on_it(log: MemoryLog) -> None
 def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: MemoryLog) -> None:
     rates = []
     for l21 in (0.0, 1e-4, 1e-3, 1e-2, 10.0):
-        model, optimizer = Config.of(lr=1e-2, l21=l21).build(log)
+        model, optimizer = plain(lr=1e-2, l21=l21).build(log)
         trained = train(model, optimizer, log)
         assert trained.live_rows == sum(len(keys) for keys, _ in model.embedding.items())
         assert trained.feature_rate == trained.live_rows / log.features
@@ -79,7 +80,7 @@ def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: MemoryLog) -> Non
 )
 def test_every_optimizer_trains_every_model_twice_the_same(log: MemoryLog, model: str, optimizer: str) -> None:
     dim = 1 if model == "lr" else 4
-    config = Config.of(model=model, optimizer=optimizer, lr=1e-2, l21=1e-3, dim=dim, seed=5)
+    config = plain(model=model, optimizer=optimizer, lr=1e-2, l21=1e-3, dim=dim, seed=5)
     results = []
     for _ in range(2):
         network, group_optimizer = config.build(log)
@@ -92,7 +93,7 @@ def test_every_optimizer_trains_every_model_twice_the_same(log: MemoryLog, model
 
 
 def test_validation_uses_training_rows_alone(log: MemoryLog) -> None:
-    model, optimizer = Config.of(lr=1e-2).build(log)
+    model, optimizer = plain(lr=1e-2).build(log)
     trained = train(model, optimizer, log, train_rows=16_000)
     assert trained.history[-1].samples == 16_000
     again = score(model, log, 16_000, log.train_rows)
@@ -100,7 +101,7 @@ def test_validation_uses_training_rows_alone(log: MemoryLog) -> None:
 
 
 def test_unknown_features_are_the_zero_vector(log: MemoryLog) -> None:
-    model, optimizer = Config.of(lr=1e-2).build(log)
+    model, optimizer = plain(lr=1e-2).build(log)
     train(model, optimizer, log, train_rows=5_000)
     unknown = torch.full((2, 3), -1)
     assert -1 not in model.embedding

@@ -12,12 +12,12 @@ import torch
 
 from sparsegroup.data import Batch, Log, MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.training import ClickModel, Config, PassResult, Trainer, score, train
-from sparsegroup_paper.datasets import Dataset
+from sparsegroup_paper.datasets import PLAIN, Dataset
 from sparsegroup_paper.execution import Worker
 from sparsegroup_paper.runs import Outcome, Run
 from sparsegroup_paper.section import Cell, SectionTable
 
-BASE = Config.of(model="dcn", dim=4, hidden=[8], batch_size=135, lr=1e-2, l21=0.0)
+BASE = Config.of(**PLAIN | {"model": "dcn", "dim": 4, "hidden": [8], "batch_size": 135, "lr": 1e-2})
 """Whole batches make up the 2,700 training rows of the tiny log, and nine tenths of them."""
 
 

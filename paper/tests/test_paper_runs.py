@@ -26,7 +26,7 @@ from experiment_cases import (
 from sparsegroup.data import Batch, ClickLogError, MemoryLog
 from sparsegroup.training import Config, predict
 from sparsegroup_paper.choices import best
-from sparsegroup_paper.datasets import open_dataset
+from sparsegroup_paper.datasets import PLAIN, open_dataset
 from sparsegroup_paper.execution import Worker, jobs_of
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.resampling import resampled_aucs
@@ -301,4 +301,4 @@ def test_a_file_of_settings_gives_the_model_and_not_the_regularizer(tmp_path: Pa
     )
     config = open_dataset(str(settings), None, None, "full", tmp_path / "out").config
     assert (config.model.name, config.model.dim, config.training.batch_size) == ("mlp", 3, 8)
-    assert config.optimizer == Config.of(l21=0.0).optimizer
+    assert config.optimizer == Config.of(**PLAIN).optimizer

@@ -10,13 +10,13 @@ import torch
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxruntime_scores
+from plain_settings import plain
 from serving_cases import batch_of, columns_of, opened_model
 from sparsegroup.models import NumberEncoder
 from sparsegroup.serving import ServingModel
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.settings.names import ModelName
-from sparsegroup.training import Config
 
 
 def test_the_example_scores_and_int8_is_near(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +53,7 @@ def test_a_missing_number_is_to_onnx_what_it_is_to_the_model(
     settings: dict[str, Any], finite: bool, tmp_path: Path
 ) -> None:
     columns = columns_of(numbers=True)
-    trained, _ = Config.of(model="mlp", dim=4, **settings).build_for(columns)
+    trained, _ = plain(model="mlp", dim=4, **settings).build_for(columns)
     for module in trained.modules():
         if isinstance(module, NumberEncoder):
             module.fit(torch.arange(40.0).view(20, 2))

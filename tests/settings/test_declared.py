@@ -5,6 +5,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +16,11 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from settings_table import on_page_markdown
 from sparsegroup.cli import app
 from sparsegroup.cli.app import THREADS
+from sparsegroup.settings.auto import RULES
+from sparsegroup.settings.declared import DECLARED
 from sparsegroup.training import Config, read_config
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -74,9 +79,23 @@ def test_what_a_log_decides(tmp_path: Path) -> None:
             settings = flat(resolved)
             shown[f"{name}, {log_name} log"] = {
                 "settings": {key: value for key, value in settings.items() if not first or value != first[key]},
-                "given": resolved.given(),
-                "decided": ", ".join(resolved.decided),
+                "given": resolved.given_sections(),
                 "again": {key: value for key, value in flat(again).items() if value != settings[key]},
             }
             first = first or settings
     assert_as_before("resolved.yaml", yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=120))
+
+
+def test_settings_are_declared_without_torch() -> None:
+    loaded = "import sys, sparsegroup.settings.declared; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, check=True).stdout == b"False\n"
+
+
+def test_a_setting_is_open_exactly_if_a_rule_decides_it_and_each_is_on_the_page_of_settings() -> None:
+    page = on_page_markdown(Path(__file__).parents[2].joinpath("docs", "settings.md").read_text(encoding="utf-8"))
+    for key, one in DECLARED.items():
+        section, _ = key.split(".")
+        default = type(getattr(Config(), section)).model_fields[one.field].default
+        assert default is None or key not in RULES
+        assert f"| `{key}` |" in page
+        assert one.help.endswith((".", ")")), key

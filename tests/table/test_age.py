@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsegroup.training.age import Age, age_of
+from sparsegroup.settings.declared import Age, age_of
 
 
 @pytest.mark.parametrize(

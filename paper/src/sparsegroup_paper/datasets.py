@@ -20,7 +20,7 @@ from sparsegroup.data import (
 )
 from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
 from sparsegroup.settings.names import ModelName
-from sparsegroup.training import Config, OptimizerConfig, read_config
+from sparsegroup.training import Config, read_config
 from sparsegroup_paper.excerpt import excerpt
 
 Scale = Literal["small", "full"]
@@ -30,6 +30,11 @@ ROWS: Mapping[Scale, int | None] = {"small": 100_000, "full": None}
 
 SYNTHETIC_ROWS: Mapping[Scale, int] = {"small": 200_000, "full": 1_000_000}
 
+PLAIN: dict[str, Any] = {
+    **{"optimizer": "adam", "l21": 0.0, "penalty": "lasso", "least_features": 0, "fallback": False},
+    **{"number_buckets": 0, "standardize": False, "base_rate": False, "batch_size": 512, "shuffle_buffer": 0},
+}
+"""As in the paper, so that no log decides of it: the base optimizer, numbers as they are, in the order of the log."""
 NETWORKS: Mapping[str, ModelName] = {
     "avazu": "mlp",
     "criteo": "dcn",
@@ -116,10 +121,13 @@ def open_dataset(
         OSError: No such file.
     """
     if name in NETWORKS:
-        config = Config.of(model=NETWORKS[name], l21=0.0, fallback=False)
+        config = Config.of(**PLAIN, model=NETWORKS[name])
     elif name.endswith((".yaml", ".yml")):
-        config = read_config(Path(name), {}).model_copy(update={"optimizer": OptimizerConfig(l21=0.0)})
-        config = config.replace(fallback=config.model.fallback)  # also with a target
+        opened = read_config(Path(name), {})
+        sections = opened.given_sections() if opened.given is None else opened.as_dict()
+        given = {f"{section}.{key}": value for section, of in sections.items() for key, value in of.items()}
+        taken = {key: value for key, value in given.items() if not key.startswith("optimizer.") and value is not None}
+        config = Config.of(**PLAIN | {"model": "dcn", "fallback": opened.optimizer.has_target}).replace(**taken)
         if data is None and config.data.log is not None:
             data, test = config.data.log, config.data.test
         name = Path(name).stem

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.training import NETWORKS, Config, OptimizerConfig
+from sparsegroup.training import NETWORKS, Config
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Run:
         if model["dim"] is None:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
         if not optimizer["l21"] and not any(optimizer[name] for name in ("target_rate", "target_bytes")):
-            optimizer |= {name: OptimizerConfig().model_dump(mode="json")[name] for name in ("norm", "penalty")}
+            optimizer |= {"norm": "s", "penalty": "lasso"}
         return {
             "model": model,
             "optimizer": optimizer,

@@ -1,16 +1,18 @@
 """`sparsegroup evaluate`: its options."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
-from sparsegroup.cli.options import WEIGHT, log_option
+from sparsegroup.cli.options import OF_SCORED_LOG, THE_MODELS, takes_settings
 from sparsegroup.cli.output import Json, Quiet, Verbose
 
 
 @app.command("evaluate")
+@takes_settings(*OF_SCORED_LOG, **THE_MODELS)
 def evaluate_command(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
@@ -32,8 +34,9 @@ def evaluate_command(
             show_default=False,
         ),
     ] = None,
-    weight: Annotated[str | None, log_option(WEIGHT, "the model's")] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of values to list for each field.")] = 10,
+    *,
+    settings: Mapping[str, Any],
     threads: Threads = THREADS,
     json: Json = False,
     quiet: Quiet = False,
@@ -47,4 +50,4 @@ def evaluate_command(
         from sparsegroup.cli.evaluate_run import evaluate_run
 
     use_threads(threads)
-    evaluate_run(model, log, user, by or [], top, weight, threads)
+    evaluate_run(model, log, user, by or [], top, settings, threads)

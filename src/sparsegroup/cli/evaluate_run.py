@@ -1,16 +1,15 @@
 """What `sparsegroup evaluate` does."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import reading_bar
-from sparsegroup.cli.run_settings import check_weight
-from sparsegroup.data import is_prepared
+from sparsegroup.cli.run_settings import check_weight, log_settings
 from sparsegroup.data.raw.file_listing import short_name, shown
 from sparsegroup.reporting.formatting import count, metric, percent
 from sparsegroup.reporting.run_record import Metrics
@@ -33,17 +32,15 @@ _MEASURES = {
 
 
 def evaluate_run(
-    model: Path, log: str, user: str | None, by: Sequence[str], top: int, weight: str | None, threads: int
+    model: Path, log: str, user: str | None, by: Sequence[str], top: int, settings: Mapping[str, Any], threads: int
 ) -> None:
     """Score a log and print how good that is; the arguments are those of the command."""
     trained = open_trained(model)
     check_rows(trained.path, trained.model.rows)
-    if weight is not None and is_prepared(log):
-        raise UsageError(f"--weight is for raw logs; {log} is a folder, prepared already")
-    config = trained.config if weight is None else trained.config.replace(weight=weight)
+    read = log_settings(settings)
     with reading_bar(short_name(log)) as on_progress:
-        test = open_test_rows(log, config, threads, on_progress)
-    check_weight(weight, test.log)
+        test = open_test_rows(log, trained.config, threads, on_progress, read)
+    check_weight(settings.get("weight"), test.log)
     trained.columns.check_fits(test.log.schema, test.log.name)
     found = evaluate_on(trained, test, user, by, top)
     tables = [_overall(found), *([_gains(found)] if found.curves.gains else []), *(_values(found, name) for name in by)]

@@ -19,7 +19,7 @@ from sparsegroup.cli.run_settings import log_name, open_config_log, setting_valu
 from sparsegroup.reporting.formatting import count, metric, percent, size
 from sparsegroup.reporting.path_plot import plot_path
 from sparsegroup.settings.yaml_settings import share_of
-from sparsegroup.training.config import Config, read_config
+from sparsegroup.training.build import Config, read_config
 from sparsegroup.training.size_path import PathPoint, cheapest, size_path
 
 _JSON, _PNG = "path.json", "path.png"

@@ -7,19 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
-from sparsegroup.cli.options import RAW_LOG, takes_settings
+from sparsegroup.cli.options import OF_SCORED_LOG, RAW_LOG, THE_MODELS, takes_settings
 from sparsegroup.cli.output import Json, Quiet, Verbose
-
-_OF_THE_FORMAT = ("dataset", "schema", "label", "exclude", "weight", "criteo_numbers", "avazu_hour")
 
 
 @app.command("predict")
-@takes_settings(
-    *_OF_THE_FORMAT,
-    "on_bad_row",
-    "max_bad",
-    **{name: {"show_default": "the model's"} for name in _OF_THE_FORMAT},
-)
+@takes_settings(*OF_SCORED_LOG, **THE_MODELS)
 def predict_command(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)

@@ -14,11 +14,10 @@ from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.cli.app import UsageError
 from sparsegroup.cli.output import is_json, show, to_stdout
 from sparsegroup.cli.progress import progress, reading_bar
-from sparsegroup.cli.run_settings import check_weight
+from sparsegroup.cli.run_settings import check_weight, log_settings
 from sparsegroup.data import Log, open_log
 from sparsegroup.data.raw.file_listing import LogPaths, short_name, shown
 from sparsegroup.serving.opening import check_rows, open_trained
-from sparsegroup.settings.yaml_settings import checked
 from sparsegroup.training import Config, Metrics
 from sparsegroup.training.scoring import (
     SUFFIXES,
@@ -84,13 +83,13 @@ def _suffix(path: Path) -> str | None:
 
 def _open(log: LogPaths, config: Config, given: Mapping[str, Any], threads: int) -> Log:
     """The log, read as the model's but for what `given` says."""
-    values = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    data = checked(Config, {"data": values}, "the command line").data
+    data = log_settings(given)
     with reading_bar(short_name(log)) as on_progress:
         return open_log(
             log,
             like=config.data.format_options,
             whole=True,
+            sort_files=data.sort_files,
             on_bad_row=data.on_bad_row,
             max_bad=data.max_bad,
             threads=threads,

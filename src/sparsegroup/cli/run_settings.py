@@ -11,9 +11,9 @@ from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data import Log, SyntheticConfig, is_prepared, open_log, synthetic_log
 from sparsegroup.data.open import NO_WEIGHT
 from sparsegroup.data.raw.file_listing import short_name
-from sparsegroup.settings.yaml_settings import assignment, share_of
+from sparsegroup.settings.declared import SHORT, DataSettings
+from sparsegroup.settings.yaml_settings import assignment, checked, share_of
 from sparsegroup.training import Config
-from sparsegroup.training.config import SHORT
 from sparsegroup.training.run_folder import CONFIG
 
 
@@ -27,22 +27,16 @@ def settings_file(log: Sequence[str] | None) -> Path | None:
 def setting_values(
     log: Sequence[str] | None, settings: Mapping[str, Any], assignments: Sequence[str]
 ) -> dict[str, Any]:
-    """Dotted key → value, as the command line has them.
-
-    Args:
-        log: The log's paths, a settings file, or None.
-        settings: Short name → value, of those that were given as options.
-        assignments: `key=value` each, which come last.
-
-    Raises:
-        UsageError, SettingsError: One cannot be read.
-    """
-    values: dict[str, Any] = {
-        SHORT[name]: str(value) if isinstance(value, Path) else value for name, value in settings.items()
-    }
+    """Dotted key → value of a command line: log, options by their short names, then assignments `key=value`."""
+    values: dict[str, Any] = {SHORT[name]: value for name, value in settings.items()}
     if log and settings_file(log) is None:
         values["data.log"] = log[0] if len(log) == 1 else list(log)
     return values | dict(map(assignment, assignments))
+
+
+def log_settings(settings: Mapping[str, Any]) -> DataSettings:
+    """How options say to read a log: short name → value."""
+    return checked(Config, {"data": settings}, "the command line").data
 
 
 def share_given(option: str, text: str) -> float:
@@ -65,13 +59,7 @@ def check_weight(weight: str | None, log: Log) -> None:
 
 
 def open_config_log(config: Config, threads: int, *, as_before: bool = False) -> Log:
-    """The log that a config names, opened with a progress bar; what is to be said of it is printed.
-
-    Args:
-        config: The settings.
-        threads: That parse and hash a raw log.
-        as_before: Whether they are those of a run: then nothing is told anew from the log.
-    """
+    """The log that a config names, opened with a progress bar; `as_before` if the config is a run's: infer nothing."""
     data = config.data
     if data.log is None:
         return synthetic_log(SyntheticConfig(rows=data.rows), config.training.seed)

@@ -128,8 +128,8 @@ class _Plan:
 def _plan_to_begin(given: _Given, launch: "Launch", until_begun: ExitStack) -> _Plan:
     """How a run begins; `until_begun` removes the folders that are made for it."""
     from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
+    from sparsegroup.training.build import read_config
     from sparsegroup.training.callbacks import check_tracking
-    from sparsegroup.training.config import read_config
     from sparsegroup.training.run_folder import RunFolder, find_run, new_run_folder, without_latest
 
     values, file = setting_values(given.log, given.settings, given.assignments), settings_file(given.log)
@@ -233,7 +233,7 @@ def _continued_config(before: "Config", values: dict[str, Any]) -> "Config":
     if values.get("optimizer.name", before.optimizer.name) != before.optimizer.name:  # whose rates these were
         values = {"optimizer.lr": None, "optimizer.network_lr": None, **values}
     content = with_values(content, {"data.test": None, **values})
-    content["decided"] = [key for key in before.decided if key not in values]
+    content["given"] = list(dict.fromkeys((*before.given_keys, *values)))
     config = checked(Config, content, "the command line")
     for section, names in _KEPT_SETTINGS.items():
         for name in names:

@@ -82,7 +82,7 @@ def tune_command(
     """
     with starting():
         from sparsegroup.cli.run_settings import open_config_log, setting_values, settings_file, share_given
-        from sparsegroup.training.config import read_config
+        from sparsegroup.training.build import read_config
         from sparsegroup.training.run_folder import find_run
         from sparsegroup.tuning.space import SearchSpace
         from sparsegroup.tuning.study import STUDY, Study
@@ -103,7 +103,7 @@ def tune_command(
         if out is not None and trials:
             _check_free(out)
         data = open_config_log(config, threads)
-        given = [f"{section}.{name}" for section, values in config.given().items() for name in values]
+        given = [*config.given_keys]
         if not trials:
             config.check_log(data)
             space = SearchSpace.excluding(given, config.resolved_for(data), data)

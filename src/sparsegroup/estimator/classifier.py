@@ -1,10 +1,11 @@
 """A click model with scikit-learn's interface."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import Parameter, Signature
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,20 +19,32 @@ from sparsegroup.data.frames import FrameLog, columns_of, feature_format
 from sparsegroup.data.inference import kinds_of
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.schema import LogSchema
+from sparsegroup.errors import did_you_mean
 from sparsegroup.estimator.binary_target import checked_labels, checked_weights, codes_of, label_column, two_classes
 from sparsegroup.estimator.feature_frame import feature_frame
 from sparsegroup.estimator.random_numbers import own_random_numbers
 from sparsegroup.estimator.row_logits import row_logits
-from sparsegroup.names import NormName
-from sparsegroup.penalties import Penalty
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import ExportManifest, ExportRequest, TrainedModel, export_trained
-from sparsegroup.settings.names import AfterFirstEpoch, Dtype, ModelChoice, OptimizerName, ScheduleName, StateDtype
-from sparsegroup.training.config import Config
+from sparsegroup.settings.declared import DECLARED
+from sparsegroup.settings.names import Dtype, ModelChoice
+from sparsegroup.training.build import Config
 from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.plan import EpochPlan
 
 _NO_SETTINGS = ("columns", "random_state")
+_PARAMETERS = {
+    "model": Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, default="auto"),
+    "columns": Parameter("columns", Parameter.KEYWORD_ONLY, default=None),
+    **{
+        one.short: Parameter(one.short, Parameter.KEYWORD_ONLY, default=None)
+        for one in DECLARED.values()
+        if one.key.split(".")[0] in ("model", "optimizer", "training")
+        and one.short not in ("model", "seed", "windows", "baseline")
+    },
+    "random_state": Parameter("random_state", Parameter.KEYWORD_ONLY, default=0),
+}
+"""Of the constructor; a setting is a parameter when it is declared."""
 
 
 class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -42,18 +55,13 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     not given: `Classifier().fit(frame, y)` is the model that `sparsegroup train` makes of a file of these rows.
 
     Args:
-        columns: Column → its kind, see `ColumnKind`, for those that are not to be told from the rows; `"ignore"` leaves
-            one out.
+        model: The network; "auto" leaves it to the rules.
+        columns: Column → its kind, see `ColumnKind`, for those that are not to be inferred from the rows; `"ignore"`
+            leaves one out.
         random_state: The seed, of initialization, dropout and order; `sparsegroup train` takes 0. An int ≥ 0, or, for
             another one in each fit, a RandomState or None.
-        model, dim, dims, hidden, dropout, network_options: The network, see `ModelConfig`. None, here and below, leaves
-            a setting to the rules.
-        number_buckets, attention, standardize, base_rate: What it makes of its inputs, see `ModelConfig`.
-        fallback, admit_after, admit_sketch, evict_unseen, max_table_bytes: Its table, see `ModelConfig`.
-        optimizer, lr, network_lr, schedule, warmup, state_dtype, options: See `OptimizerConfig`.
-        l1, l21, l2, norm, penalty: The regularizer, see `OptimizerConfig`.
-        target_rate, target_bytes, least_features: The size, see `OptimizerConfig`.
-        batch_size, epochs, validation, patience, shuffle_buffer, after_first_epoch, compile: See `TrainingConfig`.
+        **settings: Settings of `model`, `optimizer` and `training` by their short names, as on the page of settings:
+            `dim`, `lr`, `target_rate`, `epochs` and so on. None, the default of each, leaves it to the rules.
 
     Attributes:
         classes_: The two labels, ascending.
@@ -74,88 +82,21 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ({'color': 'category', 'price': 'number'}, (300, 2))
     """
 
-    def __init__(
-        self,
-        model: ModelChoice = "auto",
-        *,
-        columns: Mapping[str, str] | None = None,
-        dim: int | None = None,
-        dims: Mapping[str, int] | None = None,
-        hidden: Sequence[int] | None = None,
-        dropout: float | None = None,
-        network_options: Mapping[str, Any] | None = None,
-        fallback: bool | None = None,
-        admit_after: int | None = None,
-        admit_sketch: int | str | None = None,
-        evict_unseen: int | str | None = None,
-        max_table_bytes: int | str | None = None,
-        number_buckets: int | None = None,
-        attention: Mapping[str, str] | None = None,
-        standardize: bool | None = None,
-        base_rate: bool | None = None,
-        optimizer: OptimizerName | None = None,
-        lr: float | None = None,
-        network_lr: float | None = None,
-        schedule: ScheduleName | None = None,
-        warmup: float | None = None,
-        l1: float | None = None,
-        l21: float | None = None,
-        l2: float | None = None,
-        norm: NormName | None = None,
-        penalty: str | Mapping[str, Any] | Penalty | None = None,
-        state_dtype: StateDtype | None = None,
-        target_rate: float | None = None,
-        target_bytes: int | str | None = None,
-        least_features: int | None = None,
-        options: Mapping[str, Any] | None = None,
-        batch_size: int | None = None,
-        epochs: int | None = None,
-        validation: float | None = None,
-        patience: int | None = None,
-        shuffle_buffer: int | None = None,
-        after_first_epoch: AfterFirstEpoch | None = None,
-        compile: Literal["auto", "always", "never"] | None = None,
-        random_state: int | np.random.RandomState | None = 0,
-    ) -> None:
-        self.model = model
-        self.columns = columns
-        self.dim = dim
-        self.dims = dims
-        self.hidden = hidden
-        self.dropout = dropout
-        self.network_options = network_options
-        self.fallback = fallback
-        self.admit_after = admit_after
-        self.admit_sketch = admit_sketch
-        self.evict_unseen = evict_unseen
-        self.max_table_bytes = max_table_bytes
-        self.number_buckets = number_buckets
-        self.attention = attention
-        self.standardize = standardize
-        self.base_rate = base_rate
-        self.optimizer = optimizer
-        self.lr = lr
-        self.network_lr = network_lr
-        self.schedule = schedule
-        self.warmup = warmup
-        self.l1 = l1
-        self.l21 = l21
-        self.l2 = l2
-        self.norm = norm
-        self.penalty = penalty
-        self.state_dtype = state_dtype
-        self.target_rate = target_rate
-        self.target_bytes = target_bytes
-        self.least_features = least_features
-        self.options = options
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.validation = validation
-        self.patience = patience
-        self.shuffle_buffer = shuffle_buffer
-        self.after_first_epoch = after_first_epoch
-        self.compile = compile
-        self.random_state = random_state
+    columns: Mapping[str, str] | None
+    random_state: int | np.random.RandomState | None
+    epochs: int | None
+
+    def __init__(self, model: ModelChoice = "auto", **settings: Any) -> None:
+        values = {**{name: one.default for name, one in _PARAMETERS.items()}, "model": model}
+        if unknown := [name for name in settings if name not in values]:
+            hint = did_you_mean(unknown[0], values)
+            raise TypeError(f"{type(self).__name__} has no parameter {unknown[0]!r}{hint and f'; {hint}'}")
+        for name, value in {**values, **settings}.items():
+            setattr(self, name, value)
+
+    __init__.__signature__ = Signature(  # type: ignore[attr-defined]  # of which scikit-learn makes get_params and clone
+        [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *_PARAMETERS.values()]
+    )
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -305,7 +246,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         config = self._config()
         config.check_log(log)
-        config = config.for_log(log).resolved_for(log)
+        config = config.resolved_for(log).for_log(log)
         with own_random_numbers():
             model, optimizer = config.build(log)
             self._random_numbers = torch.get_rng_state()

@@ -23,8 +23,9 @@ from sparsegroup.serving.manifest import (
 )
 from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.serving.reading import apply, difference, read_trained
+from sparsegroup.settings.declared import ADMISSION_SETTINGS
 from sparsegroup.settings.names import Dtype
-from sparsegroup.training.model_config import WHEN_FEATURES_HAVE_ROWS, ModelConfig
+from sparsegroup.training.build import ModelConfig
 from sparsegroup.training.run_folder import VOCABULARY
 
 
@@ -128,5 +129,5 @@ def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> No
 
 def _network_of(manifest: ExportManifest) -> ModelConfig:
     """The settings that determine the network: without the rules for when a feature gets a row."""
-    plain = {name: ModelConfig.model_fields[name].default for name in WHEN_FEATURES_HAVE_ROWS}
+    plain = {name: ModelConfig.model_fields[name].default for name in ADMISSION_SETTINGS}
     return manifest.columns_and_config()[1].model.model_copy(update=plain)

@@ -18,6 +18,7 @@ from sparsegroup.errors import UserError, did_you_mean
 from sparsegroup.reporting.run_record import Metrics, ScoreCurves
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.opening import TrainedModel
+from sparsegroup.settings.declared import DataSettings
 from sparsegroup.training import Config
 from sparsegroup.training.baseline import predicting
 from sparsegroup.training.checks import numbers_named
@@ -49,7 +50,11 @@ class TestRows:
 
 
 def open_test_rows(
-    path: LogPaths, config: Config, threads: int = 1, on_progress: Callable[[int, int | None], None] | None = None
+    path: LogPaths,
+    config: Config,
+    threads: int = 1,
+    on_progress: Callable[[int, int | None], None] | None = None,
+    read: DataSettings | None = None,
 ) -> TestRows:
     """The test rows of a log, read in the format of the log that a model was trained on.
 
@@ -60,6 +65,7 @@ def open_test_rows(
         path: A raw log, or a folder that `prepare` has written, see `open_log`.
         config: The model's settings.
         threads, on_progress: How to read a raw log, see `RawLog`.
+        read: How to read it if not as the model's log.
 
     Raises:
         ClickLogError, OSError: It cannot be read.
@@ -68,16 +74,20 @@ def open_test_rows(
     """
     data = config.data
     own = data.log is not None and is_same(path, data.log)
+    how: dict[str, Any] = {"on_bad_row": data.on_bad_row, "max_bad": data.max_bad}
+    if own:
+        how["sort_files"] = data.sort_files
+    if read is not None:
+        how |= {name: getattr(read, name) for name in (*how, "sort_files") if name in read.model_fields_set}
+        how |= read.format_options
     log = open_log(
         path,
         data.test if own else None,
-        sort_files=data.sort_files if own else "name",
         like=data.format_options,
         whole=not own,
-        on_bad_row=data.on_bad_row,
-        max_bad=data.max_bad,
         threads=threads,
         on_progress=on_progress,
+        **how,
     )
     if not log.labelled:
         raise ExportError(f"{shown(path)}: has no labels, which a test set needs")

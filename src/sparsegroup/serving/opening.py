@@ -22,7 +22,6 @@ from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.training import ClickModel, Config, RunError
 from sparsegroup.training.baseline import LogisticBaseline
-from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_folder import NAMES, VOCABULARY, CheckpointMetadata, RunFolder, find_run
 
 SCANNED = 1 << 16
@@ -133,9 +132,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
     config, columns = checked(Config, extra.config, str(checkpoint)), extra.columns
     try:
         parts = {name.partition(".")[::2]: weight for name, weight in saved.model.items()}
-        check_network_shapes(
-            config, columns, {name: weight for (part, name), weight in parts.items() if part == "network"}
-        )
+        config.check_shapes(columns, {name: weight for (part, name), weight in parts.items() if part == "network"})
         model, optimizer = config.build_for(columns)
     except SettingsError as error:
         raise RunError(f"{checkpoint}: damaged (state.extra.config.{error})") from error

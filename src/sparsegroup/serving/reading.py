@@ -22,7 +22,6 @@ from sparsegroup.serving.manifest import (
     read_manifest,
 )
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training.network_shapes import check_network_shapes
 from sparsegroup.training.run_folder import VOCABULARY
 
 
@@ -95,7 +94,7 @@ class Export:
         """
         columns, config = self.manifest.columns_and_config()
         try:
-            check_network_shapes(config, columns, self.network)
+            config.check_shapes(columns, self.network)
             with torch.random.fork_rng(devices=()):  # it is initialized before its weights are loaded
                 built, _ = config.build_for(columns)
         except SettingsError as error:

@@ -18,7 +18,7 @@ MOST_VALUES = 100_000
 
 
 class StrictSettings(BaseModel):
-    """Keys with types; others are refused, and nothing is changed once it is made."""
+    """Frozen keys with types; other keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,11 +56,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def share_of(value: object) -> object:
-    """A text such as "0.1%" or "0.001" as 0.001; anything else as it is.
-
-    Raises:
-        ValueError: The text is no number, with or without a %.
-    """
+    """A text such as "0.1%" or "0.001" as 0.001, or ValueError; anything else unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -97,12 +93,7 @@ class _OnceLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, without what it leaves empty.
-
-    Raises:
-        SettingsError: It is not YAML, no mapping, no plain file, or larger than settings are.
-        OSError: It cannot be read.
-    """
+    """The mapping in a YAML file, without what it leaves empty; raises SettingsError or OSError."""
     about = path.stat()
     if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):  # it may have no end
         raise SettingsError(f"{path}: is a pipe or a device; write the settings into a file")
@@ -120,11 +111,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """What YAML says.
-
-    Raises:
-        ValueError: It is not YAML, or its aliases stand for more than `MOST_VALUES` values.
-    """
+    """The content of a YAML text, or ValueError: it is not YAML, or its aliases stand for too many values."""
     try:
         loader = _OnceLoader(text)
         try:
@@ -154,16 +141,7 @@ def _count(node: Any, counted: dict[int, int]) -> int:
 
 
 def checked(kind: type[AnySettings], content: Mapping[str, Any], source: str) -> AnySettings:
-    """`content` as settings of `kind`.
-
-    Args:
-        kind: The class.
-        content: Keys and values, nested as the class is.
-        source: Where they come from, for messages.
-
-    Raises:
-        SettingsError: An unknown or missing key, or a value of another type or out of range.
-    """
+    """`content`, nested as the class `kind` is, as its settings; raises SettingsError, which names the source."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -222,11 +200,7 @@ def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """`key=value` as key and value, which is read as YAML.
-
-    Raises:
-        SettingsError: No `=`, no key, or a value that is not YAML.
-    """
+    """`key=value` as key and value, which is read as YAML; raises SettingsError."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise SettingsError(f"`set` wants key=value, as in optimizer.l21=1e-3, got {text!r}", "set")

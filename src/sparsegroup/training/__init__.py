@@ -6,15 +6,14 @@ from sparsegroup.importing import document_constructors
 require("cli", __name__)
 
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
+from sparsegroup.training.build import Config, OptimizerConfig, read_config
 from sparsegroup.training.callbacks.mlflow import MLflowCallback
 from sparsegroup.training.callbacks.optuna import OptunaPruningCallback
 from sparsegroup.training.callbacks.tensorboard import TensorBoardCallback
 from sparsegroup.training.click_model import NETWORKS, ClickModel
 from sparsegroup.training.comparison import prune_rows
-from sparsegroup.training.config import Config, read_config
 from sparsegroup.training.log_pass import PassResult, predict, score, train
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.optimizer_config import OptimizerConfig
 from sparsegroup.training.run_folder import TrainingRun, load_model, load_run
 from sparsegroup.training.session import RunStoppedError, Session
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer

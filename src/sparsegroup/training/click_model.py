@@ -9,11 +9,11 @@ from torch import nn
 from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
 from sparsegroup.names import bytes_of
+from sparsegroup.settings.declared import Age, age_of
 from sparsegroup.settings.names import ModelName
 from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table
-from sparsegroup.training.age import Age, age_of
 from sparsegroup.training.lookup_model import LookupModel
 
 NetworkClass = type[LR] | type[FM] | type[DeepFM] | type[MLP] | type[OPNN] | type[DCN] | type[DCNv2] | type[XDeepFM]

@@ -10,10 +10,9 @@ from sparsegroup.data import Log, MemoryLog
 from sparsegroup.optim.step import KEY_BYTES
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import HashEmbedding
+from sparsegroup.training.build import NO_TARGET, Config
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import Config
 from sparsegroup.training.log_pass import score, train_as
-from sparsegroup.training.optimizer_config import NO_TARGET
 
 
 @torch.no_grad()

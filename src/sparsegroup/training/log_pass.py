@@ -10,8 +10,8 @@ import numpy.typing as npt
 from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.training.build import Config
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import Config
 from sparsegroup.training.evaluation import EVALUATED, predictions_over
 from sparsegroup.training.lookup_model import LookupModel
 from sparsegroup.training.plan import EpochPlan

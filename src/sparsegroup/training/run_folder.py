@@ -29,11 +29,10 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
 from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline
+from sparsegroup.training.build import Config
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import Config
 from sparsegroup.training.largest_features import write_names
 from sparsegroup.training.plan import EarlierRanks
-from sparsegroup.training.shown_settings import shown_settings
 from sparsegroup.training.state import TrainerState
 
 CONFIG = "config.yaml"
@@ -180,7 +179,7 @@ class RunFolder:
     - `vocabulary.parquet`: key → field and value, if a prepared log has it.
     - `names.parquet`: the same of the features of the largest vectors, if the log's text is available.
     - `report.html`: for people.
-    - `tensorboard` and `mlflow.json`: see `TrackingConfig`.
+    - `tensorboard` and `mlflow.json`: see `TrackingSettings`.
     - `summary.json`: final figures and versions; written last.
 
     Args:
@@ -339,7 +338,7 @@ class RunFolder:
         if (vocabulary := log.vocabulary) is not None:
             write_atomically(self.path / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
         write_names(named, self.path / NAMES)
-        self._write_text(REPORT, render_report(shown_settings(config, log.train_rows), history, summary))
+        self._write_text(REPORT, render_report(config.effective(log.train_rows), history, summary))
         files = {name: facts_of(self.path / name) for name in (COLUMNS, METRICS)}
         RUN.write(self.path, RunManifest(files=files, summary=summary))
 

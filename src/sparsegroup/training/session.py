@@ -27,10 +27,10 @@ from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.assessment import Assessment, assess
 from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
+from sparsegroup.training.build import Config
 from sparsegroup.training.callbacks import tracking_callbacks
 from sparsegroup.training.checks import check_weights, numbers_named
 from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.config import Config
 from sparsegroup.training.evaluation import EVALUATED, probabilities_of
 from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
@@ -131,8 +131,8 @@ class Session:
     ) -> "Session":
         """Begin a run in `folder`, which is made; with `run`, continue its model and optimizer.
 
-        Settings that were not given are decided for the log by the rules of `sparsegroup.training.defaults`; with `run`
-        only those in `defaults.PER_LOG`.
+        Settings that were not given are decided for the log by the rules of `sparsegroup.settings.auto`; with `run`
+        only those in `settings.auto.PER_LOG`.
 
         Args:
             folder: The folder.
@@ -153,12 +153,11 @@ class Session:
             rows = f"{len(log)} row{'s' * (len(log) != 1)}, {log.train_rows} for training"
             raise RunError(f"{log.name}: has {rows}; a run needs at least 2 rows to train on")
         config.check_log(log)
-        config = config.for_log(log)
         if run is None:
-            config = config.resolved_for(log)
+            config = config.resolved_for(log).for_log(log)
         else:
             run.columns.check_fits(log.schema, log.name)
-            config = config.resolved_again_for(log)
+            config = config.resolved_again_for(log).for_log(log)
             if config.training.epochs > 1 and config.training.after_first_epoch == "reset":
                 raise SettingsError(
                     f"training.after_first_epoch: reset would undo, in the second epoch, what {run.folder} has learnt; "
@@ -297,7 +296,7 @@ class Session:
 
         Args:
             on_batch, on_progress: See `Trainer.fit`.
-            callbacks: Called before those of `TrackingConfig`.
+            callbacks: Called before those of `TrackingSettings`.
 
         Raises:
             CheckpointError, OSError: A checkpoint cannot be written. Earlier ones remain.

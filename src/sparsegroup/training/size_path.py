@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from sparsegroup.data.log import Log
 from sparsegroup.optim.step import KEY_BYTES
 from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.training.build import NO_TARGET, Config
 from sparsegroup.training.comparison import Reporter
-from sparsegroup.training.config import Config
 from sparsegroup.training.log_pass import train_as
-from sparsegroup.training.optimizer_config import NO_TARGET
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from sparsegroup.training.state import (
 )
 
 if TYPE_CHECKING:
-    from sparsegroup.training.config import Config
+    from sparsegroup.training.build import Config
 
 
 @dataclass(frozen=True)

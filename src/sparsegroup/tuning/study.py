@@ -28,7 +28,7 @@ from sparsegroup.artifact.validation import Count, finite
 from sparsegroup.data.log import Log, LogPart
 from sparsegroup.errors import UserError
 from sparsegroup.settings.yaml_settings import SettingsError, checked
-from sparsegroup.training.config import Config
+from sparsegroup.training.build import Config
 from sparsegroup.training.log_pass import train_as
 from sparsegroup.training.run_folder import FolderLock
 from sparsegroup.tuning.space import SearchSpace
@@ -235,7 +235,7 @@ class Study:
 
         Args:
             folder: For the study; empty, or a new one.
-            config: The given settings. Others are decided for the log, by the rules of `sparsegroup.training.defaults`.
+            config: The given settings. Others are decided for the log, by the rules of `sparsegroup.settings.auto`.
             log: The log; its test rows are not touched.
             given: Dotted keys of the given settings: they are not searched.
             tune_rows: Number of training rows to use, the last ones; None: all, or the last million.

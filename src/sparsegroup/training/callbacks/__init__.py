@@ -3,21 +3,21 @@
 from pathlib import Path
 
 from sparsegroup.errors import require
+from sparsegroup.settings.declared import TrackingSettings
 from sparsegroup.training.callbacks.mlflow import MLflowCallback
 from sparsegroup.training.callbacks.tensorboard import TensorBoardCallback
-from sparsegroup.training.config import TrackingConfig
 from sparsegroup.training.run_folder import TENSORBOARD, run_name
 from sparsegroup.training.trainer import Callback
 
 
-def check_tracking(tracking: TrackingConfig) -> None:
+def check_tracking(tracking: TrackingSettings) -> None:
     """Raise MissingExtraError where what the settings ask for is not installed."""
     for name in ("tensorboard", "mlflow"):
         if getattr(tracking, name) is not None:
             require(name, f"tracking.{name}")
 
 
-def tracking_callbacks(tracking: TrackingConfig, folder: Path) -> list[Callback]:
+def tracking_callbacks(tracking: TrackingSettings, folder: Path) -> list[Callback]:
     """The callbacks for a run in `folder`."""
     callbacks: list[Callback] = []
     if tracking.tensorboard is not None:

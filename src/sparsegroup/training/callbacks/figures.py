@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 
 if TYPE_CHECKING:
-    from sparsegroup.training.config import Config
+    from sparsegroup.training.build import Config
 
 Settings = dict[str, str | int | float | bool]
 

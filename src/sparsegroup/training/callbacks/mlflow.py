@@ -17,7 +17,7 @@ from sparsegroup.training.run_folder import CONFIG, MLFLOW, REPORT, SUMMARY
 from sparsegroup.training.trainer import Callback, Trainer
 
 if TYPE_CHECKING:
-    from sparsegroup.training.config import Config
+    from sparsegroup.training.build import Config
 
 _AT_A_TIME = 100
 """Params that MLflow takes at once."""

@@ -12,7 +12,7 @@ from sparsegroup.training.trainer import Callback, Trainer
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from sparsegroup.training.config import Config
+    from sparsegroup.training.build import Config
 
 
 class TensorBoardCallback(Callback):

@@ -1,0 +1,118 @@
+"""What a log decides of the settings that are not given: each rule with the words that `--help` says of it.
+
+A setting that is given, in a file, by an option or in Python, is never changed. A run records the decided values: a
+resumed run keeps them even if the rules change; a continued one keeps them too, except those in `PER_LOG`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsegroup.data.log import Log
+
+Given = Mapping[str, Mapping[str, Any]]
+"""Section → setting → value, of the given settings only."""
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """What the rules go by.
+
+    Attributes:
+        train_rows: Training rows, including those for validation.
+        fields: Number of categorical fields.
+        numbers: Number of numeric columns.
+        features: Distinct features of the training rows; None if they have not been counted.
+        timed: Whether the rows have times.
+    """
+
+    train_rows: int
+    fields: int
+    numbers: int
+    features: int | None
+    timed: bool
+
+    @classmethod
+    def of(cls, log: "Log") -> "LogFacts":
+        """The facts of a log."""
+        return cls(log.train_rows, len(log.fields), len(log.numbers), log.features, log.timed)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a setting is decided, and that in words.
+
+    Attributes:
+        decide: From the log and the given settings to the value.
+        words: For `--help` and the documentation; "" if there is nothing to say.
+    """
+
+    decide: Callable[[LogFacts, Given], Any]
+    words: str = ""
+
+
+def _is_given(given: Given, *names: str) -> bool:
+    return any(given.get("optimizer", {}).get(name) is not None for name in names)
+
+
+def _has_target(given: Given) -> bool:
+    """Whether λ21 is adjusted to a size: a given one, or the default if no other setting says how large a model is."""
+    return _is_given(given, "target_rate", "target_bytes") or not _is_given(given, "l1", "l21")
+
+
+def _has_default_target(given: Given) -> bool:
+    return _has_target(given) and not _is_given(given, "target_rate", "target_bytes")
+
+
+def _has_default_optimizer(given: Given) -> bool:
+    """Whether the recipe that is best with a size holds; see "How big should it be?" in the documentation."""
+    return _has_target(given) and not _is_given(given, "name")
+
+
+def _network(log: LogFacts, given: Given) -> str:
+    """A DCNv2, whose matrices have more to learn, is better on many rows, see docs/models.md; options are a DCN's."""
+    return "dcnv2" if log.train_rows > 100_000 and not given.get("model", {}).get("options") else "dcn"
+
+
+def _batch_size(log: LogFacts, given: Given) -> int:
+    return 1 << min(max(round(math.log2(max(log.train_rows, 1) / 1_000)), 7), 13)
+
+
+def _shuffle_buffer(log: LogFacts, given: Given) -> int:
+    """Blocks follow what drifts in a long log, while no stretch of like rows makes up a batch: see docs/training.md."""
+    if isinstance(given.get("model", {}).get("evict_unseen"), str):  # an age by the log's own clock, so by its order
+        return 0
+    return log.train_rows if log.train_rows <= 300_000 else 10_000
+
+
+RULES: Mapping[str, Rule] = {
+    "model.name": Rule(_network, "auto: dcnv2 for more than 100,000 training rows, otherwise dcn"),
+    "model.fallback": Rule(lambda log, given: _has_target(given), "with a size"),
+    "optimizer.name": Rule(
+        lambda log, given: "adagrad" if _has_target(given) else "adam", "adagrad; with --l21 or --l1, adam"
+    ),
+    "optimizer.lr": Rule(
+        lambda log, given: 0.1 if _has_default_optimizer(given) else None,
+        "0.1 for the default adagrad; otherwise as in torch.optim",
+    ),
+    "optimizer.network_lr": Rule(
+        lambda log, given: 0.03 if _has_default_optimizer(given) and not _is_given(given, "lr") else None,
+        "--lr; 0.03 for the default adagrad without --lr",
+    ),
+    "optimizer.l21": Rule(lambda log, given: 0.0 if _has_target(given) else 1e-3),
+    "optimizer.penalty": Rule(lambda log, given: "hard" if _has_target(given) else "lasso", "lasso; hard with a size"),
+    "optimizer.target_rate": Rule(
+        lambda log, given: 0.1 if _has_default_target(given) else None, "0.1, but at least 256 features"
+    ),
+    "optimizer.least_features": Rule(
+        lambda log, given: 256 if _has_default_target(given) else 0, "256 with the default size, otherwise 0"
+    ),
+    "training.batch_size": Rule(_batch_size, "rows/1000, as a power of two from 128 to 8192"),
+    "training.shuffle_buffer": Rule(_shuffle_buffer, "all rows, if there are up to 300,000; otherwise 10,000"),
+}
+"""Setting → the rule that decides it if it is not given."""
+
+PER_LOG = ("training.batch_size", "training.shuffle_buffer")
+"""Settings that depend on the length of the log, so that a run that is continued on another log decides them again."""

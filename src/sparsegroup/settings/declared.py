@@ -1,0 +1,588 @@
+"""Every setting of a run, declared once: its type, range, default, meaning, and its option on the command line.
+
+`--help`, files, `--set`, `Config`, the parameters of `Classifier` and the table in the documentation are made of it. A
+`Decided` setting is None until it is given, or decided for a log by its rule in `sparsegroup.settings.auto`. Nothing
+here imports torch.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+
+from sparsegroup.names import NormName, PenaltyName, bytes_of
+from sparsegroup.settings.auto import PER_LOG, RULES, LogFacts
+from sparsegroup.settings.names import (
+    AfterFirstEpoch,
+    AvazuHour,
+    ColumnsName,
+    CriteoNumbers,
+    DatasetName,
+    ModelChoice,
+    ModelName,
+    OnBadRow,
+    OptimizerName,
+    ScheduleName,
+    SortFiles,
+    StateDtype,
+    unknown_optimizer,
+)
+from sparsegroup.settings.yaml_settings import Share, StrictSettings, checked, read_yaml, share_of, with_values
+
+_T = TypeVar("_T")
+if TYPE_CHECKING:
+    from sparsegroup.data.log import Log
+    from sparsegroup.data.open import FormatOptions
+    from sparsegroup.penalties import Penalty
+
+    Decided = Annotated[_T, "decided"]
+else:
+    Decided = Optional
+    Penalty = Any
+# A type checker sees the type that the setting has once it is decided.
+
+# Types of values
+
+
+@dataclass(frozen=True)
+class Age:
+    """How long a feature has not appeared, in one of two units.
+
+    Attributes:
+        steps: Steps of the optimizer; None if it is in seconds.
+        seconds: Seconds of the log's own time; None if it is in steps.
+    """
+
+    steps: int | None = None
+    seconds: int | None = None
+
+
+_SECONDS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_LONGEST_AGE = (1 << 32) - 1
+
+
+def age_of(given: object) -> Age:
+    """The age that is meant by a number of steps, or a text such as "5000", "90s", "30min", "12h", "7d" or "2w".
+
+    Raises:
+        ValueError: It is neither, or below 0 or above 2³² - 1.
+    """
+    match = re.fullmatch(rf"(\d+) ?({'|'.join(_SECONDS)})?", str(given).strip())
+    if isinstance(given, bool) or not isinstance(given, int | str) or match is None:
+        raise ValueError(
+            f"wants a number of steps, such as 5000, or a time, such as 90s, 30min, 12h, 7d or 2w: got {given!r}"
+        )
+    age = int(match[1]) * _SECONDS.get(match[2], 1)
+    if age > _LONGEST_AGE:
+        raise ValueError(f"an age must be at most {_LONGEST_AGE:,} steps or seconds")
+    return Age(seconds=age) if match[2] else Age(steps=age)
+
+
+def _age(given: object) -> object:
+    age = age_of(given)
+    return given if age.steps is None else age.steps
+
+
+def _size(given: object) -> object:
+    bytes_of(given)
+    return given if isinstance(given, int) else str(given)
+
+
+def _penalty(given: object) -> object:
+    from sparsegroup.penalties import Penalty
+
+    try:
+        return Penalty.of(given)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _known_optimizer(given: object) -> object:
+    if isinstance(given, str) and (problem := unknown_optimizer(given)):
+        raise ValueError(problem)
+    return given
+
+
+def _kind_of_column(given: str) -> str:
+    from sparsegroup.data.kinds import ColumnKind
+
+    return str(ColumnKind.of(given))
+
+
+KnownOptimizer = Annotated[OptimizerName, BeforeValidator(_known_optimizer)]
+AgeSetting = Annotated[int | str, BeforeValidator(_age)]
+"""A number of steps, or a text such as "7d"."""
+SizeSetting = Annotated[int | str, BeforeValidator(_size)]
+"""A number of bytes, or a text such as "200MB"."""
+Rate = Annotated[float, BeforeValidator(share_of), Field(gt=0, le=1)]
+"""A number in (0, 1], or a text such as "5%"."""
+PenaltySetting = Annotated[Penalty, BeforeValidator(_penalty), PlainSerializer(lambda penalty: penalty.plain)]
+"""A penalty; in files its name, or `{name: mcp, gamma: 2.5}`."""
+Paths = str | Annotated[tuple[str, ...], Field(min_length=1)]
+"""Of a log: one path, or several."""
+FileName = Annotated[str, BeforeValidator(lambda given: str(given) if isinstance(given, Path) else given)]
+Dim = Annotated[int, Field(ge=1, le=1 << 20)]
+
+# How a setting is declared
+
+PANELS = ("Log", "Model", "Optimizer", "Size", "Training", "Checkpoints", "Tracking")
+LOG, MODEL, OPTIMIZER, SIZE, TRAINING, CHECKPOINTS, TRACKING = PANELS
+"""Panels of `--help`, in its order."""
+
+
+def setting(
+    default: Any,
+    panel: str | None = None,
+    *,
+    words: str | None = None,
+    short: str | None = None,
+    kind: Any = None,
+    metavar: str | None = None,
+    **limits: Any,
+) -> Any:
+    """A field of a section; the docstring below it says what it means.
+
+    Args:
+        default: Its value if it is not given; None, for a `Decided` one, until it is decided.
+        panel: The panel of `--help` that has its option; None for a setting without an option.
+        words: Its default in words.
+        short: Its name as an option and as a parameter, if it is not the field's.
+        kind: The option's type, if it is not the setting's.
+        metavar: What stands for the option's value in `--help`.
+        **limits: Its range, and alias, as pydantic's `Field` has them.
+    """
+    extra = {"panel": panel, "words": words, "short": short, "kind": kind, "metavar": metavar}
+    return Field(default, json_schema_extra=extra, **limits)
+
+
+class Section(StrictSettings):
+    """Settings that belong together."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class DataSettings(Section):
+    """Where the samples come from."""
+
+    log: Paths | None = setting(None)
+    """A folder that `prepare` has written, or a raw log; several paths are one log. None: a synthetic log."""
+    test: Paths | None = setting(None, LOG, kind=str)
+    """A separate raw log to use as the test set."""
+    sort_files: SortFiles = setting("name", LOG)
+    """Order of a raw log's files: by name (day9 before day10), by the first time in each, or as given."""
+    dataset: DatasetName = setting("auto", LOG, words="detected from its first line")
+    """Format of a raw log."""
+    schema_file: FileName | None = setting(None, LOG, kind=Path, alias="schema")
+    """YAML file that says what a raw log's columns are."""
+    columns: ColumnsName | dict[str, Annotated[str, BeforeValidator(_kind_of_column)]] | None = setting(
+        None, LOG, words="inferred from its first rows", kind=ColumnsName
+    )
+    """How to read the columns of a raw log with a header: categorical makes every column a category; `sparsegroup
+    columns` shows what is inferred otherwise."""
+    label: str | None = setting(None, LOG, words="label, click, clicked or the like")
+    """Label column of a raw log with a header."""
+    exclude: tuple[str, ...] = setting((), LOG, kind=list[str])
+    """Column to ignore in a raw log with a header (repeatable)."""
+    weight: str | None = setting(None, LOG, words="weight, sample_weight or the like")
+    """Column of how much each row counts, in a raw log with a header; none for no such column, if one is named like
+    it."""
+    test_fraction: Share | None = setting(None, LOG, words="0.1")
+    """Share of the rows, from the end, for the test set; for a raw log with a header and no column `split`."""
+    criteo_numbers: CriteoNumbers = setting("log", LOG)
+    """How to encode Criteo's integers: logarithms, or embedded buckets (39 fields)."""
+    avazu_hour: AvazuHour = setting("hour", LOG)
+    """How to encode Avazu's hour."""
+    on_bad_row: OnBadRow = setting("error", LOG)
+    """Stop at a bad row, or skip and count it."""
+    max_bad: Share = setting(0.001, LOG, words="0.1%")
+    """Share of bad rows above which to stop anyway."""
+    rows: int = setting(200_000, LOG, ge=100)
+    """Size of the synthetic log."""
+
+    @property
+    def format_options(self) -> "FormatOptions":
+        """What tells the format of a raw log."""
+        return {
+            "dataset": self.dataset,
+            "schema": None if self.schema_file is None else Path(self.schema_file),
+            "columns": self.columns,
+            "label": self.label,
+            "exclude": self.exclude,
+            "weight": self.weight,
+            "test_fraction": self.test_fraction,
+            "criteo_numbers": self.criteo_numbers,
+            "avazu_hour": self.avazu_hour,
+        }
+
+
+class ModelSettings(Section):
+    """The network over the embeddings, and its table."""
+
+    name: Decided[ModelName] = setting(None, MODEL, short="model", kind=ModelChoice)
+    """Network over the embeddings."""
+    dim: Dim | None = setting(
+        None, MODEL, words="lr 1; fm, deepfm, xdeepfm 9: a weight and 8 factors; mlp 16, opnn 10, dcn, dcnv2 8"
+    )
+    """Embedding dimension."""
+    dims: dict[str, Dim] = setting({})
+    """Field → another embedding dimension for it: there is a table for each dimension, and a learned matrix makes
+    shorter vectors as long as the longest, see `FieldTables`."""
+    hidden: tuple[Dim, ...] | None = setting(None, words="the network's")
+    """Sizes of the hidden layers."""
+    dropout: Share | None = setting(None, words="the network's")
+    """Dropout after each hidden layer."""
+    options: dict[str, Any] = setting({}, short="network_options")
+    """Further arguments of the network, such as `rank` and `stacked` of dcnv2."""
+    fallback: Decided[bool] = setting(None, SIZE)
+    """Learn a vector per field for features without a live row."""
+    admit_after: int = setting(1, SIZE, ge=1)
+    """Number of batches in which a feature must appear before it gets a row of its own."""
+    admit_sketch: SizeSetting | None = setting(None, SIZE, words="counted exactly")
+    """Memory in which to count these batches, such as 64MB: some features then get their row early."""
+    evict_unseen: AgeSetting = setting(0, SIZE)
+    """Drop the rows of dead features that have not appeared for so many steps, or for so long by the log's own clock,
+    such as 7d; 0 for never."""
+    max_table_bytes: SizeSetting | None = setting(None, SIZE, words="no limit")
+    """Hard limit on the table's memory, such as 2GB: dead features are dropped first, then the rarest."""
+    number_buckets: int = setting(32, ge=0, le=4096)
+    """Quantile buckets of a number, each with an embedding that joins those of the categorical fields; 0 for none."""
+    standardize: bool = setting(True)
+    """Standardize numbers, heavy-tailed ones after a signed logarithm; see `NumberEncoder`."""
+    base_rate: bool = setting(True)
+    """Start the logits at the base rate of the first 50,000 training rows."""
+    attention: dict[str, str] = setting({})
+    """Field of several values → field of one value, the candidate, whose attention to the values makes one vector of
+    them; for other fields of several values it is their mean. See `ListPooling`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_auto(cls, content: Any) -> Any:
+        """The name "auto" is as if none were given."""
+        return {**content, "name": None} if isinstance(content, Mapping) and content.get("name") == "auto" else content
+
+
+ADMISSION_SETTINGS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes")
+"""Settings of a model that do not change what it computes from its rows."""
+EMBEDDING_SETTINGS = ("l1", "l21", "l2", "norm", "penalty", "state_dtype")
+"""Settings of an optimizer that its param group of the embeddings has, and no other."""
+_HIGHEST = 1e30
+"""Above it, products with gradients, and with the √d that λ21 counts by, leave float32, which ends at 3.4e38."""
+_NOT_OF_A_RUN: Mapping[str, str] = {
+    "maximize": "a run lowers its loss",
+    "weight_decay": "it cannot be applied to the rows of a table, of which a step changes a few; give l2",
+}
+"""Arguments of an optimizer that a run cannot have at other values than their defaults."""
+
+
+class OptimizerSettings(Section):
+    """The Group optimizer, and the size that it trains towards."""
+
+    name: Decided[KnownOptimizer] = setting(
+        None, OPTIMIZER, short="optimizer", metavar="[" + "|".join(get_args(OptimizerName)) + "]"
+    )
+    """Base optimizer; with all λ = 0 it is exactly that."""
+    lr: Decided[float] | None = setting(None, OPTIMIZER)
+    """Learning rate."""
+    network_lr: Decided[float] | None = setting(None, OPTIMIZER)
+    """Learning rate of everything but the embeddings."""
+    schedule: ScheduleName = setting("constant", OPTIMIZER)
+    """How the learning rates decay over all epochs."""
+    warmup: Share = setting(0.0, OPTIMIZER)
+    """Share of all samples over which the learning rates first rise, such as .05."""
+    l1: float = setting(0.0, OPTIMIZER)
+    """λ1 of the embeddings."""
+    l21: Decided[float] = setting(None, OPTIMIZER)
+    """A constant λ21 for the embeddings instead of a size: raise it to keep fewer features."""
+    l2: float = setting(0.0, OPTIMIZER)
+    """λ2 of the embeddings."""
+    norm: NormName = setting("s", OPTIMIZER)
+    """Norm in the group threshold."""
+    penalty: Decided[PenaltySetting] = setting(None, OPTIMIZER, kind=PenaltyName)
+    """Shape of the group threshold."""
+    state_dtype: StateDtype = setting("float32", OPTIMIZER)
+    """How the embeddings' rows keep the optimizer's state: bfloat16 takes half the memory."""
+    target_rate: Decided[Rate] | None = setting(None, SIZE)
+    """Share of the features to keep, such as .03: λ21 is adjusted during training."""
+    target_bytes: SizeSetting | None = setting(None, SIZE)
+    """Size of the embeddings to keep, such as 200MB: vectors, and 8 bytes for each key."""
+    least_features: Decided[int] = setting(None, ge=0)
+    """Features that `target_rate` keeps in any case; all, if there are fewer."""
+    options: dict[str, Any] = setting({})
+    """Further arguments of the optimizer, such as `betas`, that have no setting of their own."""
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.least_features and self.target_rate is None:
+            raise ValueError("least_features need target_rate beside them: the share of the features to keep")
+        targets = [name for name in ("target_rate", "target_bytes") if getattr(self, name) is not None]
+        if len(targets) > 1:
+            raise ValueError("target_rate and target_bytes exclude each other: give one")
+        if targets and self.l21:
+            raise ValueError(f"{targets[0]} sets l21 during training: give one of them, not both (l21 is {self.l21})")
+        for name, value in self.options.items():
+            if name in ("lr", *EMBEDDING_SETTINGS):
+                raise ValueError(
+                    f"options.{name}: this is a setting of its own: give optimizer.{name}, got {value!r} here"
+                )
+            if name in _NOT_OF_A_RUN and value and not isinstance(value, str):
+                raise ValueError(f"options.{name}={value!r} is not for a run: {_NOT_OF_A_RUN[name]}")
+            for one in _flat(value):
+                _check_magnitude(f"options.{name}", one)
+        for name in ("lr", "network_lr", "l1", "l21", "l2"):
+            _check_magnitude(name, getattr(self, name))
+        return self
+
+
+def _check_magnitude(name: str, value: Any) -> None:
+    """Raise ValueError for a finite number that float32 arithmetic cannot bear; what is not a number passes."""
+    if isinstance(value, int | float) and _HIGHEST < abs(value) < float("inf"):
+        shown = f"{value:g}" if isinstance(value, float) else f"a number of {len(str(value))} digits"
+        raise ValueError(
+            f"{name} must be at most {_HIGHEST:g}, got {shown}: beyond, float32, in which a run computes, overflows"
+        )
+
+
+def _flat(value: Any) -> list[Any]:
+    return [one for part in value for one in _flat(part)] if isinstance(value, list | tuple) else [value]
+
+
+class TrainingSettings(Section):
+    """How it is trained."""
+
+    batch_size: Decided[int] = setting(None, TRAINING, ge=1)
+    """Samples per step."""
+    epochs: int = setting(1, TRAINING, ge=1)
+    """Maximum number of passes over the training rows."""
+    validation: Share = setting(0.0, TRAINING)
+    """Share of the training rows to hold out from the end, such as .05; the epoch with the lowest log loss on them is
+    kept."""
+    patience: int = setting(0, TRAINING, ge=0)
+    """Stop after this many epochs in a row without improvement on the held-out rows; 0 for never."""
+    shuffle_buffer: Decided[int] = setting(None, TRAINING, ge=0)
+    """Shuffle the training rows in blocks of this many; 0 keeps the order of the log."""
+    after_first_epoch: AfterFirstEpoch = setting("train", TRAINING)
+    """What to do with the embeddings in later epochs: go on training them, reset them in each, or freeze them."""
+    seed: int = setting(0, TRAINING, ge=0, lt=1 << 64)
+    """Seed of the initialization, the dropout, the row order and the synthetic log."""
+    windows: int = setting(50, ge=1)
+    """Points of the history along all epochs."""
+    compile: Literal["auto", "always", "never"] = setting("auto")
+    """Compile the network; auto: if there is a C++ compiler and the training is long enough."""
+    baseline: bool = setting(True, TRAINING, words="yes")
+    """Train a logistic regression on the same rows for comparison."""
+
+
+class CheckpointSettings(Section):
+    """When checkpoints are written."""
+
+    minutes: float = setting(10.0, CHECKPOINTS, short="checkpoint_minutes", ge=0, allow_inf_nan=False)
+    """Minutes between checkpoints; 0 for none by time."""
+    steps: int = setting(0, CHECKPOINTS, short="checkpoint_steps", ge=0)
+    """Batches between checkpoints; 0 for none by count."""
+    keep: int = setting(2, CHECKPOINTS, short="keep_checkpoints", ge=1)
+    """Number of checkpoints to keep."""
+    incremental: bool = setting(True, short="incremental_checkpoints")
+    """Write only what has changed in the table since the last checkpoint."""
+
+
+class TrackingSettings(Section):
+    """Where a run can be followed, in addition to its folder."""
+
+    tensorboard: str | None = setting(None, TRACKING, metavar="DIR|auto")
+    """Write the run's history for TensorBoard: into a folder in DIR, or (auto) into the run's own."""
+    mlflow: str | None = setting(None, TRACKING, metavar="URI|EXPERIMENT")
+    """Log the run to MLflow: to a tracking URI, or to an experiment at $MLFLOW_TRACKING_URI."""
+
+
+class Settings(StrictSettings):
+    """All settings of a run; checked when made.
+
+    Settings that are not given are decided for the log of a run, by `resolved_for`. Given and decided settings are kept
+    apart: `replace`, copies and files of settings that are not resolved leave open what is not given.
+
+    Attributes:
+        given: Keys of the settings that were given; None until all others are decided.
+    """
+
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    training: TrainingSettings = TrainingSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    given: tuple[str, ...] | None = None
+
+    @field_validator("given")
+    @classmethod
+    def _are_settings(cls, keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if unknown := [key for key in keys or () if key not in DECLARED]:
+            raise ValueError(f"there is no setting {unknown[0]!r}")
+        return keys
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.training.patience and not self.training.validation:
+            raise ValueError("training.patience needs rows that are held out: give training.validation, such as 0.05")
+        return self
+
+    @classmethod
+    def of(cls, **settings: Any) -> Self:
+        """Settings by their short names: `model` and `optimizer` are those of their names, the others are as in their
+        sections.
+
+        Raises:
+            SettingsError: An unknown one, or a value out of range.
+        """
+        return checked(cls, with_values({}, _with_sections(settings)), "config")
+
+    def replace(self, **settings: Any) -> Self:
+        """These settings with other values, by their short names.
+
+        `Config.of(a=1).replace(b=2)` is `Config.of(a=1, b=2)`. Resolved settings keep their decided values.
+
+        Raises:
+            SettingsError: As `of`.
+        """
+        return self._with(_with_sections(settings), "config")
+
+    def _with(self, values: Mapping[str, Any], source: str) -> Self:
+        if self.given is None:
+            return checked(type(self), with_values(self.given_sections(), values), source)
+        given = tuple(dict.fromkeys((*self.given, *values)))
+        return checked(type(self), with_values({**self.as_dict(), "given": given}, values), source)
+
+    @property
+    def given_keys(self) -> tuple[str, ...]:
+        """Keys of the settings that were given."""
+        if self.given is not None:
+            return self.given
+        sections = {key: getattr(self, key.split(".")[0]) for key in DECLARED}
+        fields = {key: one.field for key, one in DECLARED.items()}
+        return tuple(
+            key
+            for key, section in sections.items()
+            if fields[key] in section.model_fields_set and getattr(section, fields[key]) is not None
+        )
+
+    def given_sections(self) -> dict[str, dict[str, Any]]:
+        """Section → setting → value, of the given settings."""
+        settings, found = self.as_dict(), dict[str, dict[str, Any]]()
+        for key in self.given_keys:
+            section, name = key.split(".")
+            found.setdefault(section, {})[name] = settings[section][name]
+        return found
+
+    def resolved_for(self, log: "Log") -> Self:
+        """These settings with those that are not given decided for `log`, by the rules of `settings.auto`.
+
+        Settings that are resolved already are returned unchanged.
+
+        Raises:
+            SettingsError: The decided values contradict the given ones.
+        """
+        if self.given is not None:
+            return self
+        facts, given = LogFacts.of(log), self.given_sections()
+        values = {key: rule.decide(facts, given) for key, rule in RULES.items() if key not in self.given_keys}
+        content = with_values({**self.as_dict(), "given": self.given_keys}, values)
+        return checked(type(self), content, "config")
+
+    def resolved_again_for(self, log: "Log") -> Self:
+        """These resolved settings for another log that the same model is trained on next.
+
+        Settings in `PER_LOG` are decided again unless they were given; all others stay.
+        """
+        facts, given = LogFacts.of(log), self.given_sections()
+        values = {key: RULES[key].decide(facts, given) for key in PER_LOG if key not in self.given_keys}
+        return checked(type(self), with_values({**self.as_dict(), "given": self.given_keys}, values), "config")
+
+    def for_log(self, log: "Log") -> Self:
+        """These settings with what was inferred of the columns of `log`, so that others are read as that one was."""
+        if not log.columns or self.data.schema_file is not None:
+            return self
+        data = self.data.model_copy(update={"columns": dict(log.columns)})
+        return self.model_copy(update={"data": data})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Section → setting → value, of all settings: given, decided and default ones."""
+        return self.model_dump(mode="json", by_alias=True, exclude={"given"})
+
+    def as_yaml(self) -> str:
+        """The text of a settings file: all settings if they are resolved, otherwise those that were given."""
+        content: dict[str, Any] = self.given_sections()
+        if self.given is not None:
+            content = {**self.as_dict(), "given": list(self.given)}
+            if self.data.log is not None:
+                del content["data"]["rows"]  # the size of a synthetic log
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+_AnySettings = TypeVar("_AnySettings", bound=Settings)
+
+
+def read_settings(kind: type[_AnySettings], path: Path | None, values: Mapping[str, Any], source: str) -> _AnySettings:
+    """The settings of a file, with other values at dotted keys; see `read_config`."""
+    content = {} if path is None else read_yaml(path)
+    return checked(kind, content, str(path))._with(values, source)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A setting as `--help`, Python and the documentation show it; see `setting`.
+
+    Attributes:
+        key: Section and name in files.
+        field: Its name in the section's class.
+        short: Its name as an option and as a parameter.
+        kind: The type of its option.
+        default: What its value is if it is not given, in words; "" if there is nothing to say.
+    """
+
+    key: str
+    field: str
+    short: str
+    kind: Any
+    help: str
+    default: str
+    panel: str | None
+    metavar: str | None
+
+
+def _declared() -> Iterator[Declared]:
+    for section, of in Settings.model_fields.items():
+        for field, info in getattr(of.annotation, "model_fields", {}).items():
+            extra, name = dict(info.json_schema_extra), info.alias or field
+            key, short, words = f"{section}.{name}", extra.pop("short") or name, extra.pop("words")
+            if key in RULES:
+                words = RULES[key].words
+            elif words is None and info.default not in (None, (), {}):
+                words = f"{info.default:g}" if isinstance(info.default, float) else str(info.default)
+            kind = extra.pop("kind") or _option_type(info.annotation, info.metadata)
+            yield Declared(key, field, short, kind, " ".join(str(info.description).split()), words or "", **extra)
+
+
+def _option_type(annotation: Any, metadata: Sequence[Any] = ()) -> Any:
+    """The type of what stands on the command line: text if a validator reads it, otherwise the setting's own."""
+    inner = [one for one in get_args(annotation) if one is not type(None)]
+    if any(isinstance(one, BeforeValidator) for one in metadata):
+        return str
+    if get_origin(annotation) is Annotated:
+        return _option_type(inner[0], inner[1:])
+    if get_origin(annotation) in (Union, UnionType) and len(inner) == 1:
+        return _option_type(inner[0])
+    return annotation
+
+
+DECLARED: Mapping[str, Declared] = {one.key: one for one in _declared()}
+"""All settings, by their keys."""
+SHORT: Mapping[str, str] = {one.short: one.key for one in DECLARED.values()}
+"""Short name of each setting → its key."""
+
+
+def _with_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {SHORT.get(name, name): value for name, value in settings.items()}

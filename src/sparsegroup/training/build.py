@@ -1,0 +1,504 @@
+"""What settings make: a model, started on a log; its optimizer, schedule and target; and the plan of the rows."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError, model_validator
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.overrides import TorchFunctionMode
+
+from sparsegroup.data.log import Log
+from sparsegroup.data.schema import LogSchema
+from sparsegroup.errors import did_you_mean
+from sparsegroup.groups import is_rows
+from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
+from sparsegroup.optim import (
+    GroupAdagrad,
+    GroupAdaHessian,
+    GroupAdam,
+    GroupAMSGrad,
+    GroupFTRL,
+    GroupMomentum,
+    GroupOptimizer,
+    GroupRowWiseAdagrad,
+    GroupSGD,
+    SizeTarget,
+    TargetBytes,
+    TargetRate,
+    param_groups,
+)
+from sparsegroup.rules import REQUIRED, Rule
+from sparsegroup.settings.declared import (
+    EMBEDDING_SETTINGS,
+    ModelSettings,
+    OptimizerSettings,
+    Settings,
+    TrainingSettings,
+    read_settings,
+)
+from sparsegroup.settings.names import OptimizerName, ScheduleName
+from sparsegroup.settings.yaml_settings import SettingsError
+from sparsegroup.training.click_model import NETWORKS, ClickModel, new_embedding
+from sparsegroup.training.evaluation import EVALUATED
+from sparsegroup.training.network_step import WORTH_COMPILING
+from sparsegroup.training.plan import EpochPlan
+
+OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
+    "sgd": GroupSGD,
+    "momentum": GroupMomentum,
+    "adagrad": GroupAdagrad,
+    "rowwise_adagrad": GroupRowWiseAdagrad,
+    "adam": GroupAdam,
+    "amsgrad": GroupAMSGrad,
+    "adahessian": GroupAdaHessian,
+    "ftrl": GroupFTRL,
+}
+NO_TARGET: Mapping[str, Any] = {"target_rate": None, "target_bytes": None, "least_features": 0}
+"""The settings of a constant λ21 that have to do with size."""
+SAMPLE_ROWS = 50_000
+"""The first training rows of a log, which are enough for quantiles to a hundredth."""
+
+
+class ModelConfig(ModelSettings):
+    """The network over the embeddings, made for the columns of a log."""
+
+    @model_validator(mode="after")
+    def _suits_the_network(self) -> Self:
+        if self.name is None:
+            return self
+        network = NETWORKS[self.name]
+        arguments = {name: one for name, one in inspect.signature(network).parameters.items() if name not in _BUILT_IN}
+        if unknown := [name for name in self._layers if name not in arguments]:
+            raise ValueError(f"{network.__name__} has no hidden layers: leave {unknown[0]} out")
+        known = [name for name in arguments if name not in ("hidden", "dropout")]
+        for name, value in self.options.items():
+            if name not in known:
+                raise ValueError(f"{network.__name__} has no option {name!r}; it has {', '.join(known) or 'none'}")
+            try:
+                TypeAdapter(arguments[name].annotation).validate_python(value)
+            except ValidationError as error:
+                message = error.errors()[0]["msg"]
+                raise ValueError(f"options.{name}: {message[0].lower()}{message[1:]}, got {value!r}") from error
+        if self.dims and self.name == "lr":
+            raise ValueError("dims: lr has one weight per feature; leave them out, or take another model")
+        if self.max_table_bytes is not None and any(size != self.vector_dim for size in self.dims.values()):
+            raise ValueError(
+                "max_table_bytes is the limit of one table, and with dims there are several: leave one of them out"
+            )
+        return self
+
+    @property
+    def _layers(self) -> dict[str, Any]:
+        given = {"hidden": self.hidden, "dropout": self.dropout}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def vector_dim(self) -> int:
+        """Length of an embedding: `dim`, or the network's default."""
+        return NETWORKS[self.name].default_dim if self.dim is None else self.dim
+
+    @property
+    def network_dim(self) -> int:
+        """Length of the vectors that the network takes: the largest of `vector_dim` and `dims`."""
+        return max([self.vector_dim, *self.dims.values()])
+
+    def sizes(self, columns: LogSchema) -> dict[int, int]:
+        """Field's number in the columns of a log → length of its embeddings.
+
+        Raises:
+            ValueError: `dims` names a field that is not there.
+        """
+        for name in self.dims:
+            if name not in columns.fields:
+                there = f"{did_you_mean(name, columns.fields)} the fields are {', '.join(columns.fields) or 'none'}"
+                raise ValueError(f"dims: there is no field {name!r}; {there.lstrip()}")
+        return {number: self.dims.get(name, self.vector_dim) for number, name in enumerate(columns.fields)}
+
+    def network(self, columns: LogSchema) -> nn.Module:
+        """A freshly initialized network over the columns of a log. Draws from torch's generator.
+
+        Raises:
+            ValueError: A size that the network cannot have, or fields that the log has not.
+        """
+        fields, numbers = len(columns.fields), len(columns.numbers)
+        encoded = numbers > 0 and (self.standardize or self.number_buckets > 0)
+        more = numbers if encoded and self.number_buckets else 0
+        network: nn.Module = NETWORKS[self.name](
+            fields + more, self.network_dim, numbers, **self._layers, **self.options
+        )
+        if encoded:
+            encoder = NumberEncoder(numbers, self.network_dim, self.number_buckets, self.standardize)
+            network = WithNumbers(encoder, network)
+        if self.attention:
+            network = WithPooling(ListPooling(self.network_dim, self.queries(columns)), network)
+        return network
+
+    def queries(self, columns: LogSchema) -> dict[int, int]:
+        """`attention` by the places that fields have among those of several values and those of one.
+
+        Raises:
+            ValueError: There are no such fields.
+        """
+        single = [name for name in columns.fields if name not in columns.lists]
+        for names, known, what in (
+            (self.attention.keys(), columns.lists, "several values"),
+            (self.attention.values(), single, "one value"),
+        ):
+            for name in names:
+                if name not in known:
+                    there = ", ".join(known) or "none"
+                    raise ValueError(f"attention: {name!r} is no field of {what}; those are {there}")
+        return {columns.lists.index(name): single.index(query) for name, query in self.attention.items()}
+
+
+_BUILT_IN = ("fields", "dim", "numbers")
+
+
+class OptimizerConfig(OptimizerSettings):
+    """The Group optimizer; with all λ = 0 it is the base optimizer."""
+
+    @model_validator(mode="after")
+    def _suits_the_rule(self) -> Self:
+        declared = () if self.name is None else self.rule.hyperparameters
+        if self.lr is None and any(one.name == "lr" and one.default is REQUIRED for one in declared):
+            raise ValueError(f"the optimizer {self.name} has no default learning rate: give lr")
+        try:
+            arguments = self.arguments
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        try:
+            self._checked(lr=self.network_lr)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"network_lr: {error}") from error
+        if not is_rows(arguments["groups"]):
+            raise ValueError(f"embeddings need groups='rows', got {arguments['groups']!r}")
+        if arguments["capturable"]:
+            raise ValueError("embeddings, whose rows differ from step to step, cannot have capturable=True")
+        return self
+
+    def make(self, model: nn.Module) -> GroupOptimizer:
+        """The optimizer of a model's parameters."""
+        table, *others = param_groups(model, **self._of_embeddings)
+        if self.network_lr is not None:
+            others = [{**group, "lr": self.network_lr} for group in others]
+        return OPTIMIZERS[self.name]([table, *others], **self._of_all)
+
+    def scheduler(self, optimizer: GroupOptimizer, steps: int) -> LambdaLR | None:
+        """What sets the learning rates along so many steps; None if they are constant."""
+        if self.schedule == "constant" and not self.warmup:
+            return None
+        return LambdaLR(optimizer, RateSchedule(self.schedule, steps, self.warmup))
+
+    @property
+    def has_target(self) -> bool:
+        """Whether λ21 changes during training, towards a size."""
+        return self.target_rate is not None or self.target_bytes is not None
+
+    def target(
+        self, optimizer: GroupOptimizer, steps: int, *, ramp: int | None = None, interval: int | None = None
+    ) -> SizeTarget | None:
+        """What sets λ21 over so many steps, see `TargetRate`; None if it is constant."""
+        if self.target_rate is not None:
+            return TargetRate(
+                optimizer, self.target_rate, steps=steps, ramp=ramp, interval=interval, least=self.least_features or 0
+            )
+        if self.target_bytes is None:
+            return None
+        return TargetBytes(optimizer, self.target_bytes, steps=steps, ramp=ramp, interval=interval)
+
+    @property
+    def rule(self) -> Rule:
+        """The base optimizer, which declares what `options` may have."""
+        return OPTIMIZERS[self.name].rule
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the embeddings' param group: those given, and the defaults of the others.
+
+        Raises:
+            ValueError, TypeError: As the optimizer.
+        """
+        return self._checked(**self._of_embeddings)
+
+    def _checked(self, **arguments: Any) -> dict[str, Any]:
+        """The arguments of a param group; options are not checked until it is known whose they are."""
+        of_all = self._of_all if self.name is not None else {"lr": self.lr} if self.lr is not None else {}
+        given = {name: value for name, value in arguments.items() if value is not None or name == "state_dtype"}
+        return OPTIMIZERS[self.name or "adagrad"].checked_arguments(**{**of_all, **given})
+
+    @property
+    def _of_embeddings(self) -> dict[str, Any]:
+        regularizer = {name: getattr(self, name) for name in EMBEDDING_SETTINGS}
+        return {**regularizer, "state_dtype": torch.bfloat16 if self.state_dtype == "bfloat16" else None}
+
+    @property
+    def _of_all(self) -> dict[str, Any]:
+        options = {name: tuple(value) if isinstance(value, list) else value for name, value in self.options.items()}
+        return options if self.lr is None else {**options, "lr": self.lr}
+
+
+class TrainingConfig(TrainingSettings):
+    """How it is trained."""
+
+    def compiles(self, samples: int) -> bool:
+        """Whether to compile for a training on so many samples."""
+        if self.compile == "auto":
+            return samples >= WORTH_COMPILING * self.batch_size
+        return self.compile == "always"
+
+    def plan(self, train_rows: int) -> EpochPlan:
+        """The rows of each epoch, of so many training rows.
+
+        Raises:
+            SettingsError: None are left beside those for validation; or settings that are not resolved.
+        """
+        if self.batch_size is None or self.shuffle_buffer is None:
+            raise SettingsError("training.batch_size is decided for a log: take `config.resolved_for(log)`")
+        held_out = max(1, round(self.validation * train_rows)) if self.validation else 0
+        if held_out >= train_rows:
+            raise SettingsError(f"training.validation={self.validation:g} leaves none of {train_rows} rows to train on")
+        return EpochPlan(
+            rows=train_rows - held_out,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            validation_rows=held_out,
+            patience=self.patience,
+            after_first_epoch=self.after_first_epoch,
+            shuffle_buffer=self.shuffle_buffer,
+            seed=self.seed,
+        )
+
+
+class Config(Settings):
+    """All settings of a run, see the page of settings; checked when made.
+
+    A setting that is not given is decided for the log of a run, by `resolved_for`. Given and decided settings are kept
+    apart: `replace`, copies and files of a config that is not resolved leave open what is not given.
+
+    Attributes:
+        data, model, optimizer, training, checkpoint, tracking: The sections.
+        given: Keys of the settings that were given; None until all others are decided.
+
+    Examples:
+        >>> from sparsegroup.training import Config
+        >>> config = Config.of(model="dcn", lr=1e-2, l21=1e-3)
+        >>> config.optimizer.l21, config.replace(l21=0.0).optimizer.l21
+        (0.001, 0.0)
+    """
+
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    def build(self, log: Log, process_group: dist.ProcessGroup | None = None) -> tuple[ClickModel, GroupOptimizer]:
+        """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
+
+        Settings that are open are decided for the log. The network starts with what its first 50,000 training rows
+        show: see `start_network`.
+
+        Args:
+            log: The log.
+            process_group: The ranks that its tables lie on; all have to call it. None for one by itself.
+
+        Raises:
+            SettingsError: A table of that model cannot be so small, or as `check_log`.
+        """
+        self.check_log(log)
+        model, optimizer = self.resolved_for(log).build_for(log.schema, process_group)
+        start_network(model.network, log, base_rate=self.model.base_rate)
+        return model, optimizer
+
+    def check_log(self, log: Log) -> None:
+        """Raise SettingsError if the settings name what a log does not have: a field, or times."""
+        try:
+            self.resolved_for(log).model.sizes(log.schema)
+        except ValueError as error:
+            raise SettingsError(f"{log.name}: model.{error}") from error
+        if isinstance(self.model.evict_unseen, str) and not log.timed:
+            raise SettingsError(
+                f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own clock, but {log.name} has no "
+                "column of times in order (`sparsegroup columns` shows its columns; a schema can say which it is); "
+                "give a number of steps"
+            )
+
+    def build_for(
+        self, columns: LogSchema, process_group: dist.ProcessGroup | None = None
+    ) -> tuple[ClickModel, GroupOptimizer]:
+        """A freshly initialized model for the columns of a log, and its optimizer; see `build`.
+
+        Raises:
+            SettingsError: A table or network cannot be as the settings say, or the log has not the fields they name; or
+                settings that are not resolved.
+        """
+        if self.model.name is None or self.optimizer.name is None:
+            raise SettingsError("model.name is decided for a log: take `config.resolved_for(log)`")
+        torch.manual_seed(self.training.seed)
+        options = self.model
+        try:
+            sizes, network = options.sizes(columns), options.network(columns)
+            embedding = new_embedding(
+                options.network_dim,
+                self.training.seed,
+                sizes=sizes,
+                fallback=options.fallback,
+                admit_after=options.admit_after,
+                admit_sketch=options.admit_sketch,
+                evict_unseen=options.evict_unseen,
+                max_bytes=options.max_table_bytes,
+                process_group=process_group,
+            )
+            model = ClickModel(embedding, network)
+        except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach
+            message = str(error).partition("\n")[0].replace("max_bytes", "max_table_bytes")  # as the setting is called
+            if message.startswith("max_table_bytes"):
+                raise SettingsError(f"model.{message}") from error
+            if isinstance(error, MemoryError) or "memory" in message or "Storage size" in message:
+                message = f"the network does not fit into the memory ({message}); take smaller layers (hidden)"
+            raise SettingsError(f"model: {message}") from error
+        return model, self.optimizer.make(model)
+
+    def check_shapes(self, columns: LogSchema, weights: Mapping[str, Tensor]) -> None:
+        """Compare the shapes of the network that the settings describe with those of recorded weights.
+
+        Raises:
+            SettingsError: The network has other shapes, or cannot be built. No memory was taken for it.
+        """
+        try:
+            with torch.device("meta"), _Unfilled(), torch.random.fork_rng(devices=[]):
+                state = self.model.network(columns).state_dict()
+        except (ValueError, RuntimeError, OverflowError, TypeError) as error:
+            raise SettingsError(f"model: {str(error).partition(chr(10))[0]}") from error
+        for name, weight in state.items():
+            recorded = weights.get(name)
+            if not isinstance(recorded, Tensor) or recorded.shape != weight.shape:
+                found = list(recorded.shape) if isinstance(recorded, Tensor) else "no tensor"
+                wanted = list(weight.shape)
+                raise SettingsError(f"model: its {name} would have the shape {wanted}, the recorded is {found}")
+
+    def effective(self, samples: int) -> dict[str, Any]:
+        """Section → setting → value of a run on so many samples: defaults of network and optimizer filled in."""
+        content = self.as_dict()
+        model, optimizer, training = content["model"], content["optimizer"], content["training"]
+        model["dim"] = self.model.vector_dim
+        parameters = inspect.signature(NETWORKS[self.model.name]).parameters
+        for name, value in model.items():
+            if value is None and name in parameters:
+                model[name] = parameters[name].default
+        arguments = self.optimizer.arguments
+        hyperparameters = [one.name for one in self.optimizer.rule.hyperparameters if one.name != "lr"]
+        optimizer |= {"options": {name: arguments[name] for name in hyperparameters}, "lr": arguments["lr"]}
+        if self.optimizer.has_target:  # which sets it during training
+            del optimizer["l21"]
+        if self.data.log is not None:
+            del content["data"]["rows"]  # of a synthetic log
+        training["compile"] = self.training.compiles(samples)
+        return {
+            section: {name: value for name, value in settings.items() if value not in (None, "", [], {})}
+            for section, settings in content.items()
+        }
+
+
+def read_config(path: Path | None, values: Mapping[str, Any], source: str = "values") -> Config:
+    """The config of a file, with other values at dotted keys.
+
+    Args:
+        path: YAML; None for the defaults.
+        values: Dotted key → value.
+        source: Where the values come from, for messages.
+
+    Raises:
+        SettingsError: An unknown key, with the one that may be meant, or a value out of range; with file and key.
+        OSError: The file cannot be read.
+    """
+    return read_settings(Config, path, values, source)
+
+
+class _Unfilled(TorchFunctionMode):
+    """On "meta" nothing is drawn: that would import torch.compile, for a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
+
+
+def start_network(network: nn.Module, log: Log, *, base_rate: bool) -> None:
+    """Fit a network to the first training rows of a log, up to 50,000: numbers' statistics, and the logits' level.
+
+    Args:
+        network: Its `NumberEncoder`s are fitted to the numbers.
+        log: The log.
+        base_rate: Whether the bias of its logits, `logit_bias` of a network of `sparsegroup.models`, becomes the
+            log-odds of the mean label, so that no step is spent on that (Lin et al. 2017, §4.1). Half a positive and
+            half a negative are added.
+
+    Raises:
+        ClickLogError: The rows cannot be read.
+    """
+    encoders = [module for module in network.modules() if isinstance(module, NumberEncoder)]
+    found = [getattr(module, "logit_bias", None) for module in network.modules()] if base_rate else []
+    biases = [bias for bias in found if isinstance(bias, nn.Parameter)]
+    if not encoders and not biases:
+        return
+    rows, positives, numbers = 0.0, 0.0, []
+    for batch in log.batches(0, min(log.train_rows, SAMPLE_ROWS), EVALUATED):
+        weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
+        rows += float(weights.double().sum())
+        positives += float((weights * batch.labels).double().sum())
+        numbers.append(batch.numbers)
+    sample = torch.cat(numbers) if numbers else torch.empty(0, len(log.numbers))
+    for encoder in encoders:
+        encoder.fit(sample)
+    for bias in biases:
+        nn.init.constant_(bias, math.log((positives + 0.5) / (rows - positives + 0.5)))
+
+
+@dataclass(frozen=True)
+class RateSchedule:
+    """Step t = 0, 1, … of T → the factor of the learning rate, for `torch.optim.lr_scheduler.LambdaLR`.
+
+    It rises along (t + 1) / W over the first W = ⌈warmup · T⌉ steps. Then, with p = (t - W) / (T - W), it is 1
+    ("constant"), 1 - p ("linear") or (1 + cos πp) / 2 ("cosine"), and stays what it is at the last step.
+
+    Attributes:
+        kind: "constant", "linear" or "cosine".
+        steps: T ≥ 1.
+        warmup: Share of the steps, in [0, 1).
+
+    Raises:
+        ValueError: A number out of range, or another kind.
+
+    Examples:
+        >>> from sparsegroup.training.build import RateSchedule
+        >>> schedule = RateSchedule("linear", steps=8, warmup=0.5)
+        >>> [schedule(t) for t in range(9)]
+        [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.25]
+    """
+
+    kind: ScheduleName
+    steps: int
+    warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("constant", "linear", "cosine"):
+            raise ValueError(f"kind must be 'constant', 'linear' or 'cosine', got {self.kind!r}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be >= 1, got {self.steps}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup must be in [0, 1), got {self.warmup}")
+
+    def __call__(self, step: int) -> float:
+        """The factor at a step, counted from 0."""
+        step = min(step, self.steps - 1)
+        rising = math.ceil(self.warmup * self.steps)
+        if step < rising:
+            return (step + 1) / rising
+        along = (step - rising) / (self.steps - rising)
+        if self.kind == "cosine":
+            return (1 + math.cos(math.pi * along)) / 2
+        return 1 - along if self.kind == "linear" else 1.0
