@@ -375,7 +375,7 @@ _WAITING = 1 << 15
 class BaselineCallback(Callback):
     """Trains a `LogisticBaseline` on the batches of the first epoch; points have its AUC and log loss.
 
-    It learns in a thread of its own. On several ranks, each has a baseline that learns from its part of the rows.
+    It learns in a separate thread. On several ranks, each has a baseline that learns from its part of the rows.
 
     Args:
         model: The baseline, trained further; by default a new one.

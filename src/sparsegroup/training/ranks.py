@@ -26,12 +26,7 @@ _PATIENCE = 5.0
 
 
 class StopRequest:
-    """Whether a training is asked to end. Setting it takes no lock: threads and signal handlers may.
-
-    Attributes:
-        is_made: The end is requested.
-        finishes: For good: the epoch ends with it, and no other follows.
-    """
+    """Whether a training is asked to end, and for good. It takes no lock: threads and signal handlers may set it."""
 
     def __init__(self) -> None:
         self.is_made = self.finishes = False

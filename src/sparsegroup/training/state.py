@@ -101,17 +101,11 @@ class EpochProgress:
 
 @dataclass(frozen=True)
 class TableTotals:
-    """Counts of all tables of an embedding.
-
-    Attributes:
-        num_seen, num_live, num_evicted, num_refused: See `HashEmbedding`.
-        bytes: Memory of index and rows, see `TableMemory`. Other memory of a table depends on what the process has
-            done, so that a resumed run would differ.
-    """
+    """Counts of all tables of an embedding, see `HashEmbedding`."""
 
     num_seen: int = 0
     num_live: int = 0
-    bytes: int = 0
+    bytes: int = 0  # of index and rows; other memory depends on what the process has done: a resumed run would differ
     num_evicted: int = 0
     num_refused: int = 0
 
@@ -145,12 +139,7 @@ def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
 
 
 class History:
-    """Samples fill one window after the other; of each full one, a point joins the history, measured by a thread.
-
-    Attributes:
-        points: The history so far.
-        window: The one that is being filled, with this rank's samples.
-    """
+    """Samples of this rank fill one window after the other; a thread measures each full one for a point."""
 
     def __init__(self) -> None:
         self.points: list[HistoryPoint] = []
@@ -233,30 +222,17 @@ class TargetState:
 
 @dataclass(frozen=True)
 class RankState:
-    """The state of one rank.
+    """The state of one rank."""
 
-    Attributes:
-        taken: Samples that it has trained on in the epoch under way.
-        window: How many of the window's samples are its own; those of the ranks before it come first.
-        compiled_for: Samples of its part of the batches that its network was compiled for; None before the first.
-        callbacks: The states of its callbacks, by the names of their classes.
-    """
-
-    taken: Count
-    window: Count
-    compiled_for: Count | None
-    callbacks: Mapping[str, Any]
+    taken: Count  # samples that it has trained on in the epoch under way
+    window: Count  # how many of the window's samples are its own, behind those of the ranks before it
+    compiled_for: Count | None  # samples of its part of the batches that its network was compiled for
+    callbacks: Mapping[str, Any]  # by the names of their classes
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """The state of a training between two batches, see `Trainer.state_dict`.
-
-    Attributes:
-        samples, seconds, history, target, progress: See `Trainer`.
-        window: The samples of all ranks since the last point.
-        ranks: The states of the ranks, in their order; of a single process one.
-    """
+    """The state of a training between two batches, see `Trainer`; the window has the samples of all ranks."""
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -66,8 +66,7 @@ class TrainedBatch:
 class Callback:
     """Is notified while a model is trained. The methods of this class do nothing: override those you need.
 
-    A `Trainer` calls them, and each may call its `stop`; `on_run_begin` and `on_run_end` belong to a run in a folder
-    (`Session`, `sparsegroup train`).
+    Each may call `trainer.stop`. `on_run_begin` and `on_run_end` belong to a run in a folder (`sparsegroup train`).
 
     Examples:
         >>> import torch
@@ -437,10 +436,9 @@ class Trainer:
         return self._record.seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands between two batches, apart from model, optimizer and scheduler: numbers and tensors.
+        """The state between two batches besides model, optimizer and scheduler: numbers and tensors.
 
-        To be called from `after_batch`, `after_epoch` or `best.keep`, or when nothing is trained, by all ranks: what
-        the first gets is the state of all.
+        All ranks call it, from `after_batch`, `after_epoch` or `best.keep`, or when nothing is trained.
         """
         callbacks = {type(one).__name__: state for one in self.callbacks if (state := one.state_dict()) is not None}
         window = self._record.window.state()
@@ -532,20 +530,15 @@ class Trainer:
         return logits, loss.detach()
 
     def evaluate(self, stream: Iterable[Sample], *, sweep: bool = False) -> Metrics:
-        """Metrics over all batches of a stream; nothing is trained. The model is left in evaluation mode.
+        """Metrics over all batches of a stream; nothing is trained. The model remains in evaluation mode.
 
-        Args:
-            stream: The batches.
-            sweep: Sweep the optimizers first (`GroupOptimizer.sweep`), so that what is evaluated is as sparse as λ21
-                has it at this moment, rows that no batch has touched for long included.
+        `sweep` sweeps the optimizers first (`GroupOptimizer.sweep`), so that the model is as sparse as λ21 has it now,
+        including rows that no batch has touched for long.
         """
         return self.predictions(stream, sweep=sweep).metrics()
 
     def predictions(self, stream: Iterable[Sample], *, sweep: bool = False) -> PredictionWindow:
-        """What the model predicts over all batches of a stream; as `evaluate`.
-
-        On several ranks, each gives a part of the stream; all get all predictions, the first rank's part first.
-        """
+        """The predictions that `evaluate` measures; of several ranks' parts of the stream, the first rank's first."""
         for optimizer in self.optimizers if sweep else ():
             if isinstance(optimizer, GroupOptimizer):
                 optimizer.sweep()
