@@ -393,7 +393,7 @@ class RunFolder:
 def _next_to(folder: Path, prefix: str) -> Path:
     """The folder of that name with a prefix."""
     if folder.name in ("", "..") or folder.is_symlink():
-        folder = folder.resolve()
+        folder = Path(os.path.realpath(folder))  # `resolve` raises an error if a link leads to itself
     return temporary_name(folder, prefix) if folder.name else folder / prefix
 
 
