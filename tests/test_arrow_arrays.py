@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
-from sparsegroup.data.arrow_arrays import arrow_of, numpy_of
+from sparsegroup.data.local_files import arrow_of, numpy_of
 
 READ = """
 import sys

@@ -31,13 +31,13 @@ from sparsegroup.data import preparation
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.preparation import prepare
 from sparsegroup.data.prepared_log import MANIFEST
-from sparsegroup.data.raw.encoding import encode_chunk
-from sparsegroup.data.raw.text_file import CHUNK_BYTES, TextFile
+from sparsegroup.data.raw.encode import encode_chunk
+from sparsegroup.data.raw.text import CHUNK_BYTES, TextFile
 
 
 @pytest.fixture
 def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsegroup.data.raw.text_file.LONGEST_LINE", LONGEST)
+    monkeypatch.setattr("sparsegroup.data.raw.text.LONGEST_LINE", LONGEST)
 
 
 @pytest.mark.usefixtures("short_lines")

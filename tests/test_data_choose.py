@@ -9,7 +9,7 @@ from data_cases import AVAZU, INTEGERS, IPINYOU, avazu_log, criteo_log, written
 from sparsegroup.data import ClickLogError, LogOptionError, open_log, prepare
 from sparsegroup.data.formats import avazu, criteo
 from sparsegroup.data.open import format_of
-from sparsegroup.data.raw.raw_file import raw_file
+from sparsegroup.data.raw.files import raw_file
 from sparsegroup.data.schema import LogFormat, read_schema
 
 COLUMNS = "id, clicked, color, size, ts, label"

@@ -12,7 +12,7 @@ import torch
 from data_cases import compress, written
 from sparsegroup.data import ClickLogError, Log, LogOptionError, is_prepared, open_log, prepare
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.raw.file_listing import is_same, listed, short_name
+from sparsegroup.data.raw.files import is_same, listed, short_name
 
 ROWS = 90
 PLAIN, TIMED, SPLIT = "label,a,b", "label,a,b,ts", "label,a,b,ts,split"
@@ -278,7 +278,7 @@ def test_what_is_wrong_with_files_is_said_with_their_names(tmp_path: Path) -> No
     assert len(set(whole(open_log(tmp_path)).keys[:, 1].tolist())) == 1  # in another order they are the same
     parquet = tmp_path / "3.parquet"
     pl.DataFrame({"label": [1], "a": ["x"], "b": ["y"]}).write_parquet(parquet)
-    with pytest.raises(ClickLogError, match=rf"^{parquet}:1: is no file like {first}"):
+    with pytest.raises(ClickLogError, match=rf"^{parquet}:1: is not the same kind of file as {first}"):
         open_log(tmp_path)
     with pytest.raises(ClickLogError, match=r"1\.csv is in it twice"):
         open_log([first, tmp_path / "*.csv"])

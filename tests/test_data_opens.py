@@ -9,7 +9,7 @@ from command import Run
 from data_cases import HEADER, good_rows, written
 from sparsegroup.cli.predict_run import predict_run
 from sparsegroup.data import prepare
-from sparsegroup.data.raw.stored_file import StoredFile
+from sparsegroup.data.raw.files import StoredFile
 from sparsegroup.data.schema import Head
 
 

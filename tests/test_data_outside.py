@@ -14,7 +14,7 @@ from pipe_log import PIPE, pipe_log
 from sparsegroup.data import ClickLogError, Log, LogOptionError, open_log, prepare
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import FORMATS
-from sparsegroup.data.raw.raw_file import LINE, BadRow, Chunk, RawFile
+from sparsegroup.data.raw.files import LINE, BadRow, Chunk, RawFile
 from sparsegroup.data.schema import Head, LogFormat
 from sparsegroup.training import Config, Session
 

@@ -31,7 +31,7 @@ from data_cases import (
 from sparsegroup.data import ClickLogError, PreparedLog, RawLog, open_log, prepare
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import avazu, criteo
-from sparsegroup.data.raw.raw_file import raw_file, source_of
+from sparsegroup.data.raw.files import raw_file, source_of
 from sparsegroup.data.schema import LogFormat
 
 HOURS = [f"1410{day}{hour:02}" for day in (21, 22, 23) for hour in range(24)]
@@ -199,7 +199,7 @@ def test_the_same_of_a_compressed_log(suffix: str, chunk_bytes: int, tmp_path: P
 def test_the_same_of_a_columnar_log(
     suffix: str, on_bad_row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsegroup.data.raw.columnar_file._ROWS", 7)
+    monkeypatch.setattr("sparsegroup.data.raw.columnar._ROWS", 7)
     path = columnar_log(tmp_path / f"log{suffix}")
     if on_bad_row == "skip":
         frame = pl.read_parquet(path) if suffix == ".parquet" else pl.read_ipc(path)

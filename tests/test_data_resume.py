@@ -26,7 +26,7 @@ from sparsegroup.data.schema import LogFormat
 
 @pytest.fixture
 def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsegroup.data.raw.text_file.LONGEST_LINE", LONGEST)
+    monkeypatch.setattr("sparsegroup.data.raw.text.LONGEST_LINE", LONGEST)
 
 
 class Cut(BaseException):

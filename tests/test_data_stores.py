@@ -1,6 +1,5 @@
 """Logs in an object store, or wherever else pyarrow or fsspec can read."""
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +138,3 @@ def test_a_store_that_nobody_opens_is_said_with_what_is_missing(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(ClickLogError, match=r"^adl://x/\*: .*adlfs"):
         open_log("adl://x/*")
-    monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ClickLogError, match=re.escape("foo://x/log.csv: pyarrow does not open foo://; fsspec may")):
-        open_log("foo://x/log.csv")

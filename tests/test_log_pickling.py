@@ -14,7 +14,7 @@ from test_data_raw import CASES, CSV, assert_same, columnar_log, csv_log, raw_lo
 from estimator_cases import rows
 from sparsegroup.data import FrameLog, Log, MemoryLog, ShuffledLog, SyntheticConfig, open_log, prepare, synthetic_log
 from sparsegroup.data.raw import raw_log as raw_log_module
-from sparsegroup.data.raw.stored_file import StoredFile
+from sparsegroup.data.raw.files import StoredFile
 
 ATTRIBUTES = (
     *("name", "fields", "lists", "numbers", "train_rows", "hash", "labelled", "weighted", "timed", "bad_rows"),

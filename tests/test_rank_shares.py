@@ -1,74 +1,28 @@
 """The rows of an epoch are dealt to ranks so that each is trained on once, also where their number changes."""
 
+import gzip
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_cases import CSV, HEADER, good_rows, written
+from sparsegroup.data import Log, LogView, MemoryLog, open_log, prepare
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.log import Log, LogView, MemoryLog
-from sparsegroup.data.order import RankShares, ShuffledLog, Stand
+from sparsegroup.data.log import LogPart
+from sparsegroup.data.raw import columnar, encode
+from sparsegroup.training.plan import EarlierRanks, EpochPlan, RankRows
 
 
 def counting_log(rows: int) -> MemoryLog:
     return MemoryLog("log", ("a",), np.arange(rows)[:, None], np.zeros(rows, np.float32), rows)
-
-
-def rows_of(log: Log, start: int = 0, stop: int | None = None) -> list[int]:
-    """The numbers of rows of a log, in its order."""
-    return [row for batch in log.batches(start, len(log) if stop is None else stop, 7) for row in batch.times.tolist()]
-
-
-@st.composite
-def epochs(draw: st.DrawFn) -> tuple[int, int, Sequence[tuple[int, float]]]:
-    rows = draw(st.integers(1, 400))
-    counts = draw(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1)), min_size=1, max_size=4))
-    return rows, draw(st.sampled_from([0, 1, 10, 1000])), counts
-
-
-def trained_on(log: Log, rows: int, buffer: int, counts: Sequence[tuple[int, float]]) -> Counter[int]:
-    """How often each row is trained on, by several numbers of ranks, each through a part of what it is dealt, and 3."""
-    before, trained = list[Stand](), Counter[int]()
-    for ranks, part in counts:
-        shares = RankShares(log, rows, ranks, buffer, seed=3, epoch=1, before=tuple(before)).shares
-        sizes = [len(share) for share in shares]
-        assert max(sizes) - min(sizes) <= max(1, rows // (16 * ranks)) or before
-        taken = [int(part * size) for size in sizes]
-        for share, count in zip(shares, taken, strict=True):
-            trained.update(rows_of(share, 0, count))
-        before.append(Stand(taken))
-    for share in RankShares(log, rows, 3, buffer, seed=3, epoch=1, before=tuple(before)).shares:
-        trained.update(rows_of(share))
-    return trained
-
-
-@given(epochs())
-@settings(max_examples=60)
-def test_each_row_is_trained_on_once(epoch: tuple[int, int, Sequence[tuple[int, float]]]) -> None:
-    rows, buffer, counts = epoch
-    assert trained_on(counting_log(500), rows, buffer, counts) == Counter(range(rows))
-
-
-def test_a_share_is_read_from_any_row_on() -> None:
-    share = RankShares(counting_log(300), 250, 2, buffer=40, seed=1).shares[1]
-    whole = rows_of(share)
-    assert whole != sorted(whole)
-    assert all(rows_of(share, start, stop) == whole[start:stop] for start, stop in ((0, 5), (39, 81), (100, 125)))
-
-
-@pytest.mark.parametrize("buffer", [0, 20])
-def test_ranks_are_at_the_same_time_of_the_log(buffer: int) -> None:
-    shares = RankShares(counting_log(1000), 1000, 4, buffer).shares
-    halves = [rows_of(share)[: len(share) // 2] for share in shares]
-    assert max(max(half) for half in halves) <= 500 + 4 * (16 + buffer)
-
-
-def test_shares_are_shuffled_differently() -> None:
-    first, second = (rows_of(share) for share in RankShares(counting_log(64), 64, 2, buffer=32).shares)
-    assert [row // 2 for row in first] != [row // 2 for row in second]
 
 
 class Chunked(LogView):
@@ -81,37 +35,159 @@ class Chunked(LogView):
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         return self.log.batches(start, stop, size)
 
-    def cuts(self, longest: int) -> np.ndarray:
+    def chunk_starts(self) -> np.ndarray:
         return np.arange(0, len(self), self.chunk)
 
 
-@given(epochs(), st.integers(1, 300))
-@settings(max_examples=40)
-def test_the_same_of_a_log_that_is_read_in_chunks(
-    epoch: tuple[int, int, Sequence[tuple[int, float]]], chunk: int
+def steps_of(
+    log: Log, plan: EpochPlan, ranks: int, step: int = 0, before: Sequence[EarlierRanks] = ()
+) -> list[list[list[int]]]:
+    """The row numbers of each batch, from a step on, of each rank."""
+    return [
+        [batch.times.tolist() for batch in RankRows(plan, log, rank, ranks).of_epoch(1, step, before)]
+        for rank in range(ranks)
+    ]
+
+
+@st.composite
+def epochs(draw: st.DrawFn) -> tuple[EpochPlan, int, list[tuple[int, float]]]:
+    plan = EpochPlan(draw(st.integers(1, 400)), 17, shuffle_buffer=draw(st.sampled_from([0, 1, 10, 1000])), seed=3)
+    counts = draw(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1)), min_size=1, max_size=4))
+    return plan, draw(st.sampled_from([1, 7, 50, 300])), counts
+
+
+@given(epochs())
+@settings(max_examples=60)
+def test_each_row_is_trained_on_once_whatever_numbers_of_ranks_follow_each_other(
+    epoch: tuple[EpochPlan, int, list[tuple[int, float]]],
 ) -> None:
-    rows, buffer, counts = epoch
-    assert trained_on(Chunked(counting_log(500), chunk), rows, buffer, counts) == Counter(range(rows))
+    plan, chunk, counts = epoch
+    log, before, trained, step = Chunked(counting_log(500), chunk), list[EarlierRanks](), Counter[int](), 0
+    for ranks, part in [*counts, (3, 1.0)]:
+        batches = steps_of(log, plan, ranks, step, before)
+        assert [len(one) for one in batches] == [plan.epoch_steps - step] * ranks
+        made = int(part * (plan.epoch_steps - step))
+        taken = [sum(map(len, one[:made])) for one in batches]
+        trained.update(row for one in batches for batch in one[:made] for row in batch)
+        step += made
+        before.append(EarlierRanks(1, step, tuple(taken)))
+    assert trained == Counter(range(plan.rows))
+
+
+@pytest.mark.parametrize("buffer", [0, 40])
+def test_an_epoch_is_resumed_at_any_step_with_the_same_batches(buffer: int) -> None:
+    log, plan = Chunked(counting_log(300), 11), EpochPlan(250, 16, shuffle_buffer=buffer, seed=1)
+    whole = steps_of(log, plan, 2)
+    for step in (1, 7, plan.epoch_steps):
+        assert steps_of(log, plan, 2, step) == [one[step:] for one in whole]
+    assert steps_of(log, plan, 1) == [
+        [batch.times.tolist() for batch in plan.batches(log, 1)]
+    ]  # one rank has the log's own order
+
+
+@pytest.mark.parametrize("chunk", [1, 10, 30, 900])
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_steps_are_shared_evenly(chunk: int, ranks: int) -> None:
+    batches = steps_of(Chunked(counting_log(1_000), chunk), EpochPlan(1_000, 50), ranks)
+    rows = [sum(map(len, one)) for one in batches]
+    assert max(rows) - min(rows) <= chunk + ranks
+    assert all(abs(len(batch) - 50 / ranks) <= 1 + chunk // 20 for one in batches for batch in one)
 
 
 @pytest.mark.parametrize("buffer", [0, 20])
-@pytest.mark.parametrize("ranks", [2, 7])
-def test_ranks_stay_at_the_same_time_where_their_number_changes(buffer: int, ranks: int) -> None:
-    log = Chunked(counting_log(4_000), 10)
-    before = (Stand([300] * 4), Stand([200] * 3))
-    shares = RankShares(log, 4_000, ranks, buffer, before=before).shares
-    whole = [rows_of(share) for share in shares]
-    assert max(map(len, whole)) - min(map(len, whole)) <= 0.05 * 2_200 / ranks + 1
-    for place in range(0, min(map(len, whole)) - 10, 10):
-        now = [sorted(rows[place : place + 10])[5] for rows in whole]
-        assert max(now) - min(now) <= 150 + ranks * (10 + 2 * buffer)
-    assert min(map(min, whole)) >= 1_800 - 7 * (10 + 2 * buffer)
+def test_ranks_are_at_the_same_time_of_the_log(buffer: int) -> None:
+    for one in steps_of(Chunked(counting_log(1_000), 10), EpochPlan(1_000, 40, shuffle_buffer=buffer), 4):
+        for step, batch in enumerate(one):
+            assert all(abs(row - 40 * step) <= 4 * 40 for row in batch)
 
 
-def test_blocks_that_had_been_begun_come_first() -> None:
-    log, begun = counting_log(400), list[int]()
-    for share in RankShares(log, 400, 2, buffer=50, seed=1).shares:
-        assert isinstance(share, ShuffledLog)
-        begun += rows_of(share, 60, next(edge for edge in share.edges if edge >= 60))
-    (rest,) = RankShares(log, 400, 1, buffer=50, seed=1, before=(Stand((60, 60)),)).shares
-    assert rows_of(rest)[: len(begun)] == begun != []
+def test_shares_are_shuffled_differently_in_each_epoch() -> None:
+    log, plan = Chunked(counting_log(64), 32), EpochPlan(64, 64, shuffle_buffer=32)
+    orders = [next(RankRows(plan, log, rank, 2).of_epoch(epoch, 0)).times for epoch in (0, 1) for rank in (0, 1)]
+    assert len({tuple((rows - rows.min()).tolist()) for rows in orders}) == 4
+
+
+# What is read
+
+ROWS = 2_000
+
+
+def text(rows: int = ROWS) -> bytes:
+    return HEADER + b"".join(line + b"\n" for line in good_rows(rows))
+
+
+def columnar_log(folder: Path, suffix: str) -> Log:
+    frame = pl.DataFrame({"label": [i % 2 for i in range(ROWS)], "a": [f"v{i}" for i in range(ROWS)]})
+    path = folder / f"log{suffix}"
+    frame.write_parquet(path, row_group_size=20) if suffix == ".parquet" else frame.write_ipc(
+        path, record_batch_size=20
+    )
+    return open_log(path, columns="categorical")
+
+
+def many_compressed(folder: Path) -> Log:
+    (folder / "logs").mkdir()
+    for number in range(20):
+        written(folder / "logs" / f"{number}.csv.gz", gzip.compress(text(100)))
+    return open_log(folder / "logs", format=CSV, chunk_bytes=600)
+
+
+LOGS: dict[str, Callable[[Path], Log]] = {
+    "csv": lambda folder: open_log(written(folder / "log.csv", text()), format=CSV, chunk_bytes=600),
+    "many compressed": many_compressed,
+    "parquet": lambda folder: columnar_log(folder, ".parquet"),
+    "arrow": lambda folder: columnar_log(folder, ".arrow"),
+    "prepared": lambda folder: prepare([written(folder / "log.csv", text())], folder / "out", CSV, chunk_bytes=600)[0],
+}
+
+
+class Reads:
+    """Counts the chunks that are parsed, by their first line and file, and the row groups that are decoded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.chunks = Counter[Any]()
+        encode_chunk, group = encode.encode_chunk, pq.ParquetFile.read_row_group
+
+        def encoded(chunk: Any, *arguments: Any) -> Any:
+            self.chunks[chunk.line] += 1
+            return encode_chunk(chunk, *arguments)
+
+        def read_row_group(file: Any, number: int, **options: Any) -> Any:
+            self.chunks[file.metadata.num_rows, number] += 1
+            return group(file, number, **options)
+
+        monkeypatch.setattr(encode, "encode_chunk", encoded)
+        monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
+
+    def of(self, batches: Iterator[Batch]) -> tuple[int, int]:
+        """How many rows batches have, and how many chunks are read for them."""
+        self.chunks.clear()
+        return sum(map(len, batches)), self.chunks.total()
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("buffer", [0, 100])
+def test_what_a_rank_reads_no_other_does(
+    name: str, buffer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, reads = LOGS[name](tmp_path), Reads(monkeypatch)
+    rows, chunks = reads.of(log.batches(0, log.train_rows, 64))
+    plan = EpochPlan(log.train_rows, 50, shuffle_buffer=buffer)
+    shares = [reads.of(RankRows(plan, log, rank, 2).of_epoch(0, 0)) for rank in range(2)]
+    assert sum(share[0] for share in shares) == rows == log.train_rows
+    assert sum(share[1] for share in shares) <= chunks + 2  # one may be cut in two
+
+
+def test_nothing_after_the_chunk_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, reads = LOGS["csv"](tmp_path), Reads(monkeypatch)
+    part = LogPart(log, 500, 1, 1)
+    assert reads.of(part.batches(0, 2, 2))[1] <= 2
+
+
+def test_a_chunk_of_a_row_group_is_read_from_any_row_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar, "_ROWS", 7)
+    for suffix in (".parquet", ".arrow"):
+        log = columnar_log(tmp_path, suffix)
+        assert log.chunk_starts().tolist() == list(range(0, ROWS, 20))
+        for start in (0, 6, 7, 13, 20, 33, 1_999):
+            assert next(log.batches(start, start + 1, 1)).times.tolist() == [start + 1]

@@ -11,7 +11,7 @@ from sparsegroup.data import LogView, PreparedLog, ShuffledLog, open_log, prepar
 from sparsegroup.data.batches import Bags, Batch, concatenated
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.training.plan import EpochParts, EpochPlan
+from sparsegroup.training.plan import EpochPlan, RankRows
 
 
 class Everything(Log):
@@ -132,13 +132,13 @@ def test_nothing_after_the_last_block_asked_for_is_read() -> None:
     edge = shuffled.edges[3]
     assert len(order_of(shuffled, edge - 7, edge - 2)) == 5
     assert log.read == edge
-    assert shuffled.cuts(100).tolist() == shuffled.edges[:-1]
 
 
 @pytest.mark.parametrize("buffer", [0, 8, 1_000])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_fewer_rows_than_the_log_says_are_an_error_with_its_name(buffer: int, ranks: int) -> None:
-    parts = EpochParts(EpochPlan(100, 7, shuffle_buffer=buffer), ranks - 1, ranks)
+    plan = EpochPlan(100, 7, shuffle_buffer=buffer)
     with pytest.raises(ClickLogError, match=r"^short: \d+ rows were read where its length says \d+$"):
-        list(parts.batches(Short(120, 100), epoch=0, step=0))
-    assert sum(map(len, parts.batches(Everything(120, 100), epoch=0, step=0))) == 100 // ranks
+        list(RankRows(plan, Short(120, 100), ranks - 1, ranks).of_epoch(0, 0))
+    rows = RankRows(plan, Everything(120, 100), ranks - 1, ranks)
+    assert sum(map(len, rows.of_epoch(0, 0))) == 100 // ranks

@@ -166,7 +166,7 @@ def test_a_part_of_a_log_has_its_last_rows_in_the_place_of_a_test_set():
     assert sum(len(batch) for batch in part.batches(100, 500, 11)) == 20  # no row behind it
 
 
-@pytest.mark.parametrize(("first", "train", "test"), [(-1, 10, 10), (0, 0, 10), (0, 10, 0), (0, 300, 61)])
+@pytest.mark.parametrize(("first", "train", "test"), [(-1, 10, 10), (0, 0, 10), (0, 10, -1), (0, 300, 61)])
 def test_a_part_has_training_rows_alone(first, train, test):
     assert LOG.train_rows == 360
     with pytest.raises(ValueError, match="are not all training rows"):

@@ -1,13 +1,17 @@
 """How many modules a piece of work passes: CONTRIBUTING describes these walks, and they stay as short as it says."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
 import torch
 
 from sparsegroup import GroupAdam, HashEmbedding
+from sparsegroup.data import open_log
+from sparsegroup.training.plan import EpochPlan
 
 
 def walk(action: Callable[[], object]) -> list[str]:
@@ -76,3 +80,33 @@ def test_a_gradient_of_a_table_passes_twelve_modules() -> None:
         if step < 2:
             optimizer.step()
     assert_passes(walk(optimizer.step), most=12, returns=2)
+
+
+def modules_of_a_log_line(action: Callable[[], object]) -> list[str]:
+    """The modules that take part in `action` on any thread, but for the table, its kernels, and the optimizers."""
+    modules = set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name.startswith("sparsegroup."):
+            modules.add(name.removeprefix("sparsegroup."))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return sorted(name for name in modules if name.split(".")[0] not in ("table", "kernels", "optim", "rules"))
+
+
+def test_a_line_of_a_log_passes_twelve_modules_to_the_trainer(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("click,user,price\n" + "".join(f"{row % 2},u{row % 7},{row}.5\n" for row in range(300)))
+    log = open_log(path, columns={"click": "label", "user": "category", "price": "number"})
+    plan = EpochPlan(log.train_rows, 64, shuffle_buffer=100)
+    passed = modules_of_a_log_line(lambda: list(plan.batches(log, 0)))
+    raw = ["data.raw.encode", "data.raw.files", "data.raw.raw_log", "data.raw.text"]
+    columns = ["data.keys", "data.kinds", "data.log_errors", "data.schema"]
+    assert set(passed) <= {*raw, *columns, "data.batches", "data.log", "data.order", "training.plan"}, passed

@@ -23,7 +23,7 @@ from hostile_names import (
 
 from command import Run, call
 from sparsegroup.data import ClickLogError, open_log
-from sparsegroup.data.raw.file_listing import short_name
+from sparsegroup.data.raw.files import short_name
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from sparsegroup.data.open import format_of
-from sparsegroup.data.raw.raw_file import raw_file
+from sparsegroup.data.raw.files import raw_file
 from sparsegroup.data.schema import LogFormat
 
 ROWS = 600

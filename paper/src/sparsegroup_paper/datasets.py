@@ -18,7 +18,7 @@ from sparsegroup.data import (
     prepare,
     synthetic_log,
 )
-from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
+from sparsegroup.data.raw.files import LogPaths, paths_of, shown
 from sparsegroup.settings.names import ModelName
 from sparsegroup.training import Config, read_config
 from sparsegroup_paper.excerpt import excerpt

@@ -20,10 +20,9 @@ import pyarrow as pa
 
 from sparsegroup.artifact.folder import new_folder, write_atomically
 from sparsegroup.artifact.manifest import facts_of
-from sparsegroup.data.arrow_arrays import arrow_of, numpy_of
 from sparsegroup.data.batches import LABEL
 from sparsegroup.data.keys import VALUE_BITS
-from sparsegroup.data.local_files import check_name, parquet_writer
+from sparsegroup.data.local_files import arrow_of, check_name, numpy_of, parquet_writer
 from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.prepared_log import PREPARED_LOG, LogManifest, PreparedLog, count_features
 from sparsegroup.data.synthetic import (

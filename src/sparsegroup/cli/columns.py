@@ -52,7 +52,7 @@ def columns_command(
         raise UsageError(f"{schema} exists; give another --schema, or --overwrite")
     with starting():
         from sparsegroup.data.open import is_prepared
-        from sparsegroup.data.raw.file_listing import shown
+        from sparsegroup.data.raw.files import shown
         from sparsegroup.data.schema import write_schema
     found, problem = (None, None) if is_prepared(log) else _format_of(log, settings)
     findings = _of_prepared(log, settings) if found is None else found.explained
@@ -105,7 +105,7 @@ def _format_of(log: list[str], options: Mapping[str, Any]) -> "tuple[LogFormat, 
 
 def _of_prepared(folder: list[str], options: Mapping[str, Any]) -> "list[ColumnFinding]":
     from sparsegroup.data import ColumnFinding, PreparedLog
-    from sparsegroup.data.raw.file_listing import shown
+    from sparsegroup.data.raw.files import shown
 
     if options:
         raise UsageError(f"--{min(options)} is for raw logs; {shown(folder)} is a folder, prepared already")

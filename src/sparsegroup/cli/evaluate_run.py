@@ -10,7 +10,7 @@ from rich.text import Text
 from sparsegroup.cli.output import show
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.cli.run_settings import check_weight, log_settings
-from sparsegroup.data.raw.file_listing import short_name, shown
+from sparsegroup.data.raw.files import short_name, shown
 from sparsegroup.reporting.formatting import count, metric, percent
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.serving.evaluation import (

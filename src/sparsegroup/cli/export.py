@@ -122,7 +122,7 @@ def _request(
 ) -> "ExportRequest":
     """The request of these options; `config` is that of the model to test."""
     from sparsegroup.cli.progress import reading_bar
-    from sparsegroup.data.raw.file_listing import short_name
+    from sparsegroup.data.raw.files import short_name
     from sparsegroup.serving import ExportRequest, open_test_rows
     from sparsegroup.serving.onnx import has_onnx
 

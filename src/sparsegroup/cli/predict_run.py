@@ -16,7 +16,7 @@ from sparsegroup.cli.output import is_json, show, to_stdout
 from sparsegroup.cli.progress import progress, reading_bar
 from sparsegroup.cli.run_settings import check_weight, log_settings
 from sparsegroup.data import Log, open_log
-from sparsegroup.data.raw.file_listing import LogPaths, short_name, shown
+from sparsegroup.data.raw.files import LogPaths, short_name, shown
 from sparsegroup.serving.opening import check_rows, open_trained
 from sparsegroup.training import Config, Metrics
 from sparsegroup.training.scoring import (

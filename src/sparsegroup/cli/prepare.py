@@ -45,7 +45,7 @@ def prepare_command(
         from sparsegroup.cli.run_settings import share_given
         from sparsegroup.data import PreparationProgress, prepare
         from sparsegroup.data.keys import expected_collisions
-        from sparsegroup.data.raw.file_listing import short_name
+        from sparsegroup.data.raw.files import short_name
 
     options = dict(settings)
     for name in {"test_fraction", "max_bad"} & options.keys():

@@ -10,7 +10,7 @@ from sparsegroup.cli.columns import print_columns
 from sparsegroup.cli.progress import reading_bar
 from sparsegroup.data import Log, SyntheticConfig, is_prepared, open_log, synthetic_log
 from sparsegroup.data.open import NO_WEIGHT
-from sparsegroup.data.raw.file_listing import short_name
+from sparsegroup.data.raw.files import short_name
 from sparsegroup.settings.declared import SHORT, DataSettings
 from sparsegroup.settings.yaml_settings import assignment, checked, share_of
 from sparsegroup.training import Config

@@ -1,17 +1,14 @@
-"""Batches of samples: made of encoded rows, joined and cut to another size, and read ahead."""
+"""Batches of samples: joined and cut to another size, and read ahead."""
 
 import threading
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import Full, Queue
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
-from sparsegroup.data.arrow_arrays import numpy_of
 from sparsegroup.data.log_errors import ClickLogError
 
 T = TypeVar("T")
@@ -101,50 +98,20 @@ class Batch:
         )
 
 
-def batch_of(
-    table: pa.Table, fields: Sequence[str], numbers: Sequence[str], lists: Collection[str], weighted: bool
-) -> Batch:
-    """Encoded rows as a batch.
-
-    Args:
-        table: `[n]` rows, with the columns of `LogFormat.schema`.
-        fields: The categorical columns, in order.
-        numbers: The numeric columns, in order.
-        lists: The fields that have several values, in the order of the batch's bags.
-        weighted: Whether the rows have weights.
-    """
-
-    def matrix(names: Sequence[str], dtype: Any) -> Tensor:
-        out = np.empty((table.num_rows, len(names)), dtype)
-        for number, name in enumerate(names):
-            out[:, number] = numpy_of(table.column(name))
-        return torch.from_numpy(out)
-
-    return Batch(
-        matrix([name for name in fields if name not in lists], np.int64),
-        matrix(numbers, np.float32),
-        torch.from_numpy(numpy_of(table.column(LABEL)).astype(np.float32)),
-        torch.from_numpy(numpy_of(table.column(TIME)).copy()),
-        weights=torch.from_numpy(numpy_of(table.column(WEIGHT)).copy()) if weighted else None,
-        bags=tuple(_bags(table.column(name).combine_chunks()) for name in lists),
-    )
-
-
-def _bags(column: pa.ListArray) -> Bags:
-    offsets = numpy_of(column.offsets).astype(np.int64)
-    keys = numpy_of(column.values)[offsets[0] : offsets[-1]]  # a slice of an array keeps all its values
-    return Bags(torch.from_numpy(keys.copy()), torch.from_numpy(offsets - offsets[0]))
-
-
 def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:
     """The rows of `parts`, `size` at a time."""
     rest: Batch | None = None
     for part in parts:
-        joined = part if rest is None or not len(rest) else concatenated([rest, part])
-        whole = len(joined) // size * size
+        if rest is not None and len(rest):
+            lacking = size - len(rest)
+            rest, part = concatenated([rest, part[:lacking]]), part[lacking:]
+            if len(rest) < size:
+                continue
+            yield rest
+        whole = len(part) // size * size
         for first in range(0, whole, size):
-            yield joined[first : first + size]
-        rest = joined[whole:]
+            yield part[first : first + size]
+        rest = part[whole:]
     if rest is not None and len(rest):
         yield rest
 

@@ -10,14 +10,14 @@ import polars as pl
 import pyarrow as pa
 import torch
 
-from sparsegroup.data.batches import Bags, Batch, batch_of, concatenated
+from sparsegroup.data.batches import Bags, Batch, concatenated
 from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.kinds import ColumnFinding, text_of
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.raw.encoding import encode_frame
-from sparsegroup.data.raw.raw_file import LINE, BadRow
+from sparsegroup.data.raw.encode import encode_frame
+from sparsegroup.data.raw.files import LINE, BadRow
 from sparsegroup.data.schema import LogFormat, format_for_kinds
 
 _ROWS = 65_536
@@ -180,11 +180,11 @@ def _batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
     for first in range(0, max(len(frame), 1), _ROWS):
         texts, bad = _texts(frame.slice(first, _ROWS), log.raw), list[BadRow]()
         lines = pl.int_range(first, first + len(texts), eager=True).alias(LINE)
-        rows, _, _ = encode_frame(texts.with_columns(lines), log, bad)
+        encoded = encode_frame(texts.with_columns(lines), log, bad)
         if bad:
             row, reason, value = min(bad)
             raise ClickLogError(f"row {row}: {reason}: {value!r}")
-        parts.append(batch_of(pa.Table.from_batches([rows]), log.fields, log.numbers, tuple(log.lists), False))
+        parts.append(encoded.batch)
     return concatenated(parts)
 
 

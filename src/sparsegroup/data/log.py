@@ -1,11 +1,9 @@
-"""What every kind of log offers, rows as ranges, and a log in memory."""
+"""What every kind of log offers, a part of a log, and a log in memory."""
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsegroup.data.batches import Batch, rebatched
+from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import HASH, Int64s
 from sparsegroup.data.kinds import ColumnFinding
 from sparsegroup.data.local_files import names_of
 from sparsegroup.data.schema import LogSchema
 
-Run = tuple[int, int]
-"""The first row, and the one after the last."""
-
-
-def rows_in(runs: Iterable[Run]) -> int:
-    """How many rows all runs have together."""
-    return sum(stop - first for first, stop in runs)
-
-
-def overlap(runs: Sequence[Run], start: int, stop: int) -> list[Run]:
-    """The parts of runs that are among rows `start` to `stop`.
-
-    Examples:
-        >>> overlap([(0, 5), (10, 15), (20, 25)], 3, 12)
-        [(3, 5), (10, 12)]
-    """
-    found = []
-    for number in range(bisect_right(runs, start, key=lambda run: run[1]), len(runs)):
-        first, end = runs[number]
-        if first >= stop:
-            break
-        if max(first, start) < min(end, stop):
-            found.append((max(first, start), min(end, stop)))
-    return found
-
-
-def taken(runs: Iterable[Run], start: int, stop: int) -> list[Run]:
-    """Rows number `start` to `stop` of the runs, counted through from the first run's first row.
-
-    Examples:
-        >>> taken([(0, 5), (10, 15)], 3, 7)
-        [(3, 5), (10, 12)]
-    """
-    found, position = [], 0
-    for first, end in runs:
-        begin, last = max(start - position, 0), min(stop - position, end - first)
-        if begin < last:
-            found.append((first + begin, first + last))
-        position += end - first
-    return found
-
-
-def joined(runs: Iterable[Run]) -> list[Run]:
-    """The same rows in as few runs as there can be.
-
-    Examples:
-        >>> joined([(0, 5), (5, 7), (10, 15)])
-        [(0, 7), (10, 15)]
-    """
-    found: list[Run] = []
-    for first, stop in runs:
-        if found and found[-1][1] == first:
-            found[-1] = (found[-1][0], stop)
-        else:
-            found.append((first, stop))
-    return found
+CHUNK_ROWS = 1 << 8
+"""Rows of a chunk of a log that can be read from any row on."""
 
 
 class Log(ABC):
@@ -148,30 +92,12 @@ class Log(ABC):
             ClickLogError: They cannot be read.
         """
 
-    def run_batches(self, runs: Sequence[Run], size: int) -> Iterator[Batch]:
-        """The rows of several runs, one after the other, as `batches` gives those of one.
+    def chunk_starts(self) -> Int64s:
+        """First rows `[n]`, ascending, of the chunks by which several ranks share the log.
 
-        A kind of log that is read in pieces, of which several runs may have parts, reads each piece once.
-
-        Args:
-            runs: The first row of each, and the one after its last; ascending, without overlap.
-            size: Rows of a batch, also across the borders of runs.
-
-        Raises:
-            ClickLogError: They cannot be read.
+        A kind of log says where its reader can begin without reading the rows before.
         """
-        return rebatched(chain.from_iterable(self.batches(start, stop, size) for start, stop in runs), size)
-
-    def cuts(self, longest: int) -> Int64s:
-        """Rows `[n]`, ascending, with which reading begins without going through rows before them; none for any row.
-
-        Who divides the rows among several readers lets their parts begin there.
-
-        Args:
-            longest: Where two of them have more rows than this between them, those are added that are reached by
-                reading what is before them, but then are no worse than others.
-        """
-        return np.empty(0, np.int64)
+        return np.arange(0, len(self), CHUNK_ROWS)
 
     def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
         """The text of those of `keys` `[n]` that can be told.
@@ -224,22 +150,18 @@ class LogView(Log):
     def __len__(self) -> int:
         return len(self.log)
 
-    def cuts(self, longest: int) -> Int64s:
-        """See `Log.cuts`: those of the other one, for a log of the same rows in the same order."""
-        return self.log.cuts(longest)
-
 
 class LogPart(LogView):
-    """Training rows of a log, in their order: some to train on, and those that follow in the place of a test set.
+    """Training rows of a log, in their order: some to train on, and those that follow as a test set.
 
     Args:
         log: The log, whose own test rows are no part of it.
         first: Row of `log` that it begins with.
         train_rows: Rows to train on, ≥ 1.
-        test_rows: Rows after these, ≥ 1.
+        test_rows: Rows after these, ≥ 0.
 
     Raises:
-        ValueError: They are not all training rows of `log`, or there are none of a kind.
+        ValueError: They are not all training rows of `log`, or there are none to train on.
 
     Examples:
         >>> from sparsegroup.data import SyntheticConfig, synthetic_log
@@ -249,9 +171,9 @@ class LogPart(LogView):
         (40, 30, [130, 131])
     """
 
-    def __init__(self, log: Log, first: int, train_rows: int, test_rows: int) -> None:
+    def __init__(self, log: Log, first: int, train_rows: int, test_rows: int = 0) -> None:
         super().__init__(log)
-        if first < 0 or train_rows < 1 or test_rows < 1 or first + train_rows + test_rows > log.train_rows:
+        if first < 0 or train_rows < 1 or test_rows < 0 or first + train_rows + test_rows > log.train_rows:
             raise ValueError(
                 f"{train_rows} and {test_rows} rows from row {first} on are not all training rows: {log.name} has "
                 f"{log.train_rows}"
@@ -263,17 +185,7 @@ class LogPart(LogView):
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """See `Log.batches`."""
-        return self.run_batches([(start, stop)], size)
-
-    def run_batches(self, runs: Sequence[Run], size: int) -> Iterator[Batch]:
-        """See `Log.run_batches`."""
-        inside = overlap(runs, 0, self._rows)
-        return self.log.run_batches([(self.first + start, self.first + stop) for start, stop in inside], size)
-
-    def cuts(self, longest: int) -> Int64s:
-        """See `Log.cuts`."""
-        cuts = self.log.cuts(longest) - self.first
-        return cuts[(cuts >= 0) & (cuts < self._rows)]
+        return self.log.batches(self.first + max(start, 0), self.first + min(stop, self._rows), size)
 
 
 @dataclass(eq=False)

@@ -15,11 +15,9 @@ from sparsegroup.data.kinds import SPELLED_LABELS, ColumnFinding
 from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError, LogOptionError
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
-from sparsegroup.data.raw.file_listing import LogPaths, listed, paths_of, shown
-from sparsegroup.data.raw.file_order import by_first_time
-from sparsegroup.data.raw.raw_file import BadRow, Chunk, RawFile
-from sparsegroup.data.raw.raw_log import RawLog
-from sparsegroup.data.raw.text_file import CHUNK_BYTES
+from sparsegroup.data.raw.files import BadRow, Chunk, LogPaths, RawFile, listed, paths_of, shown
+from sparsegroup.data.raw.raw_log import RawLog, by_first_time
+from sparsegroup.data.raw.text import CHUNK_BYTES
 from sparsegroup.data.schema import TEST_FRACTION, LogFormat, format_for_kinds, read_schema
 from sparsegroup.settings.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 

@@ -10,21 +10,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.manifest import facts_of
+from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Batch
 from sparsegroup.data.keys import HASH
-from sparsegroup.data.local_files import check_name, parquet_metadata, parquet_writer, scan_parquet, write_parquet
+from sparsegroup.data.local_files import (
+    arrow_of,
+    check_name,
+    parquet_metadata,
+    parquet_writer,
+    scan_parquet,
+    write_parquet,
+)
 from sparsegroup.data.log_errors import BadRows, ClickLogError, shown_bad_rows
 from sparsegroup.data.open import FormatOptions, raw_log_files
 from sparsegroup.data.prepared_log import PART_META, PREPARED_LOG, VOCABULARY, LogManifest, PreparedLog, count_features
-from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, named_keys, with_places
-from sparsegroup.data.raw.file_listing import LogPaths, paths_of, shown
-from sparsegroup.data.raw.raw_file import Chunk, RawFile, source_of
+from sparsegroup.data.raw.encode import EncodedRows, ReadRange, encoded_chunks
+from sparsegroup.data.raw.files import Chunk, LogPaths, RawFile, paths_of, shown, source_of
 from sparsegroup.data.raw.raw_log import RowCount
-from sparsegroup.data.raw.text_file import CHUNK_BYTES
+from sparsegroup.data.raw.text import CHUNK_BYTES
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.settings.names import OnBadRow, SortFiles
 
@@ -42,7 +50,7 @@ class _State(RowCount):
         source, offset, line: Number of the file that is being read, its bytes (of a columnar file, rows) that have
             been read, and the number of its next line.
         bad: Reason → rows left out.
-        places: Places for rows in the files before it, see `with_places`.
+        places: Places for rows in the files before it, see `EncodedRows.with_places`.
     """
 
     source: int = 0
@@ -151,29 +159,29 @@ def prepare(
     if parts.rows:
         _logger.info("%s: resumed at row %s", folder, f"{state.rows:,}")
     bads = [BadRows(file.source) for file in raw]
-    read = sum(size or 0 for size in sizes[: state.source]) + state.offset
+    position = sum(size or 0 for size in sizes[: state.source]) + state.offset
 
-    def stretches() -> Iterator[Stretch]:
+    def ranges() -> Iterator[ReadRange]:
         offset, line = state.offset, state.line
         for number in range(state.source, len(raw)):
             raw[number].check(log)
-            yield Stretch(number, raw[number], bads[number], offset, line)
+            yield ReadRange(number, raw[number], bads[number], offset, line)
             offset, line = 0, 1
 
     held: list[EncodedRows] = []
-    for stretch, chunk, encoded in encoded_chunks(
-        stretches(), log, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes, keep_raw=vocabulary
+    for read, chunk, encoded in encoded_chunks(
+        ranges(), log, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes, keep_raw=vocabulary
     ):
-        state.pass_files(raw, log, stretch.number, first_test)
-        read += chunk.end_offset - state.offset
-        state.note(encoded, log, stretch.file.source, of_test_log=stretch.number >= first_test)
+        state.pass_files(raw, log, read.number, first_test)
+        position += chunk.end_offset - state.offset
+        state.note(encoded, log, read.file.source, of_test_log=read.number >= first_test)
         state.pass_chunk(chunk, encoded)
-        held.append(replace(encoded, batch=with_places(encoded.batch, log, state.places)))
+        held.append(replace(encoded, batch=encoded.with_places(log, state.places)))
         if len(held) == PART_CHUNKS:
             parts.write(held)
             held = []
         if on_progress:
-            on_progress(PreparationProgress(state.rows, sum(state.bad.values()), read, total))
+            on_progress(PreparationProgress(state.rows, sum(state.bad.values()), position, total))
     parts.write(held)
     left_out = sum(state.bad.values())
     train_rows = state.checked_train_rows(log, shown(logs[0]), left_out, bads, max_bad)
@@ -219,7 +227,7 @@ class _Parts:
 
     def write(self, held: list[EncodedRows]) -> None:
         """A part of these rows, with how far reading has come, and their vocabulary if they kept their values."""
-        held = [encoded for encoded in held if encoded.batch.num_rows]
+        held = [encoded for encoded in held if len(encoded.batch)]
         if not held:
             return
         name = f"part-{len(self.rows):05}.parquet"
@@ -229,13 +237,13 @@ class _Parts:
         def write(path: Path) -> None:
             with parquet_writer(path, schema, compression="lz4") as writer:
                 for encoded in held:
-                    writer.write_batch(encoded.batch)
+                    writer.write_batch(_record_batch(encoded.batch, self.log, schema))
 
         if held[0].raw is not None:
-            words = pl.concat(named_keys(encoded, self.log, self.log.fields) for encoded in held).unique("key").lazy()
+            words = pl.concat(encoded.named_keys(self.log, self.log.fields) for encoded in held).unique("key").lazy()
             write_atomically(self._vocabulary(name), partial(write_parquet, rows=words))
         write_atomically(self.folder / name, write)
-        self.rows[name] = sum(encoded.batch.num_rows for encoded in held)
+        self.rows[name] = sum(len(encoded.batch) for encoded in held)
 
     def complete(self, train_rows: int, vocabulary: bool) -> None:
         """Join the vocabularies of the parts, and write the manifest, which makes the folder whole."""
@@ -271,3 +279,15 @@ class _Parts:
 
     def _vocabulary(self, part: str) -> Path:
         return self.folder / part.replace("part", "vocabulary")
+
+
+def _record_batch(batch: Batch, log: LogFormat, schema: pa.Schema) -> pa.RecordBatch:
+    single = [name for name in log.fields if name not in log.lists]
+    columns = {LABEL: arrow_of(batch.labels.numpy().astype(np.uint8)), TIME: arrow_of(batch.times.numpy())}
+    columns |= {} if batch.weights is None else {WEIGHT: arrow_of(batch.weights.numpy())}
+    columns |= {name: arrow_of(batch.keys[:, place].numpy()) for place, name in enumerate(single)}
+    columns |= {name: arrow_of(batch.numbers[:, place].numpy()) for place, name in enumerate(log.numbers)}
+    for name, bags in zip(log.lists, batch.bags, strict=True):
+        offsets = arrow_of(bags.offsets.numpy().astype(np.int32))
+        columns[name] = pa.ListArray.from_arrays(offsets, arrow_of(bags.keys.numpy()))
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import torch
 from pyarrow import parquet
+from torch import Tensor
 
 from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest, check_size
 from sparsegroup.artifact.validation import Count, Flag
-from sparsegroup.data.batches import Batch, batch_of, read_ahead, rebatched
+from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Bags, Batch, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet
-from sparsegroup.data.log import Log, Run, overlap
+from sparsegroup.data.local_files import numpy_of, parquet_file, parquet_metadata, scan_parquet
+from sparsegroup.data.log import Log
 from sparsegroup.data.log_errors import ClickLogError
-from sparsegroup.data.raw.raw_file import identity_of
+from sparsegroup.data.raw.files import identity_of
 from sparsegroup.data.schema import LogSchema
 
 MANIFEST = "log.json"
@@ -140,18 +141,10 @@ class PreparedLog(Log):
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """See `Log.batches`; a thread reads ahead. ClickLogError: a file is missing or damaged."""
-        yield from self.run_batches([(start, stop)], size)
+        yield from rebatched(read_ahead(self._row_groups(max(start, 0), min(stop, len(self)))), size)
 
-    def run_batches(self, runs: Sequence[Run], size: int) -> Iterator[Batch]:
-        """See `Log.run_batches`: each row group is read once."""
-        yield from rebatched(read_ahead(self._row_groups(overlap(runs, 0, len(self)))), size)
-
-    def cuts(self, longest: int) -> Int64s:
-        """See `Log.cuts`: the row groups, which the ends of all parts are read for once."""
-        return self._group_starts
-
-    @cached_property
-    def _group_starts(self) -> Int64s:
+    def chunk_starts(self) -> Int64s:
+        """See `Log.chunk_starts`: the row groups; raises as `batches`."""
         starts, position = list[int](), 0
         for name, count in self.manifest.parts.items():
             with self._part(name, count) as file:
@@ -177,21 +170,20 @@ class PreparedLog(Log):
         except (OSError, pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
             raise ClickLogError(f"{path}: missing or damaged ({error})") from error
 
-    def _row_groups(self, runs: Sequence[Run]) -> Iterator[Batch]:
+    def _row_groups(self, start: int, stop: int) -> Iterator[Batch]:
         """Rows within the log, those of a row group at a time."""
         position = 0
         for name, count in self.manifest.parts.items():
-            if not overlap(runs, position, position + count):
+            if not (position < stop and start < position + count):
                 position += count
                 continue
             with self._part(name, count) as file:
                 for group in range(file.num_row_groups):
                     rows = file.metadata.row_group(group).num_rows
-                    if wanted := overlap(runs, position, position + rows):
+                    first, end = max(start - position, 0), min(stop - position, rows)
+                    if first < end:
                         table = self._checked(file.read_row_group(group, use_threads=False), self.folder / name)
-                        for first, stop in wanted:
-                            part = table.slice(first - position, stop - first)
-                            yield batch_of(part, self.fields, self.numbers, self.lists, self.weighted)
+                        yield self._batch(table.slice(first, end - first))
                     position += rows
 
     def _checked(self, table: pa.Table, path: Path) -> pa.Table:
@@ -201,6 +193,28 @@ class PreparedLog(Log):
         if gone := [name for name in table.schema.names if table.column(name).null_count]:
             raise ClickLogError(f"{path}: damaged (column {gone[0]!r} lacks values)")
         return table
+
+    def _batch(self, table: pa.Table) -> Batch:
+        def matrix(names: Sequence[str], dtype: Any) -> Tensor:
+            out = np.empty((table.num_rows, len(names)), dtype)
+            for number, name in enumerate(names):
+                out[:, number] = numpy_of(table.column(name))
+            return torch.from_numpy(out)
+
+        return Batch(
+            matrix([name for name in self.fields if name not in self.lists], np.int64),
+            matrix(self.numbers, np.float32),
+            torch.from_numpy(numpy_of(table.column(LABEL)).astype(np.float32)),
+            torch.from_numpy(numpy_of(table.column(TIME)).copy()),
+            weights=torch.from_numpy(numpy_of(table.column(WEIGHT)).copy()) if self.weighted else None,
+            bags=tuple(_bags(table.column(name).combine_chunks()) for name in self.lists),
+        )
+
+
+def _bags(column: pa.ListArray) -> Bags:
+    offsets = numpy_of(column.offsets).astype(np.int64)
+    keys = numpy_of(column.values)[offsets[0] : offsets[-1]]  # a slice of an array keeps all its values
+    return Bags(torch.from_numpy(keys.copy()), torch.from_numpy(offsets - offsets[0]))
 
 
 def is_prepared_folder(folder: Path) -> bool:

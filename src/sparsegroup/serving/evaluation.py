@@ -13,7 +13,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.data.open import open_log
-from sparsegroup.data.raw.file_listing import LogPaths, is_same, shown
+from sparsegroup.data.raw.files import LogPaths, is_same, shown
 from sparsegroup.errors import UserError, did_you_mean
 from sparsegroup.reporting.run_record import Metrics, ScoreCurves
 from sparsegroup.serving.frozen import ExportError

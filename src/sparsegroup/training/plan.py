@@ -7,9 +7,9 @@ from math import ceil
 from typing import ClassVar, TypedDict
 
 from sparsegroup.artifact.validation import STRICT, Count
-from sparsegroup.data.batches import Batch, complete, resized
+from sparsegroup.data.batches import Batch, complete, read_ahead, resized
 from sparsegroup.data.log import Log
-from sparsegroup.data.order import RankShares, ShuffledLog, Stand
+from sparsegroup.data.order import ShuffledLog, piece_batches, remaining, shares
 from sparsegroup.optim.target import CONTROLS, RAMP
 from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.training.evaluation import EVALUATED, Sample
@@ -103,10 +103,10 @@ class EpochPlan:
 
     @property
     def target_steps(self) -> TargetSteps:
-        """A size target's: over all epochs, so that it is met at the end of the last one.
+        """Steps of a size target over all epochs: the size is reached at the end of the last one.
 
-        It is met in the first epoch where the best epoch is to be chosen, for each must have the size that was asked
-        for, and where embeddings start again or stay after it.
+        With validation, or with `after_first_epoch` reset or freeze, the size is reached at the end of the first epoch,
+        so that every epoch can be the best.
         """
         if self.epochs > 1 and self.after_first_epoch != "train":
             return {"steps": self.epoch_steps, "ramp": None, "interval": None}
@@ -122,12 +122,7 @@ class EpochPlan:
         return complete(log.batches(start, self.rows, self.batch_size), max(self.rows - start, 0), log.name)
 
     def arguments(self, log: Log, rows: Rows | None = None) -> EpochArguments:
-        """What `Trainer.fit` is given of it.
-
-        Args:
-            log: The log.
-            rows: Gives the rows to be evaluated; None: all of those asked for.
-        """
+        """Arguments for `Trainer.fit`; `rows` gives the rows to evaluate, by default all of the log's."""
         rows = rows or log.batches
         validation: Callable[[int], Iterator[Batch]] | None = None
         if self.validation_rows:
@@ -162,57 +157,44 @@ class EarlierRanks:
 
 
 @dataclass(frozen=True)
-class EpochParts:
-    """The part that one of several ranks has of each step of an epoch.
+class RankRows:
+    """The rows that one of several ranks trains on and evaluates.
 
-    A rank has its share of the rows, and takes an equal part of it in each step: so all have as many steps as one rank
-    alone would have.
+    A rank takes an equal part of its share of the rows in each step, so all have as many steps as one rank would have.
 
     Attributes:
         plan: The rows of an epoch, and how many a step takes of all ranks.
+        log: The log.
         rank, count: The number of the rank, and how many there are.
     """
 
     plan: EpochPlan
+    log: Log
     rank: int = 0
     count: int = 1
 
-    def batches(self, log: Log, epoch: int, step: int, before: Sequence[EarlierRanks] = ()) -> Iterator[Batch]:
-        """The part of this rank, from a step of an epoch on; where it has no row, its batch is empty.
+    def of_epoch(self, epoch: int, step: int, before: Sequence[EarlierRanks] = ()) -> Iterator[Batch]:
+        """The batches of this rank, from a step of an epoch on; where it has no row, its batch is empty.
 
         Args:
-            log: The log.
             epoch: Number of the epoch, from 0.
             step: Steps of it that have been made.
             before: Other numbers of ranks that it was begun with, the first ones first.
         """
-        plan = self.plan
+        plan, log = self.plan, self.log
         if self.count == 1 and not before:
             return plan.batches(log, epoch, step * plan.batch_size)
-        shares = RankShares(
-            log,
-            plan.rows,
-            self.count,
-            plan.shuffle_buffer,
-            plan.seed,
-            epoch,
-            [Stand(one.taken) for one in before],
-        )
-        share, first = shares.shares[self.rank], before[-1].steps if before else 0
+        share = shares(log, plan.rows, self.count, [one.taken for one in before])[self.rank]
+        total, first = sum(piece.rows for piece in share), before[-1].steps if before else 0
         steps = plan.epoch_steps - first
-        edges = [len(share) * number // steps for number in range(step - first, steps + 1)] if steps else [0]
+        edges = [total * number // steps for number in range(step - first, steps + 1)] if steps else [0]
         sizes = [stop - start for start, stop in pairwise(edges)]
-        if not len(share):
-            return iter([_nothing(log)] * len(sizes))
-        rows = share.batches(edges[0], len(share), plan.batch_size)
-        return resized(complete(rows, len(share) - edges[0], log.name), sizes)
+        if not total:
+            return iter([next(log.batches(0, 1, 1))[:0]] * len(sizes))
+        rows = piece_batches(log, remaining(share, edges[0]), plan.shuffle_buffer, plan.seed, epoch)
+        return resized(read_ahead(rows, depth=1), sizes)
 
-    def of_rows(self, log: Log, start: int, stop: int, size: int) -> Iterator[Batch]:
+    def of_range(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """The rows that this rank evaluates of rows `start` to `stop`: those behind the part of the rank before it."""
         first, last = (start + (stop - start) * rank // self.count for rank in (self.rank, self.rank + 1))
-        return complete(log.batches(first, last, size), last - first, log.name)
-
-
-def _nothing(log: Log) -> Batch:
-    """A batch of no rows."""
-    return next(log.batches(0, 1, 1))[:0]
+        return complete(self.log.batches(first, last, size), last - first, self.log.name)

@@ -34,7 +34,7 @@ from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.evaluation import EVALUATED, probabilities_of
 from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.log_pass import trainer_for
-from sparsegroup.training.plan import EarlierRanks, EpochParts
+from sparsegroup.training.plan import EarlierRanks, RankRows
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_folder import (
     CHECKPOINTS,
@@ -103,7 +103,7 @@ class Session:
         self._own_callbacks: list[Callback] = [] if self._baseline is None else [self._baseline]
         self.trainer = trainer_for(config, model, optimizer, log, self.plan, self._own_callbacks)
         self.ranks = self.trainer.ranks
-        self.parts = EpochParts(self.plan, self.ranks.rank, self.ranks.count)
+        self.rows = RankRows(self.plan, log, self.ranks.rank, self.ranks.count)
         self._earlier: tuple[EarlierRanks, ...] = ()
         settings = config.checkpoint
         self.checkpoints = Checkpoints(run.path / CHECKPOINTS, keep=settings.keep, incremental=settings.incremental)
@@ -349,8 +349,8 @@ class Session:
                 pass
         else:
             trainer.fit(
-                lambda epoch: self.parts.batches(log, epoch, trainer.progress.steps, self.earlier),
-                **plan.arguments(log, partial(self.parts.of_rows, log)),
+                lambda epoch: self.rows.of_epoch(epoch, trainer.progress.steps, self.earlier),
+                **plan.arguments(log, self.rows.of_range),
                 best=self,
                 on_batch=on_batch,
                 on_progress=note,
@@ -372,7 +372,7 @@ class Session:
     def _finish(self) -> Summary:
         """Evaluate the model on the test rows, and complete the folder; all ranks do."""
         log, trainer, ranks = self.log, self.trainer, self.ranks
-        stream, beside = self.parts.of_rows(log, log.train_rows, len(log), EVALUATED), list[Tensor]()
+        stream, beside = self.rows.of_range(log.train_rows, len(log), EVALUATED), list[Tensor]()
         if self._baseline is not None:
             stream = predicting(self._baseline.of_all_ranks(ranks), stream, beside)
         predictions = trainer.predictions(stream) if len(log) > log.train_rows else None

@@ -3,4 +3,4 @@
 A kind of file is a module with a `RawFile`, imported here.
 """
 
-from sparsegroup.data.raw import columnar_file, text_file  # noqa: F401, for their kinds of file
+from sparsegroup.data.raw import columnar, text  # noqa: F401, for their kinds of file

@@ -1,24 +1,26 @@
-"""A raw log to train on as it is: read once to count its rows, and then as they are used."""
+"""A raw log to train on as it is: its rows are counted once, and parsed anew in each pass."""
 
+import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
-from sparsegroup.data.arrow_arrays import numpy_of
-from sparsegroup.data.batches import LABEL, TIME, Batch, batch_of, read_ahead, rebatched
+from sparsegroup.data.batches import Batch, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s, fields_of
-from sparsegroup.data.log import Log, Run, overlap, rows_in, taken
-from sparsegroup.data.log_errors import BadRows, ClickLogError, shown_bad_rows
-from sparsegroup.data.raw.chunk_index import ChunkIndex, RowStretch
-from sparsegroup.data.raw.encoding import EncodedRows, Stretch, encoded_chunks, named_keys, with_places
-from sparsegroup.data.raw.raw_file import RawFile, identity_of, source_of
-from sparsegroup.data.raw.text_file import CHUNK_BYTES
+from sparsegroup.data.log import Log
+from sparsegroup.data.log_errors import BadRows, ClickLogError, LogOptionError, shown_bad_rows
+from sparsegroup.data.raw.encode import EncodedRows, ReadRange, encode_chunk, encoded_chunks
+from sparsegroup.data.raw.files import Chunk, RawFile, identity_of, source_of
+from sparsegroup.data.raw.text import CHUNK_BYTES
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.settings.names import OnBadRow
 
@@ -42,23 +44,16 @@ class RowCount:
     boundary: int = -1
 
     def note(self, encoded: EncodedRows, log: LogFormat, source: str, *, of_test_log: bool) -> None:
-        """Count the next rows.
+        """Count the next rows, of the file `source`, perhaps of the test set's own log.
 
-        Args:
-            encoded: The rows.
-            log: Their format.
-            source: Their file, for messages.
-            of_test_log: Whether it is one of the test set's own log.
-
-        Raises:
-            ClickLogError: They are not in the order of time, of a log whose last day is the test set; or training
-                rows follow test rows.
+        Raises ClickLogError if they are not in the order of time, of a log whose last day is the test set; or if
+        training rows follow test rows.
         """
         batch = encoded.batch
-        if not batch.num_rows:
+        if not len(batch):
             return
         if log.split == "last-day":
-            times = numpy_of(batch.column(TIME))
+            times = batch.times.numpy()
             if times[0] < self.last_time or (np.diff(times) < 0).any():
                 raise ClickLogError(f"{source}: rows must be in the order of time, for the last day is the test set")
             days = times // _DAY
@@ -74,11 +69,11 @@ class RowCount:
                 self.boundary = self.rows + first
         if of_test_log and self.boundary < 0:
             self.boundary = self.rows
-        self.rows += batch.num_rows
-        self.positives += int(numpy_of(batch.column(LABEL)).sum())
+        self.rows += len(batch)
+        self.positives += int(batch.labels.count_nonzero())
 
     def train_rows(self, log: LogFormat) -> int:
-        """How many rows, from the start, are for training, when all have gone by."""
+        """How many rows, from the start, are for training, once all have been counted."""
         if log.split == "last-day":
             return self.boundary or self.rows  # of a single day there is no test set
         if log.split in ("column", "file"):
@@ -90,17 +85,9 @@ class RowCount:
     def checked_train_rows(
         self, log: LogFormat, source: str, left_out: int, bads: Sequence[BadRows], max_bad: float
     ) -> int:
-        """`train_rows` of a log that can be trained on.
+        """`train_rows` of a log that can be trained on; `left_out` rows are bad, `bads` are examples of them.
 
-        Args:
-            log: The format.
-            source: The log, for messages.
-            left_out: Bad rows.
-            bads: Examples of them.
-            max_bad: Share of bad rows, in [0, 1), that is let pass.
-
-        Raises:
-            ClickLogError: More bad rows than that, no rows, or no training rows.
+        Raises ClickLogError for more bad rows than the share `max_bad`, no rows, or no training rows.
         """
         if left_out > max_bad * (self.rows + left_out):
             examples = "\n".join(shown_bad_rows(bads))
@@ -130,8 +117,8 @@ class RawLog(Log):
             `RawLog` finds bad labels and rows with another number of columns; the rest is found as it is read.
         max_bad: Share of the rows, in [0, 1), above which "skip" raises all the same.
         threads: Number of threads that parse and hash.
-        on_progress: Is told, while rows are counted, how many bytes of the uncompressed logs have been read (of a
-            columnar log, rows), and how many there are, if that is known.
+        on_progress: Called while rows are counted with the number of bytes of the uncompressed logs that have been read
+            (of a columnar log, rows), and their total, if that is known.
         chunk_bytes: How many bytes of a text are parsed at a time.
 
     Attributes:
@@ -165,10 +152,10 @@ class RawLog(Log):
         self.lists, self.labelled, self.weighted = tuple(format.lists), format.labelled, format.weight is not None
         self.timed, self.columns, self.findings = format.time is not None, format.kinds, format.findings
         source = source_of(files, format, tests)
-        self.identity, self._sizes = identity_of(source), [size for _, size, _ in source["files"]]
+        self.identity = identity_of(source)
         self.bad = [BadRows(file.source) for file in files]
-        self._chunks = ChunkIndex(files)
-        counted = self._count(rows_alone(format, on_bad_row), on_progress)
+        self._counts = [_FileRows(size) for _, size, _ in source["files"]]
+        counted = self._count(_format_for_counting(format, on_bad_row), on_progress)
         self._rows, self.positives = counted.rows, counted.positives
         self.bad_rows = sum((bad.reasons for bad in self.bad), start=Counter())
         self.notes = tuple(shown_bad_rows(self.bad))
@@ -179,7 +166,7 @@ class RawLog(Log):
         return self._rows
 
     def places(self, start: int, batch: Batch) -> Int64s:
-        """Places `[n]` of rows in the files, from 0, where no column gives times: bad rows and blank lines leave gaps.
+        """Places `[n]` of rows in the files, from 0, if no column has times: bad rows and blank lines leave gaps.
 
         With a column of times, or a test set of its own, they are the rows' numbers.
         """
@@ -197,82 +184,78 @@ class RawLog(Log):
         Raises:
             ClickLogError: A bad row (FILE:LINE: why), or a log that has changed since its rows were counted.
         """
-        yield from self.run_batches([(start, stop)], size)
+        yield from rebatched(read_ahead(self._parts(max(start, 0), min(stop, len(self)))), size)
 
-    def run_batches(self, runs: Sequence[Run], size: int) -> Iterator[Batch]:
-        """See `Log.run_batches`: each chunk is parsed once, and a compressed file is uncompressed once.
-
-        Raises:
-            ClickLogError: As `batches`.
-        """
-        yield from rebatched(read_ahead(self._parts(overlap(runs, 0, len(self)))), size)
-
-    def cuts(self, longest: int) -> Int64s:
-        """See `Log.cuts`: the chunks of texts, row groups and record batches, and the files of compressed texts.
-
-        Within a compressed text of more than `longest` rows, which many have to read anyway, those of its chunks.
-        """
-        return self._chunks.cuts(longest)
+    def chunk_starts(self) -> Int64s:
+        """See `Log.chunk_starts`: chunks of texts, row groups, record batches, and files of compressed texts."""
+        starts = [chunk.row for file in self._counts for chunk in file.chunks if chunk.is_entry]
+        return np.array(starts, np.int64)
 
     def _count(self, log: LogFormat, on_progress: Callable[[int, int | None], None] | None) -> RowCount:
         counted, done = RowCount(), 0
         sizes = [file.size for file in self._files]
         total = None if None in sizes else sum(size or 0 for size in sizes)
-        for stretch, chunk, encoded in self._encoded(self._unread(), log):
-            number, file, row = stretch.number, stretch.file, counted.rows
-            counted.note(encoded, log, file.source, of_test_log=number >= self._test_file)
-            done += self._chunks.add(number, chunk, row, counted.rows, chunk.end_line - file.first_row(log))
+        for part, chunk, encoded in self._encoded(self._unread(), log):
+            counts, row = self._counts[part.number], counted.rows
+            counted.note(encoded, log, part.file.source, of_test_log=part.number >= self._test_file)
+            done += chunk.end_offset - counts.offset
+            counts.add(chunk, row, counted.rows)
             if on_progress:
                 on_progress(done, total)
-        self._chunks.close(self._test_file)
+        row = places = 0
+        for number, (file, counts) in enumerate(zip(self._files, self._counts, strict=True)):
+            counts.first, counts.stop = row, max(row, counts.stop)
+            counts.places_before = 0 if number == self._test_file else places
+            places = counts.places_before + max(counts.line - file.first_row(log), 0)
+            row = counts.stop
         return counted
 
-    def _unread(self) -> Iterator[Stretch]:
+    def _unread(self) -> Iterator[ReadRange]:
         """All files, each checked when it is its turn."""
         for number, file in enumerate(self._files):
             file.check(self.format)
-            yield Stretch(number, file, self.bad[number])
+            yield ReadRange(number, file, self.bad[number])
 
-    def _unchanged(self, stretches: Iterable[RowStretch]) -> Iterator[RowStretch]:
-        """What is to be read, of each file after a look at its size."""
-        seen = -1
-        for stretch in stretches:
-            if stretch.number != seen and stretch.file.stored.size_now() < self._sizes[stretch.number]:
-                raise self._changed(stretch.number)
-            seen = stretch.number
-            yield stretch
+    def _ranges(self, start: int, stop: int) -> Iterator[ReadRange]:
+        """The chunks that have rows `start` to `stop`, of each file after a look at its size."""
+        for number in range(self._file_of(start), self._file_of(stop - 1) + 1):
+            file, counts = self._files[number], self._counts[number]
+            if counts.first == counts.stop:
+                continue
+            if file.stored.facts_now()[0] < counts.size:
+                raise self._changed(number)
+            first = counts.chunks[max(bisect_right(counts.chunks, start, key=attrgetter("row")) - 1, 0)]
+            after = bisect_left(counts.chunks, stop, key=attrgetter("row"))
+            until = counts.chunks[after].offset if after < len(counts.chunks) else counts.offset
+            yield ReadRange(number, file, BadRows(""), first.offset, first.line, until, first.row)
 
-    def _parts(self, runs: Sequence[Run]) -> Iterator[Batch]:
+    def _parts(self, start: int, stop: int) -> Iterator[Batch]:
         """Rows within the log, those of a chunk at a time."""
-        current: RowStretch | None = None
-        position = given = 0
-        stretches = self._unchanged(self._chunks.stretches(runs))
-        with closing(self._encoded(stretches, self.format)) as chunks:
-            for stretch, chunk, encoded in chunks:
-                if stretch is not current:
-                    self._check_given(runs, given, stretch.before)
-                    current, position = stretch, stretch.row
-                last = self._chunks.ends[stretch.number]
-                rows = min(encoded.batch.num_rows, last.row - position)  # what was added since is not read
-                for first, stop in overlap(stretch.runs, position, position + rows):
-                    batch = encoded.batch.slice(first - position, stop - first)
-                    table = pa.Table.from_batches([with_places(batch, self.format, last.before)])
-                    given += len(batch)
-                    yield batch_of(table, self.fields, self.numbers, self.lists, self.weighted)
+        if start >= stop:
+            return
+        number, position = -1, start
+        with closing(self._encoded(self._ranges(start, stop), self.format)) as chunks:
+            for part, chunk, encoded in chunks:
+                if part.number != number:
+                    if position < part.row:
+                        raise self._changed(self._file_of(position))
+                    number, position = part.number, part.row
+                counts = self._counts[number]
+                rows = min(len(encoded.batch), counts.stop - position)  # what was added since is not read
+                first, end = max(start - position, 0), min(stop - position, rows)
+                if first < end:
+                    yield encoded.with_places(self.format, counts.places_before)[first:end]
                 position += rows
-                counted = self._chunks.row_at(stretch.number, chunk.end_offset)
-                if position < stretch.runs[-1][1] and counted not in (None, position):
-                    raise self._changed(stretch.number)
-        self._check_given(runs, given, rows_in(runs))
+                if position < min(stop, counts.stop) and counts.row_at(chunk.end_offset) not in (None, position):
+                    raise self._changed(number)
+        if position < stop:
+            raise self._changed(self._file_of(position))
 
-    def _check_given(self, runs: Sequence[Run], given: int, expected: int) -> None:
-        """Whether the first `expected` rows of the runs have been read, now that `given` of them have."""
-        if given < expected:
-            ((row, _),) = taken(runs, given, given + 1)
-            raise self._changed(self._chunks.file_of(row))
+    def _file_of(self, row: int) -> int:
+        return bisect_right(self._counts, row, key=attrgetter("stop"))
 
     def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
-        """The text of those of `keys` `[n]` that come in about the first `most_rows` rows, which are read for it.
+        """The text of those of `keys` `[n]` that appear in about the first `most_rows` rows, which are read for it.
 
         Raises:
             ClickLogError: As `batches`.
@@ -282,12 +265,12 @@ class RawLog(Log):
         wanted, found, rows = pl.DataFrame({"key": np.unique(keys)}), dict[int, str](), 0
         if not fields:
             return found
-        everything = (Stretch(number, file, BadRows("")) for number, file in enumerate(self._files))
+        everything = (ReadRange(number, file, BadRows("")) for number, file in enumerate(self._files))
         with closing(self._encoded(everything, self.format, keep_raw=True)) as chunks:
             for _, _, encoded in chunks:
-                named = named_keys(encoded, self.format, fields).join(wanted, on="key", how="semi")
+                named = encoded.named_keys(self.format, fields).join(wanted, on="key", how="semi")
                 found |= dict(named.select("key", "value").iter_rows())
-                rows += encoded.batch.num_rows
+                rows += len(encoded.batch)
                 if len(found) == len(wanted) or rows >= most_rows:
                     break
         return found
@@ -297,15 +280,57 @@ class RawLog(Log):
         return ClickLogError(f"{source}: has changed since its rows were counted; read it from the start")
 
 
-def rows_alone(log: LogFormat, on_bad_row: OnBadRow) -> LogFormat:
-    """A format with those columns alone that say which rows there are, and where the test set begins."""
+class _ChunkStart(NamedTuple):
+    """Where a chunk with rows begins: its first row in the log, its place in the file, and `Chunk.is_entry`."""
+
+    row: int
+    offset: int
+    line: int
+    is_entry: bool
+
+
+@dataclass
+class _FileRows:
+    """The rows of one file, as they were counted.
+
+    Attributes:
+        size: The file's bytes.
+        first, stop: Its first row in the log, and the row after its last one.
+        offset, line: Where it ends, as in `RawFile.chunks`.
+        places_before: Places for rows in the files before it.
+        chunks: Its chunks with rows.
+    """
+
+    size: int
+    first: int = 0
+    stop: int = 0
+    offset: int = 0
+    line: int = 1
+    places_before: int = 0
+    chunks: list[_ChunkStart] = field(default_factory=list)
+
+    def add(self, chunk: Chunk, row: int, stop: int) -> None:
+        """Note a chunk that has rows `row` to `stop` of the log."""
+        if row < stop:
+            self.chunks.append(_ChunkStart(row, self.offset, self.line, not self.chunks or chunk.is_entry))
+        self.offset, self.line, self.stop = chunk.end_offset, chunk.end_line, stop
+
+    def row_at(self, offset: int) -> int | None:
+        """The first row of the chunk that begins at `offset`; None if none with rows does."""
+        place = bisect_left(self.chunks, offset, key=attrgetter("offset"))
+        found = self.chunks[place] if place < len(self.chunks) else None
+        return found.row if found is not None and found.offset == offset else None
+
+
+def _format_for_counting(log: LogFormat, on_bad_row: OnBadRow, *, with_time: bool = False) -> LogFormat:
+    """A format with only the columns that decide which rows there are, and where the test set begins."""
     if on_bad_row == "skip":  # a value of a field makes no row a bad one unless something is made of it
         return log if log.derive or not log.labelled else replace(log, fields=(), lists={})
-    time = log.time if log.split == "last-day" else None
+    time = log.time if with_time or log.split == "last-day" else None
     checked = {made: raw for made, raw in log.checked.items() if made == time}
     return replace(
         log,
-        fields=() if log.labelled else _one_column(log),  # without a label, some column must tell the rows
+        fields=() if log.labelled else tuple(name for name in log.fields if name in log.raw)[-1:],  # some column
         numbers=(),
         lists={},
         weight=None,
@@ -315,5 +340,33 @@ def rows_alone(log: LogFormat, on_bad_row: OnBadRow) -> LogFormat:
     )
 
 
-def _one_column(log: LogFormat) -> tuple[str, ...]:
-    return tuple(name for name in log.fields if name in log.raw)[-1:]
+_HEAD_BYTES = 1 << 16
+_THREADS = 8
+
+
+def by_first_time(files: Sequence[RawFile], log: LogFormat) -> list[RawFile]:
+    """At least one file, by the time of the first row of each; those without rows come last.
+
+    Raises LogOptionError if the format has no column of times; ClickLogError if a file has other columns or is damaged.
+    """
+    if len(files) == 1:
+        return list(files)
+    if log.time is None:
+        raise LogOptionError(
+            "`sort_files` time is for logs with a column of times (ts or timestamp, or one that a schema names); that "
+            f"of {files[0].source} has none",
+            "sort_files",
+        )
+    with ThreadPoolExecutor(_THREADS) as pool:
+        times = list(pool.map(partial(_first_time, log=log), files))
+    return [files[place] for place in sorted(range(len(files)), key=times.__getitem__)]
+
+
+def _first_time(file: RawFile, log: LogFormat) -> float:
+    file.check(log)
+    wanted = _format_for_counting(replace(log, split="none", split_column=None), "error", with_time=True)
+    for chunk in file.chunks(wanted, 0, 1, _HEAD_BYTES):
+        times = encode_chunk(chunk, wanted, file.columns(log), partition=file.partition).batch.times
+        if len(times):
+            return int(times[0])
+    return math.inf

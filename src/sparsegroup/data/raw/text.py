@@ -14,19 +14,17 @@ import pyarrow.csv as pa_csv
 
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log_errors import SAMPLE, ClickLogError
-from sparsegroup.data.raw.raw_file import LINE, TEXT, BadRow, Chunk, RawFile
-from sparsegroup.data.raw.stored_file import StoredFile
+from sparsegroup.data.raw.files import LINE, TEXT, BadRow, Chunk, RawFile, StoredFile
 from sparsegroup.data.schema import Head, LogFormat
 
 CHUNK_BYTES = 16 << 20
 LONGEST_LINE = 1 << 20
 """Bytes. A longer line is a bad row: it is not kept in memory."""
 
-# Arrow takes a quote for one only where a value begins: it reads on over the line's end where none follows, and appends
-# to the value what stands between a closing quote and the next comma.
+# To Arrow a quote is one only where a value begins: it reads on over the line's end if none follows, and appends to the
+# value the text between a closing quote and the next comma.
 _VALUE = rb'(?:"(?:[^"]|"")*+"|[^",][^,]*+|)'
-_CLOSED = re.compile(rb"%b(?:,%b)*+\r?" % (_VALUE, _VALUE))
-_CLOSED_SOMEHOW = re.compile(_CLOSED.pattern.replace(b'*+"', b'*+"[^,]*+'))
+_QUOTES_ENCLOSE_VALUES = re.compile(rb"%b(?:,%b)*+\r?" % (_VALUE, _VALUE))
 
 
 @dataclass(frozen=True)
@@ -42,19 +40,14 @@ class TextChunk(Chunk):
     too_long: str | None = None
 
     def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
-        """The lines, parsed; those that cannot be are told to `bad`."""
+        """The lines, parsed; `bad` receives those that cannot be."""
         if self.too_long is not None:
             bad.append((self.line, f"a line of more than {LONGEST_LINE:,} bytes", self.too_long))
         return _parse(*_whole_lines(self, log, bad), log, columns, bad)
 
 
 class TextFile(RawFile):
-    """A text, plain or compressed (.gz, .bz2, .xz, .zst, .lz4).
-
-    Args:
-        path: The file.
-        name: See `RawFile`.
-    """
+    """A text, plain or compressed (.gz, .bz2, .xz, .zst, .lz4); see `RawFile`."""
 
     suffixes = (TEXT,)
 
@@ -179,9 +172,8 @@ def _whole_lines(chunk: TextChunk, log: LogFormat, bad: list[BadRow]) -> tuple[b
             reason = "invalid UTF-8"
         elif b"\r" in line[:-1]:
             reason = "a carriage return within the line"
-        elif quoted and b'"' in line and not _CLOSED.fullmatch(line):
-            closed = _CLOSED_SOMEHOW.fullmatch(line)
-            reason = "text after a closing quote" if closed else "a quote that is not closed"
+        elif quoted and b'"' in line and not _QUOTES_ENCLOSE_VALUES.fullmatch(line):
+            reason = "a quote that is not closed, or text after a closing quote"
         else:
             kept.append(line + b"\n")
             numbers.append(number)

@@ -1,0 +1,238 @@
+"""Parquet and Arrow files: their rows as texts, a record batch at a time.
+
+Arrow's readers trust a damaged file: offsets beyond the values, texts that are not UTF-8, codes without an entry in the
+dictionary. So each batch is validated in full before its values are used.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparsegroup.data.kinds import PER_SECOND, text_of
+from sparsegroup.data.log_errors import SAMPLE, ClickLogError
+from sparsegroup.data.raw.files import LINE, BadRow, Chunk, RawFile, StoredFile
+from sparsegroup.data.schema import Head, LogFormat
+
+LONGEST_VALUE = 1 << 20
+"""Bytes. A row with a longer text is a bad one."""
+
+_ROWS = 1 << 16
+"""Rows of a chunk, at most."""
+
+_SECONDS = (-62135596800, 253402300800)
+"""The years 1 to 9999, which ISO 8601 writes with four digits; Polars ends in a panic far beyond them."""
+_DAY = 24 * 3600
+_NO_YEAR = "is not within the years 1 to 9999"
+_UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError, MemoryError)
+
+
+@contextmanager
+def _damage(where: str, what: str = "damaged", *more: type[Exception]) -> Iterator[None]:
+    """Turn a reader's errors into a ClickLogError that names the file."""
+    try:
+        yield
+    except (*_UNREADABLE, *more) as error:
+        raise ClickLogError(f"{where}: {what} ({' '.join(str(error).split())})") from error
+
+
+@dataclass(frozen=True)
+class ColumnarChunk(Chunk):
+    """Some rows of a columnar file; lines and offsets count rows.
+
+    Attributes:
+        source: The file, for messages.
+        place: Its part that the rows are from, for messages.
+        batch: The rows as they were read, not yet validated.
+    """
+
+    source: str
+    place: str
+    batch: pa.RecordBatch
+
+    def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
+        """The rows as texts; `bad` receives those that cannot be read.
+
+        Raises:
+            ClickLogError: The file is damaged, or a column cannot be read, or has lists or structs and the format no
+                kinds.
+        """
+        with _damage(f"{self.source}: {self.place}"):
+            self.batch.validate(full=True)
+        unusable = dict[int, BadRow]()
+        named = zip(self.batch.schema.names, self.batch.columns, strict=True)
+        texts = {name: self._texts(name, values, log, unusable) for name, values in named}
+        lines = pl.int_range(self.line, self.line + self.batch.num_rows, eager=True).alias(LINE)
+        bad.extend(unusable.values())
+        frame = pl.DataFrame({**texts, LINE: lines})
+        return frame.filter(~lines.is_in([line for line, _, _ in unusable.values()])) if unusable else frame
+
+    def _texts(self, name: str, values: pa.Array, log: LogFormat, unusable: dict[int, BadRow]) -> pl.Series:
+        """A column as texts; `unusable` receives the rows with impossible times or too long texts."""
+        column, unread = f"{self.source}: column {name!r}", "write it as text, or give a schema without it"
+        values = values.storage if isinstance(values, pa.ExtensionArray) else values
+        if pa.types.is_dictionary(values.type) and pa.types.is_temporal(values.type.value_type):
+            values = values.dictionary_decode()
+        values = self._possible(name, values, unusable)
+        try:
+            frame = pl.DataFrame(pl.from_arrow(pa.RecordBatch.from_arrays([values], [name])))
+            dtype = frame.schema[name]
+            if dtype.is_nested() and not log.kinds:
+                raise ClickLogError(f"{column} is {values.type}; write it as text, with a separator")
+            if any(_beyond(inner) is not None for inner in _inner(values)):
+                raise ClickLogError(f"{column} has a time in it that {_NO_YEAR}")
+            texts = frame.select(text_of(name, dtype, plain=not log.kinds)).to_series()
+        except (*_UNREADABLE, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            why = " ".join(str(error).split())[:SAMPLE]
+            raise ClickLogError(f"{column} is {values.type}, which cannot be read ({why}); {unread}") from error
+        for row in (texts.str.len_bytes() > LONGEST_VALUE).arg_true():
+            why = f"{name!r} has more than {LONGEST_VALUE:,} bytes"
+            unusable[row] = (self.line + row, why, f"{name}={texts[row][:SAMPLE]}")
+        return texts
+
+    def _possible(self, name: str, values: pa.Array, unusable: dict[int, BadRow]) -> pa.Array:
+        """The values, without times that no calendar has, whose rows `unusable` receives."""
+        if (beyond := _beyond(values)) is None:
+            return values
+        import pyarrow.compute as pc
+
+        for row in pc.indices_nonzero(beyond).to_pylist():
+            unusable[row] = (self.line + row, f"{name!r} {_NO_YEAR}", f"{name}={_numbers(values)[0][row]}")
+        return pc.if_else(beyond, pa.nulls(len(values), values.type), values)
+
+
+def _numbers(times: pa.Array) -> tuple[pa.Array, int, int]:
+    """Times as whole numbers, the least that they may be, and what they are below; of other values none."""
+    dtype, types = times.type, pa.types
+    if types.is_date32(dtype):
+        return times.view(pa.int32()), _SECONDS[0] // _DAY, _SECONDS[1] // _DAY
+    if types.is_date64(dtype) or types.is_timestamp(dtype) or types.is_duration(dtype):
+        unit = 1000 if types.is_date64(dtype) else PER_SECOND[dtype.unit]
+        return times.view(pa.int64()), max(_SECONDS[0] * unit, -(1 << 63)), min(_SECONDS[1] * unit, (1 << 63) - 1)
+    return pa.nulls(0, pa.int64()), 0, 0
+
+
+def _beyond(values: pa.Array) -> pa.Array | None:
+    """Which values are times beyond the years 1 to 9999; None if there are none."""
+    numbers, low, high = _numbers(values)
+    if not len(numbers):
+        return None
+    import pyarrow.compute as pc  # the thirtieth of a second, which a log of text does without
+
+    least, most = pc.min_max(numbers).values()
+    if not least.is_valid or (low <= least.as_py() and most.as_py() < high):
+        return None
+    return pc.fill_null(pc.or_(pc.less(numbers, low), pc.greater_equal(numbers, high)), False)
+
+
+def _inner(values: pa.Array) -> Iterator[pa.Array]:
+    """The flat values within lists and structs."""
+    types = pa.types
+    if types.is_struct(values.type):
+        parts = values.flatten()
+    elif types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type):
+        parts = [values.flatten()]
+    else:
+        return
+    for part in parts:
+        yield from _inner(part) if pa.types.is_nested(part.type) else [part]
+
+
+class ColumnarFile(RawFile):
+    """A Parquet, Arrow or Feather file; see `RawFile`."""
+
+    suffixes = (".parquet", ".arrow", ".feather")
+    size = None
+
+    def __init__(self, path: StoredFile | str | Path, name: str | None = None) -> None:
+        super().__init__(path, name)
+        self._starts = {0: 0}  # record batch of an Arrow file → its first row, as far as they have been read
+
+    @contextmanager
+    def _opened(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """The file, open to read these columns."""
+        is_parquet = self.stored.suffix == ".parquet"
+        kind = "Parquet" if is_parquet else "Arrow"
+        with self.stored.open_bytes() as stream:
+            with _damage(self.source, f"damaged, or no {kind} file", ValueError):
+                if is_parquet:
+                    file = pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
+                else:
+                    file = pa.ipc.open_file(stream)
+                    if columns is not None:
+                        fields = [file.schema.names.index(name) for name in columns]
+                        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+                        file = pa.ipc.open_file(stream, options=options)
+            yield file
+
+    def _read_head(self) -> Head:
+        with self._opened() as file:
+            schema = file.schema_arrow if isinstance(file, pq.ParquetFile) else file.schema
+            return Head(self.source, tuple(schema.names))
+
+    def columns(self, log: LogFormat) -> list[str]:
+        """All columns of the file, in order."""
+        return [name for name in self.head.columns if name not in self.added]
+
+    def has_label(self, log: LogFormat) -> bool:
+        """Whether the label column of the format is there."""
+        return log.label in self.head.columns
+
+    def first_row(self, log: LogFormat) -> int:
+        """Rows are numbered from 1."""
+        return 1
+
+    def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
+        """The rows from row `offset` on. Raises ClickLogError if the file is damaged, and says where."""
+        wanted = [name for name in log.raw if name not in self.added]
+        with self._opened(wanted) as file:
+            groups = self._row_groups if isinstance(file, pq.ParquetFile) else self._record_batches
+            for place, start, batches in groups(file, wanted, offset):
+                with _damage(f"{self.source}: {place}"):
+                    row = start
+                    for batch in batches:
+                        begin, row, rows = max(row, offset), row + batch.num_rows, batch.select(wanted)
+                        if begin < row:
+                            rows = rows.slice(len(rows) - (row - begin))
+                            entry = row - batch.num_rows == start
+                            yield ColumnarChunk(begin + 1, row, row + 1, self.source, place, rows, is_entry=entry)
+
+    def _row_groups(
+        self, file: pq.ParquetFile, columns: list[str], offset: int
+    ) -> Iterator[tuple[str, int, Iterable[pa.RecordBatch]]]:
+        """Where in the file it is, its first row, and its batches, of each row group that ends after row `offset`."""
+        end = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            start, end = end, end + rows
+            if end > offset:
+                batches = file.iter_batches(_ROWS, [group], columns, use_threads=False)
+                yield f"row group {group + 1}", start, _all_rows(batches, rows)
+
+    def _record_batches(
+        self, file: Any, columns: list[str], offset: int
+    ) -> Iterator[tuple[str, int, Iterable[pa.RecordBatch]]]:
+        """As `_row_groups`, of an Arrow file; where each batch begins is known once those before have been read."""
+        starts = self._starts
+        number = max(place for place, start in [*starts.items()] if start <= offset)
+        while number < file.num_record_batches:
+            place = f"record batch {number + 1}"
+            with _damage(f"{self.source}: {place}"):
+                batch = file.get_batch(number)
+            starts[number + 1] = starts[number] + batch.num_rows
+            yield place, starts[number], (batch.slice(first, _ROWS) for first in range(0, batch.num_rows, _ROWS))
+            number += 1
+
+
+def _all_rows(batches: Iterable[pa.RecordBatch], expected: int) -> Iterator[pa.RecordBatch]:
+    rows = 0
+    for batch in batches:
+        rows += batch.num_rows
+        yield batch
+    if rows != expected:
+        raise pa.ArrowInvalid(f"{rows:,} rows where {expected:,} are announced")

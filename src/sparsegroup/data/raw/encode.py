@@ -1,0 +1,232 @@
+"""Raw rows to batches of keys, numbers, labels, times and weights; threads parse ahead, bad rows have their line."""
+
+import math
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+
+from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.data.keys import Int64s, keys_of
+from sparsegroup.data.kinds import SPELLED_LABELS
+from sparsegroup.data.log_errors import SAMPLE, BadRows, ClickLogError
+from sparsegroup.data.raw.files import LINE, BadRow, Chunk, RawFile
+from sparsegroup.data.schema import LogFormat
+from sparsegroup.settings.names import OnBadRow
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """The rows of a chunk.
+
+    Attributes:
+        batch: The rows; without a column of times, their times are their line numbers.
+        raw: The fields' values as they were hashed, or None if they were not requested.
+        is_test: Which rows are marked as test rows, of a format with a split column.
+        bad: Rows left out, in order.
+    """
+
+    batch: Batch
+    raw: pl.DataFrame | None
+    is_test: npt.NDArray[np.bool_] | None
+    bad: list[BadRow]
+
+    def with_places(self, log: LogFormat, before: int) -> Batch:
+        """The rows; if their times are line numbers, with the number of places in the files before added."""
+        return replace(self.batch, times=self.batch.times + before) if log.time is None and before else self.batch
+
+    def named_keys(self, log: LogFormat, fields: Sequence[str]) -> pl.DataFrame:
+        """Columns `key`, `field` and `value` of the features of some fields, once each; needs `raw`."""
+        assert self.raw is not None
+        single, pieces = [name for name in log.fields if name not in log.lists], []
+        for name in fields:
+            values = self.raw[name].fill_null("")
+            if name in log.lists:
+                keys = self.batch.bags[list(log.lists).index(name)].keys
+                values = values.str.split(log.lists[name]).explode()
+            else:
+                keys = self.batch.keys[:, single.index(name)]
+            pieces.append(pl.DataFrame({"key": keys.numpy(), "field": name, "value": values}).unique("key"))
+        return pl.concat(pieces)
+
+
+@dataclass(frozen=True)
+class ReadRange:
+    """Consecutive chunks of one of a log's files.
+
+    Attributes:
+        number: Number of the file in the log.
+        file: The file.
+        bad: Receives the rows that are left out.
+        offset, line: Where to begin, as in `RawFile.chunks`.
+        until: The `end_offset` after which nothing more is read; None for the whole file.
+        row: Number in the log of the first row.
+    """
+
+    number: int
+    file: RawFile
+    bad: BadRows
+    offset: int = 0
+    line: int = 1
+    until: int | None = None
+    row: int = 0
+
+
+def encoded_chunks(
+    ranges: Iterable[ReadRange],
+    log: LogFormat,
+    *,
+    on_bad_row: OnBadRow,
+    threads: int,
+    chunk_bytes: int,
+    keep_raw: bool = False,
+) -> Generator[tuple[ReadRange, Chunk, EncodedRows]]:
+    """The chunks of some ranges in order, and their rows; ranges are requested as reading reaches them.
+
+    `threads` threads parse and hash, also several small files at the same time. `keep_raw` gives the fields' values.
+    Raises ClickLogError for a bad row, unless they are skipped, and for a damaged file.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        pending: deque[tuple[ReadRange, Chunk, Future[EncodedRows]]] = deque()
+
+        def first() -> tuple[ReadRange, Chunk, EncodedRows]:
+            part, chunk, job = pending.popleft()
+            encoded = job.result()
+            for number, reason, text in encoded.bad:
+                if on_bad_row == "error":
+                    raise ClickLogError(f"{part.file.source}:{number}: {reason}: {text[:SAMPLE]!r}")
+                part.bad.add(number, reason, text)
+            return part, chunk, encoded
+
+        try:
+            for part, chunk in _read(ranges, log, chunk_bytes):
+                columns = part.file.columns(log)
+                job = pool.submit(encode_chunk, chunk, log, columns, keep_raw, part.file.partition)
+                pending.append((part, chunk, job))
+                if len(pending) > threads:
+                    yield first()
+            while pending:
+                yield first()
+        finally:
+            for _, _, job in pending:
+                job.cancel()
+
+
+def _read(ranges: Iterable[ReadRange], log: LogFormat, chunk_bytes: int) -> Iterator[tuple[ReadRange, Chunk]]:
+    for part in ranges:
+        for chunk in part.file.chunks(log, part.offset, part.line, chunk_bytes):
+            yield part, chunk
+            if part.until is not None and chunk.end_offset >= part.until:
+                break
+
+
+def encode_chunk(
+    chunk: Chunk,
+    log: LogFormat,
+    columns: Sequence[str],
+    keep_raw: bool = False,
+    partition: Mapping[str, str | None] = MappingProxyType({}),
+) -> EncodedRows:
+    """Parse and hash rows of a file with these columns, to which its folders add those of `partition`."""
+    bad: list[BadRow] = []
+    return encode_frame(chunk.full_frame(log, columns, bad, partition), log, bad, keep_raw)
+
+
+def encode_frame(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow], keep_raw: bool = False) -> EncodedRows:
+    """Hash the format's raw columns of texts, empty values as null; the column `LINE` has the rows' line numbers.
+
+    `bad` has the rows that were left out before.
+    """
+    frame = _with_valid_labels(frame, log, bad)
+    frame = _with_valid_weights(frame, log, bad)
+    frame = _derived(frame, log, bad)
+    rows, missing = len(frame), math.nan if log.kinds else 0.0
+    labels = (frame[log.label] == "1").to_numpy().astype(np.float32) if log.labelled else np.zeros(rows, np.float32)
+    times = frame[LINE].cast(pl.Int64).to_numpy() if log.time is None else _seconds(frame[log.time])
+    places = {name: place for place, name in enumerate(log.fields)}
+    single = [name for name in log.fields if name not in log.lists]
+    keys, numbers = np.empty((rows, len(single)), np.int64), np.empty((rows, len(log.numbers)), np.float32)
+    for column, name in enumerate(single):
+        keys[:, column] = keys_of(frame[name], places[name])
+    for column, name in enumerate(log.numbers):
+        numbers[:, column] = frame[name].fill_null(missing).cast(pl.Float32).to_numpy()
+    batch = Batch(
+        torch.from_numpy(keys),
+        torch.from_numpy(numbers),
+        torch.from_numpy(labels),
+        torch.from_numpy(times.copy()),
+        weights=None if log.weight is None else torch.from_numpy(frame[log.weight].to_numpy().copy()),
+        bags=tuple(_bags(frame[name], separator, places[name]) for name, separator in log.lists.items()),
+    )
+    is_test = frame[log.split_column].eq_missing("2").to_numpy() if log.split_column else None
+    return EncodedRows(batch, frame.select(log.fields) if keep_raw else None, is_test, sorted(bad))
+
+
+def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+    if not log.labelled:
+        return frame
+    valid = frame[log.label].is_in(["0", "1"]).fill_null(False)
+    if valid.all():
+        return frame
+    spelled = frame[log.label].str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
+    frame, valid = frame.with_columns(pl.coalesce(spelled, log.label).alias(log.label)), spelled.is_not_null()
+    if valid.all():
+        return frame
+    for row in frame.filter(~valid).iter_rows(named=True):
+        text = f"{log.label}={row[log.label]}" if row[log.label] is not None else f"no {log.label}"
+        bad.append((row[LINE], f"label {log.label!r} must be 0 or 1, true or false, yes or no", text))
+    return frame.filter(valid)
+
+
+def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+    if log.weight is None:
+        return frame
+    weight = frame[log.weight].str.strip_chars().cast(pl.Float32, strict=False)
+    valid = ((weight >= 0) & weight.is_finite()).fill_null(False)
+    if valid.all():
+        return frame.with_columns(weight)
+    for row in frame.filter(~valid).iter_rows(named=True):
+        text = f"{log.weight}={row[log.weight]}" if row[log.weight] is not None else f"no {log.weight}"
+        bad.append((row[LINE], f"weight {log.weight!r} must be a number >= 0", text))
+    return frame.with_columns(weight).filter(valid)
+
+
+def _derived(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+    """The fields, numbers and time made of the raw columns, without rows of which they cannot be."""
+    made = log.derive(frame) if log.derive else frame
+    numbers = [pl.col(name).cast(pl.Float32, strict=False) for name in log.numbers]
+    if not log.kinds:  # there NaN is a missing number
+        made = made.with_columns(pl.when(number.is_finite()).then(number) for number in numbers)
+    checked = {**{name: name for name in log.numbers}, **log.checked}
+    if log.time is not None and log.time not in checked:
+        made = made.with_columns(pl.col(log.time).cast(pl.Int64, strict=False))
+        checked[log.time] = log.time
+    works = np.ones(len(frame), np.bool_)
+    for name, raw in checked.items():
+        failed = made[name].is_null()
+        if name != log.time or name == raw:  # a time that is made of a column cannot be missing
+            failed &= frame[raw].is_not_null()
+        if failed.any():
+            for row in frame.filter(failed & pl.Series(works)).iter_rows(named=True):
+                bad.append((row[LINE], f"{raw!r} cannot be read", f"{raw}={row[raw] or ''}"))
+            works &= ~failed.to_numpy()
+    return made if works.all() else made.filter(works)
+
+
+def _seconds(times: pl.Series) -> Int64s:
+    if times.dtype == pl.Datetime:
+        return times.dt.epoch("s").to_numpy()
+    return times.cast(pl.Int64).fill_null(0).to_numpy()
+
+
+def _bags(values: pl.Series, separator: str, field: int) -> Bags:
+    lists = values.fill_null("").str.split(separator)
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(lists.list.len().to_numpy(), out=offsets[1:])
+    return Bags(torch.from_numpy(keys_of(lists.explode(), field)), torch.from_numpy(offsets))
