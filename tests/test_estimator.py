@@ -64,7 +64,7 @@ def test_fields_may_have_vectors_of_their_own_size(tmp_path: Path) -> None:
     model = small(dim=4, dims={"color": 2}).fit(FRAME, LABELS)
     assert set(model.model_.embedding.sizes.values()) == {2, 4}
     alone = np.concatenate([probabilities(model, NEW[row : row + 1]) for row in range(5)])
-    np.testing.assert_array_equal(alone, probabilities(model)[:5])
+    np.testing.assert_allclose(alone, probabilities(model)[:5], rtol=1e-14)  # a matrix product's last bit may differ
     model.export(tmp_path / "served")
     assert set(read_export(tmp_path / "served").tables) == {"embedding.dim_2", "embedding.dim_4"}
 

@@ -46,8 +46,6 @@ REASONS = {
 UNMERGED = {
     "cli": 4,
     "data": 1,
-    "estimator": 4,
-    "models": 1,
     "reporting": 2,
     "training": 10,
 }

@@ -17,8 +17,7 @@ from sparsegroup.data import open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.models.layers import merged_moments
-from sparsegroup.models.number_encoder import LIMIT
-from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
+from sparsegroup.models.number_encoder import LIMIT, bucket_edges, has_heavy_tails, log_unit
 from sparsegroup.serving import open_trained
 from sparsegroup.training import Config, Session, Trainer
 from sparsegroup.training.network_step import NetworkStep, has_compiler

@@ -2,6 +2,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,18 +31,8 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def history() -> list[HistoryPoint]:
-    """50 windows over 39M samples, as of a large click log: AUC up, feature rate down, one jump in calibration."""
-    return sample_history()
-
-
-@pytest.fixture
-def summary(history: list[HistoryPoint]) -> Summary:
-    return sample_summary(history)
-
-
 def sample_history(windows: int = 50, samples: int = 39_291_954) -> list[HistoryPoint]:
+    """50 windows over 39M samples, as of a large click log: AUC up, feature rate down, one jump in calibration."""
     random = np.random.default_rng(0)
     fields = sample_fields().values()
     all_seen, all_live = sum(rows.seen for rows in fields), sum(rows.live for rows in fields)
@@ -103,6 +94,15 @@ def sample_summary(history: list[HistoryPoint], fields: int = 26) -> Summary:
     )
 
 
+HISTORY = sample_history()
+SUMMARY = sample_summary(HISTORY)
+
+
+@cache
+def plain_report() -> str:
+    return render_report(CONFIG, HISTORY, SUMMARY)
+
+
 def render(history: list[HistoryPoint], summary: Summary, config: Mapping[str, Any] = CONFIG) -> Page:
     return Page(render_report(config, history, summary))
 
@@ -111,8 +111,8 @@ def field_rows(page: Page, summary: Summary) -> list[list[str]]:
     return [row for row in page.rows if row and row[0] in summary.fields and len(row) == 5]
 
 
-def test_says_what_the_run_came_to(history: list[HistoryPoint], summary: Summary) -> None:
-    text = render(history, summary).text
+def test_says_what_the_run_came_to() -> None:
+    text = Page(plain_report()).text
     for expected in (
         "DCN with Group Adam, λ21 = 1e-5 (lasso)",
         "On 4,583,000 test rows the AUC is 0.7931, and the log loss 0.4487, 0.1203 better than that of always",
@@ -151,8 +151,8 @@ def with_baseline(history: list[HistoryPoint], summary: Summary) -> tuple[list[H
     )
 
 
-def test_shows_the_baseline_and_what_is_wrong_beside_the_model(history: list[HistoryPoint], summary: Summary) -> None:
-    points, full = with_baseline(history, summary)
+def test_shows_the_baseline_and_what_is_wrong_beside_the_model() -> None:
+    points, full = with_baseline(HISTORY, SUMMARY)
     page = render(points, full)
     for expected in (
         "The model loses to something.",
@@ -171,35 +171,33 @@ def test_shows_the_baseline_and_what_is_wrong_beside_the_model(history: list[His
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(set(ids)) == len(ids)
     one_class = replace(full, curves=ScoreCurves(full.curves.reliability, ()), baseline_curves=None, baseline=None)  # type: ignore[union-attr]
-    assert render(history, one_class).tags.count("svg") == 9
+    assert render(HISTORY, one_class).tags.count("svg") == 9
 
 
-def test_a_target_is_in_title_and_verdict_and_the_lag_behind_its_schedule_is_explained(
-    history: list[HistoryPoint], summary: Summary
-) -> None:
+def test_a_target_is_in_title_and_verdict_and_the_lag_behind_its_schedule_is_explained() -> None:
     config = {"model": {"name": "dcnv2"}, "optimizer": {"name": "adagrad", "penalty": "hard", "target_rate": 0.1}}
     rates = [(1.0, 0.9), (0.8, 0.5), (0.4, 0.2), (0.35, 0.105), (0.104, 0.104), (0.1, 0.1)]
     points = [
         replace(point, feature_rate=rate, scheduled_rate=scheduled, l21=0.001)
-        for point, (rate, scheduled) in zip(history, rates, strict=False)
+        for point, (rate, scheduled) in zip(HISTORY, rates, strict=False)
     ]
-    text = render(points, replace(summary, feature_rate=0.1), config).text
+    text = render(points, replace(SUMMARY, feature_rate=0.1), config).text
     assert "DCNv2 with Group Adagrad, target rate 0.1 on criteo-week" in text
     assert "asked for" not in text
     assert "features are live, 10.00 %: the target rate 0.1 is met. No warnings." in text
     assert "features that have not appeared again since λ21 rose still count as live" in text
     assert f"The sweep of all rows by {points[4].samples:,} samples removed theirs: from 35.00 % to 10.40 %." in text
     followed = [replace(point, feature_rate=point.scheduled_rate) for point in points]  # type: ignore[arg-type]
-    text = render(followed, replace(summary, feature_rate=0.2), config).text
+    text = render(followed, replace(SUMMARY, feature_rate=0.2), config).text
     assert "still count as live" not in text
     assert "the target rate 0.1 is not met" in text
     few = {**config, "optimizer": {**config["optimizer"], "least_features": 256}}
-    text = render(followed, replace(summary, feature_rate=0.5, live_rows=256, features_seen=512), few).text
+    text = render([], replace(SUMMARY, feature_rate=0.5, live_rows=256, features_seen=512), few).text
     assert "the target rate 0.1 would be fewer than the 256 that are kept in any case" in text
 
 
-def test_is_small_and_loads_nothing(history: list[HistoryPoint]) -> None:
-    html = render_report(CONFIG, history, sample_summary(history, fields=39))
+def test_is_small_and_loads_nothing() -> None:
+    html = render_report(CONFIG, HISTORY, sample_summary(HISTORY, fields=39))
     assert len(html.encode()) < 500_000
     page = Page(html)
     assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
@@ -212,12 +210,12 @@ def test_is_small_and_loads_nothing(history: list[HistoryPoint]) -> None:
     }
 
 
-def test_is_the_same_for_the_same_run(history: list[HistoryPoint], summary: Summary) -> None:
-    assert render_report(CONFIG, history, summary) == render_report(CONFIG, history, summary)
+def test_is_the_same_for_the_same_run() -> None:
+    assert render_report(CONFIG, HISTORY, SUMMARY) == plain_report()
 
 
-def test_ids_are_unique_and_references_resolve(history: list[HistoryPoint], summary: Summary) -> None:
-    page = render(history, summary)
+def test_ids_are_unique_and_references_resolve() -> None:
+    page = Page(plain_report())
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(set(ids)) == len(ids)
     references = {value.removeprefix("#") for name, value in page.attributes if name.endswith("href") and value}
@@ -225,8 +223,8 @@ def test_ids_are_unique_and_references_resolve(history: list[HistoryPoint], summ
     assert references | clips <= set(ids)
 
 
-def test_charts_take_the_pages_colours_and_font(history: list[HistoryPoint], summary: Summary) -> None:
-    page = render(history, summary)
+def test_charts_take_the_pages_colours_and_font() -> None:
+    page = Page(plain_report())
     assert page.tags.count("svg") == 8
     drawn = " ".join(value or "" for name, value in page.attributes if name == "style")
     assert re.findall(r"(?:stroke|fill): #\w+", drawn) == []
@@ -235,11 +233,11 @@ def test_charts_take_the_pages_colours_and_font(history: list[HistoryPoint], sum
     assert "40M" in page.text
 
 
-def test_values_are_escaped(history: list[HistoryPoint], summary: Summary) -> None:
+def test_values_are_escaped() -> None:
     evil = "<script>alert(1)</script>\"'&"
     config = {evil: {evil: evil}, "model": {"name": evil}, "optimizer": {"name": evil, "l21": evil, "penalty": evil}}
     hostile = replace(
-        summary,
+        SUMMARY,
         log=evil,
         fields={evil: FieldCount(3, 2, 1)},
         started=evil,
@@ -247,68 +245,68 @@ def test_values_are_escaped(history: list[HistoryPoint], summary: Summary) -> No
         continued_from=evil,
         bad_rows={evil: 1},
     )
-    page = render(history, hostile, config)
+    page = render(HISTORY, hostile, config)
     assert "script" not in page.tags
     assert [evil, "3", "2", "1", "33.33 %"] in page.rows
     assert page.text.count(evil) >= 8
 
 
-def test_a_value_that_is_not_defined_is_a_dash(history: list[HistoryPoint], summary: Summary) -> None:
+def test_a_value_that_is_not_defined_is_a_dash() -> None:
     nothing = {"auc": NAN, "log_loss": NAN, "normalized_entropy": NAN, "calibration": NAN}
-    blank = [replace(point, **nothing) for point in history]  # type: ignore[arg-type]
-    html = render_report(CONFIG, blank, replace(summary, test=Metrics(**nothing), feature_rate=NAN))
+    blank = [replace(point, **nothing) for point in HISTORY]  # type: ignore[arg-type]
+    html = render_report(CONFIG, blank, replace(SUMMARY, test=Metrics(**nothing), feature_rate=NAN))
     page = Page(html)
     assert "Test AUC – " in page.text
     assert page.text.count("No point has a value.") == 4
     assert "nan" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL).lower()
 
 
-def test_a_gap_leaves_lone_points_visible(history: list[HistoryPoint], summary: Summary) -> None:
-    gaps = [replace(point, auc=NAN) if index % 2 else point for index, point in enumerate(history)]
-    html = render_report(CONFIG, gaps, summary)
+def test_a_gap_leaves_lone_points_visible() -> None:
+    gaps = [replace(point, auc=NAN) if index % 2 else point for index, point in enumerate(HISTORY)]
+    html = render_report(CONFIG, gaps, SUMMARY)
     Page(html)
-    assert html.count("<circle") > render_report(CONFIG, history, summary).count("<circle") + 20
+    assert html.count("<circle") > plain_report().count("<circle") + 20
 
 
-def test_without_a_test_set_shows_the_last_window(history: list[HistoryPoint], summary: Summary) -> None:
-    text = render(history, replace(summary, test=None, test_rows=0)).text
-    assert f"Progressive AUC {history[-1].auc:.4f} of the last window, 785,839 samples" in text
-    assert f"Progressive calibration {history[-1].calibration:.4f}" in text
+def test_without_a_test_set_shows_the_last_window() -> None:
+    text = render(HISTORY, replace(SUMMARY, test=None, test_rows=0)).text
+    assert f"Progressive AUC {HISTORY[-1].auc:.4f} of the last window, 785,839 samples" in text
+    assert f"Progressive calibration {HISTORY[-1].calibration:.4f}" in text
     assert "Test AUC" not in text
     assert "test rows none" in text
 
 
-def test_one_window(history: list[HistoryPoint], summary: Summary) -> None:
-    page = render(history[:1], replace(summary, test=None, continued_from=None))
+def test_one_window() -> None:
+    page = render(HISTORY[:1], replace(SUMMARY, test=None, continued_from=None))
     assert "of the last window, 785,839 samples" in page.text
     assert "1 point in numbers" in page.text
     assert page.tags.count("svg") == 8
-    continued = render(history[:1], replace(summary, test=None)).text
+    continued = render(HISTORY[:1], replace(SUMMARY, test=None)).text
     assert "of the last window Progressive log loss" in continued
 
 
-def test_empty_history(summary: Summary) -> None:
-    page = render([], summary)
+def test_empty_history() -> None:
+    page = render([], SUMMARY)
     assert "No point was recorded." in page.text
     assert "svg" not in page.tags
     bare = replace(
-        summary, test=None, samples=0, seconds=0.0, feature_rate=NAN, live_rows=0, features_seen=0, fields={}
+        SUMMARY, test=None, samples=0, seconds=0.0, feature_rate=NAN, live_rows=0, features_seen=0, fields={}
     )
     text = render([], bare, {}).text
     assert text.count("AUC – ") == 1
     assert "Throughput – " in text
 
 
-def test_nothing_live_and_nothing_seen(history: list[HistoryPoint], summary: Summary) -> None:
-    dead = [replace(point, live_rows=0, features_seen=0, feature_rate=NAN, table_bytes=0) for point in history]
-    page = render(dead, replace(summary, fields={"site": FieldCount(0, 0, 0)}))
+def test_nothing_live_and_nothing_seen() -> None:
+    dead = [replace(point, live_rows=0, features_seen=0, feature_rate=NAN, table_bytes=0) for point in HISTORY]
+    page = render(dead, replace(SUMMARY, fields={"site": FieldCount(0, 0, 0)}))
     assert ["site", "0", "0", "0", "–"] in page.rows
 
 
 @pytest.mark.parametrize("fields", [1, 26, 256])
-def test_fields_stand_in_order_of_features_seen(history: list[HistoryPoint], fields: int) -> None:
-    summary = sample_summary(history, fields)
-    page = render(history, summary)
+def test_fields_stand_in_order_of_features_seen(fields: int) -> None:
+    summary = sample_summary(HISTORY, fields)
+    page = render([], summary)
     rows = field_rows(page, summary)
     assert len(rows) == fields
     seen = [int(row[1].replace(",", "")) for row in rows]
@@ -318,10 +316,10 @@ def test_fields_stand_in_order_of_features_seen(history: list[HistoryPoint], fie
     assert rows[0][2:] == [f"{largest.rows:,}", f"{largest.live:,}", f"{share:.2f} %"]
 
 
-def test_settings_may_stand_outside_a_section(history: list[HistoryPoint], summary: Summary) -> None:
-    page = render(history, summary, {"model": "opnn", "seed": 3, "lr": None, "deep": {"a": {"b": 1e-4}, "empty": {}}})
+def test_settings_may_stand_outside_a_section() -> None:
+    page = render([], SUMMARY, {"model": "opnn", "seed": 3, "lr": None, "deep": {"a": {"b": 1e-4}, "empty": {}}})
     assert "OPNN on criteo-week" in page.text
-    assert "Training run" in render(history, summary, {}).text
+    assert "Training run" in render([], SUMMARY, {}).text
     rows = [row for row in page.rows if row and row[0] in ("seed", "lr", "a.b", "empty")]
     assert rows == [["seed", "3"], ["lr", "–"], ["a.b", "0.0001"], ["empty", "–"]]
 

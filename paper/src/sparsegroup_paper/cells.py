@@ -2,7 +2,7 @@
 
 import math
 
-from sparsegroup.reporting import NONE, exact, trim_exponent
+from sparsegroup.reporting.formatting import NONE, exact, trim_exponent
 from sparsegroup_paper.section import Cell, SectionTable
 
 

@@ -21,7 +21,8 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
-from sparsegroup.reporting import COLOURS, INK, STYLE, svg_element, trim_exponent
+from sparsegroup.reporting.charts import COLOURS, INK, STYLE, svg_element
+from sparsegroup.reporting.formatting import trim_exponent
 from sparsegroup_paper.section import Figure, Series
 
 _COLOURS = (*COLOURS.values(), INK)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from sparsegroup.reporting import duration
+from sparsegroup.reporting.formatting import duration
 from sparsegroup_paper.cells import numeric_columns, table_texts
 from sparsegroup_paper.figures import describe
 from sparsegroup_paper.section import Facts, Figure, Section, SectionTable

@@ -3,7 +3,7 @@
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,6 @@ from sparsegroup.cli.options import OF_THE_LOG, Assignments, LogOrConfig, takes_
 from sparsegroup.cli.output import Json, Quiet, Verbose, show
 
 if TYPE_CHECKING:
-    from sparsegroup.training import Config
     from sparsegroup.tuning import SearchSpace, Study, TrialRecord
 
 _logger = logging.getLogger(__name__)
@@ -81,9 +80,9 @@ def tune_command(
     defaults: the first trial has the settings that `train` would have.
     """
     with starting():
-        from sparsegroup.cli.run_settings import open_config_log, setting_values, settings_file, share_given
+        from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file, share_given
         from sparsegroup.training.build import read_config
-        from sparsegroup.training.run_folder import find_run
+        from sparsegroup.training.run_folder import find_run, new_run_folder, point_latest
         from sparsegroup.tuning.space import SearchSpace
         from sparsegroup.tuning.study import STUDY, Study
 
@@ -109,8 +108,10 @@ def tune_command(
             space = SearchSpace.excluding(given, config.resolved_for(data), data)
             show({"log": data.name, "config": space.base.as_dict(), "space": space.as_plain()}, _space_table(space))
             return
-        with _study_folder(out, config) as folder:
+        with new_run_folder(Path("studies") / log_name(config)) if out is None else nullcontext(out) as folder:
             study = Study.begin(folder, config, data, given=given, tune_rows=tune_rows, held_out=share)
+        if out is None:
+            point_latest(folder)
     with closing(study):
         _run(study, minutes, trials)
 
@@ -123,20 +124,6 @@ def _check_free(out: Path) -> None:
         raise UsageError(f"{out} holds a study; give another --out, or {resume} to continue it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not empty; give another --out")
-
-
-@contextmanager
-def _study_folder(out: Path | None, config: "Config") -> Iterator[Path]:
-    """The folder of a new study: `out`, or one named by the time, to which `latest` then points."""
-    from sparsegroup.cli.run_settings import log_name
-    from sparsegroup.training.run_folder import new_run_folder, point_latest
-
-    if out is not None:
-        yield out
-        return
-    with new_run_folder(Path("studies") / log_name(config)) as folder:
-        yield folder
-    point_latest(folder)
 
 
 def _run(study: "Study", minutes: float, trials: int) -> None:

@@ -5,8 +5,7 @@ from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
 
-from sparsegroup.estimator.classifier import Classifier
-from sparsegroup.estimator.expected_failures import EXPECTED_FAILED_CHECKS
+from sparsegroup.estimator.classifier import EXPECTED_FAILED_CHECKS, Classifier
 
 __all__ = ["EXPECTED_FAILED_CHECKS", "Classifier"]
 

@@ -12,11 +12,8 @@ from sparsegroup.models.layers import RunningStatistics
 class Dice(RunningStatistics):
     """p(s) s + (1 - p(s)) α s with p(s) = sigmoid((s - E[s]) / √(Var[s] + ε)) (eq. 3 of DIN), α learned for each unit.
 
-    E and Var are those of the batch in training, of which running ones are kept, which evaluation uses; so does a batch
-    of fewer than two vectors. On several ranks the batch is the rank's own, and the running ones are of all ranks'.
-
-    Args:
-        width: Number of units.
+    Training takes E and Var of the batch; evaluation, and a batch of fewer than two vectors, the running ones. On
+    several ranks the batch is the rank's own, and the running statistics are those of all ranks.
     """
 
     mean: Tensor
@@ -53,14 +50,7 @@ class Dice(RunningStatistics):
 
 
 class ActivationUnit(nn.Module):
-    """a(k, q), how much a value k of a list matters to the candidate q (fig. 2 of DIN).
-
-    It is a network over k, q, their difference and their product.
-
-    Args:
-        dim: Length of k and q.
-        hidden: Sizes of its hidden layers, each followed by `Dice`.
-    """
+    """a(k, q), how much a value k of a list matters to the candidate q: a network over k, q, k - q, k ∘ q (fig. 2)."""
 
     def __init__(self, dim: int, hidden: Sequence[int] = (36,)) -> None:
         super().__init__()

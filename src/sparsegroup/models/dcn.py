@@ -12,12 +12,8 @@ from sparsegroup.models.layers import flatten_inputs, hidden_layers
 class CrossLayers(nn.Module):
     """x_{l+1} = x_0 (x_l · w_l) + b_l + x_l (eq. 3 of DCN).
 
-    Every x_l is a_l x_0 + (b_0 + … + b_{l-1}) with one number a_l per sample. So all that is wanted of x_0 is its
-    product with each w_l, and with the weights of what follows.
-
-    Args:
-        width: Size of x.
-        layers: Number of cross layers.
+    Every x_l is a_l x_0 + (b_0 + … + b_{l-1}) with one number a_l per sample. So x_0 is needed only in products with
+    each w_l, and with the weights of the next layer.
     """
 
     def __init__(self, width: int, layers: int) -> None:
@@ -27,12 +23,7 @@ class CrossLayers(nn.Module):
         self.bias = nn.Parameter(torch.zeros(layers, width))
 
     def forward(self, products: Tensor, weight: Tensor) -> Tensor:
-        """The last layer's x · `weight`, `[batch]`.
-
-        Args:
-            products: `[batch, layers + 1]`, of x_0 with each w_l and with `weight`.
-            weight: `[width]`.
-        """
+        """The last layer's x · `weight`, `[batch]`; `products`, `[batch, layers + 1]`, of x_0 with each w_l and it."""
         *of_x_0, with_weight = products.unbind(1)
         bias = self.bias.cumsum(0)
         of_bias = (bias[:-1] * self.weight[1:]).sum(1)

@@ -9,16 +9,7 @@ from sparsegroup.models.layers import flatten_inputs, hidden_layers
 
 
 class MatrixCross(nn.Module):
-    """x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l (eq. 1 of DCN-V2); with a rank, W_l = U_l V_lᵀ (eq. 2).
-
-    Args:
-        width: Size of x.
-        layers: Number of cross layers.
-        rank: Columns of U_l and V_l; None for a full W_l.
-
-    Raises:
-        ValueError: A rank below 1.
-    """
+    """x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l (eq. 1 of DCN-V2); with a rank, W_l = U_l V_lᵀ (eq. 2)."""
 
     def __init__(self, width: int, layers: int, rank: int | None = None) -> None:
         super().__init__()

@@ -11,14 +11,6 @@ class WideAndFactors(nn.Module):
 
     An embedding holds both, (w_i, v_i): the first coordinate is the feature's weight, the others its factors. One row
     is one group, so that the sparse group lasso removes a feature's weight and factors together.
-
-    Args:
-        fields: Number of categorical fields.
-        dim: Embedding dimension, 1 + k for k factors.
-        numbers: Number of numeric features.
-
-    Raises:
-        ValueError: Fewer than 2 dimensions.
     """
 
     weight: Tensor | None

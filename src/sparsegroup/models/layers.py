@@ -7,11 +7,7 @@ from torch import Tensor, nn
 
 
 def check_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: int, n_numbers: int) -> None:
-    """Whether embeddings are `[batch, fields, dim]`, and numbers `[batch, n_numbers]`, or None where there are none.
-
-    Raises:
-        ValueError: Another shape, numbers where none were announced, or none where they were.
-    """
+    """Raise ValueError unless embeddings are `[batch, fields, dim]` and numbers `[batch, n_numbers]`, or None for 0."""
     if embeddings.ndim != 3 or embeddings.shape[1:] != (fields, dim):
         raise ValueError(f"embeddings must be [batch, {fields}, {dim}], got {list(embeddings.shape)}")
     given = None if numbers is None else list(numbers.shape)
@@ -21,11 +17,7 @@ def check_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: i
 
 
 def flatten_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: int, n_numbers: int) -> Tensor:
-    """`[batch, fields, dim]` and optional `[batch, n_numbers]` as one `[batch, fields * dim + n_numbers]`.
-
-    Raises:
-        ValueError: As `check_inputs`.
-    """
+    """Checked embeddings and numbers as one `[batch, fields * dim + n_numbers]`."""
     check_inputs(embeddings, numbers, fields, dim, n_numbers)
     flat = embeddings.flatten(1)
     return flat if numbers is None else torch.cat([flat, numbers], dim=1)
@@ -43,10 +35,7 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float = 0.0) -> nn
 
 
 class RunningStatistics(nn.Module):
-    """A layer that follows the moments of its inputs in training: of its own batches, or of those of several ranks.
-
-    Args:
-        width: Columns of the inputs, n.
+    """A layer that follows the moments of its inputs `[batch, n]` in training: of its batches, or of several ranks'.
 
     Attributes:
         is_shared: Whether a batch in training leaves its moments in `of_batch`, to be merged with those of the other

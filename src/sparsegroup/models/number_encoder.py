@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup.models.layers import RunningStatistics
-from sparsegroup.models.number_sample import bucket_edges, has_heavy_tails, log_unit
 from sparsegroup.tensors import untraced
 
 LIMIT = 10.0
@@ -14,6 +13,12 @@ LIMIT = 10.0
 
 _RESOLUTION = 1e-7
 """A float32's, relative to it: what varies less is constant."""
+
+_HEAVY = 6.0
+"""Kurtosis above which tails are heavy: that of a Laplace distribution; a normal one's is 3."""
+
+_LIGHTER = 0.9
+"""By which factor the logarithm must lower the kurtosis to be taken."""
 
 
 class NumberEncoder(RunningStatistics):
@@ -181,7 +186,7 @@ class WithNumbers(nn.Module):
 
     Args:
         encoder: Encodes the numbers.
-        network: A network of `sparsegroup.models` or another; where the encoder has buckets, each number is one more of
+        network: A network of `sparsegroup.models` or another; if the encoder has buckets, each number is one more of
             its fields, after the categorical ones.
     """
 
@@ -210,3 +215,50 @@ class WithNumbers(nn.Module):
 def _note_whether_fitted(module: nn.Module, _: Any) -> None:
     assert isinstance(module, NumberEncoder)
     module.is_fitted = bool(module.fitted)
+
+
+def has_heavy_tails(values: Tensor) -> bool:
+    """Whether the kurtosis E[(x - m)⁴] / s⁴ of finite float64 values is above 6, and their logarithm's is lower."""
+    before = _kurtosis(values)
+    return before > _HEAVY and _kurtosis(values.sign() * (values.abs() / log_unit(values)).log1p()) < _LIGHTER * before
+
+
+def log_unit(values: Tensor) -> float:
+    """The unit of the signed logarithm: 1, or where a column is smaller, the 5 % quantile of |x| other than 0."""
+    sizes = values.abs()
+    sizes = sizes[sizes > 0].sort().values
+    return min(1.0, float(sizes[len(sizes) // 20])) if len(sizes) else 1.0
+
+
+def bucket_edges(values: Tensor, buckets: int) -> Tensor:
+    """Where to cut finite, ascending float64 values into at most so many buckets of about as many numbers.
+
+    Few different values have a bucket each. Of many, a frequent one, which fills a bucket, has it for itself, and the
+    others share the remaining buckets. The edges `[e]` ascend, e < `buckets`: x is in bucket #{e : x > e}. An edge lies
+    midway between two values.
+    """
+    distinct, counts = torch.unique_consecutive(values, return_counts=True)
+    if len(distinct) > buckets:
+        weight = counts.double()
+        for _ in range(buckets):  # capping a frequent value leaves smaller shares to the others
+            capped = weight.clamp(max=float(weight.sum()) / buckets)
+            if torch.equal(capped, weight):
+                break
+            weight = capped
+        middle = weight.cumsum(0) - weight / 2
+        place = (middle / weight.sum() * buckets).floor()
+        last = place.diff().nonzero().squeeze(1)
+    else:
+        last = torch.arange(max(len(distinct) - 1, 0))
+    edges: Tensor = distinct[last] + (distinct[last + 1] - distinct[last]) / 2
+    return edges
+
+
+def _kurtosis(values: Tensor) -> float:
+    if not len(values):
+        return 0.0
+    size = float(values.abs().max())
+    scaled = values / size if size else values  # so that fourth powers neither overflow nor vanish
+    apart = scaled - scaled.mean()
+    variance = float(apart.square().mean())
+    return float(apart.pow(4).mean()) / variance**2 if variance > 1e-14 else 0.0

@@ -13,11 +13,7 @@ from sparsegroup.models.layers import hidden_layers
 class CompressedInteractions(nn.Module):
     """X^l_h = Σ_{i,j} W^l_{h,ij} (X^{l-1}_i ∘ X^0_j) (eq. 6 of xDeepFM), each summed over its elements (eq. 7).
 
-    ∘ is the product element by element. No activation follows a layer.
-
-    Args:
-        fields: Number of vectors of X^0.
-        layers: How many vectors each layer has.
+    ∘ is the product element by element. No activation follows a layer; `layers` are their numbers of vectors.
     """
 
     def __init__(self, fields: int, layers: Sequence[int]) -> None:

@@ -111,10 +111,6 @@ def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], su
     )
 
 
-_MET = 0.02
-"""A feature rate this close to its target, in parts of the target, has met it."""
-
-
 def run_title(config: Mapping[str, Any]) -> str:
     """Such as "DCNv2 with Group Adagrad, target rate 0.1"; settings that the config lacks are left out."""
     model, optimizer = _section(config, "model"), _section(config, "optimizer")
@@ -152,17 +148,15 @@ def _quality(summary: Summary) -> str:
         return "No test rows: the figures are of training samples, each predicted before the model learned from it."
     if math.isnan(test.auc):
         return f"The log loss on {count(summary.test_rows)} test rows is {metric(test.log_loss)}; all have one label."
-    auc, log_loss = [], []
+    auc, log_losses = metric(test.auc), []
     if baseline is not None:
-        auc.append(f", {_compared(test.auc - baseline.auc)} the baseline's (logistic regression)")
-        log_loss.append(f"{_compared(baseline.log_loss - test.log_loss)} the baseline's")
+        auc += f", {_compared(test.auc - baseline.auc)} the baseline's (logistic regression)"
+        log_losses.append(f"{_compared(baseline.log_loss - test.log_loss)} the baseline's")
     if test.normalized_entropy > 0:
         mean = test.log_loss / test.normalized_entropy
-        log_loss.append(f"{_compared(mean - test.log_loss)} that of always predicting the mean click rate")
-    return (
-        f"On {count(summary.test_rows)} test rows the AUC is {metric(test.auc)}{''.join(auc)}, and the log loss "
-        f"{', '.join(filter(None, (metric(test.log_loss), ' and '.join(log_loss))))}."
-    )
+        log_losses.append(f"{_compared(mean - test.log_loss)} that of always predicting the mean click rate")
+    log_loss = ", ".join(filter(None, (metric(test.log_loss), " and ".join(log_losses))))
+    return f"On {count(summary.test_rows)} test rows the AUC is {auc}, and the log loss {log_loss}."
 
 
 def _compared(gain: float) -> str:
@@ -177,7 +171,7 @@ def _against_target(config: Mapping[str, Any], summary: Summary) -> str:
         return ""
     if rate is None:
         return f"; {words}"
-    if abs(summary.feature_rate - rate) <= _MET * rate:
+    if abs(summary.feature_rate - rate) <= 0.02 * rate:
         return f": the {words} is met"
     if summary.feature_rate > rate and summary.live_rows <= least:
         return f": the {words} would be fewer than the {least} that are kept in any case"
@@ -186,12 +180,13 @@ def _against_target(config: Mapping[str, Any], summary: Summary) -> str:
 
 def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
     metrics = summary.test or (history[-1] if history else None)
+    of, note = "Progressive ", "no test set, no point recorded"
     if summary.test is not None:
         of, note = "Test ", f"on {count(summary.test_rows)} test rows"
     elif history:
-        of, note = "Progressive ", f"of the last window{_window(history, summary)}"
-    else:
-        of, note = "Progressive ", "no test set, no point recorded"
+        before = history[-2].samples if len(history) > 1 else 0
+        is_known = len(history) > 1 or summary.continued_from is None  # a continued run had trained before
+        note = "of the last window" + (f", {count(history[-1].samples - before)} samples" if is_known else "")
 
     def quality(label: str, name: str, note: str) -> Tile:
         if summary.test is not None and summary.baseline is not None:
@@ -199,37 +194,27 @@ def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
         return Tile(of + label, metric(getattr(metrics, name, math.nan)), note)
 
     speed = summary.samples / summary.seconds if summary.seconds > 0 else math.nan
+    live = f"{count(summary.live_rows)} live of {count(summary.features_seen)} seen"
     return [
         quality("AUC", "auc", note),
         quality("log loss", "log_loss", "nats per sample"),
         quality("normalized entropy", "normalized_entropy", "1 is predicting the mean click rate"),
         quality("calibration", "calibration", "predicted over real clicks; 1 is best"),
-        Tile(
-            "Feature rate",
-            percent(summary.feature_rate),
-            f"{count(summary.live_rows)} live of {count(summary.features_seen)} seen",
-        ),
+        Tile("Feature rate", percent(summary.feature_rate), live),
         Tile("Table size", size(summary.table_bytes), "with index and optimizer state"),
         Tile("Samples", short(summary.samples), f"{count(summary.samples)} trained on"),
         Tile("Throughput", per_second(speed), f"{duration(summary.seconds)} of training"),
     ]
 
 
-def _window(history: Sequence[HistoryPoint], summary: Summary) -> str:
-    """Its size in words; nothing where it is not known because the run it continues had trained before."""
-    if len(history) == 1 and summary.continued_from is not None:
-        return ""
-    before = history[-2].samples if len(history) > 1 else 0
-    return f", {count(history[-1].samples - before)} samples"
-
-
 def _about(summary: Summary) -> dict[str, list[tuple[str, str]]]:
-    """Heading → name and value of what else is to be said of the run."""
+    """Heading → names and values: data, time, bad rows and versions."""
+    best = "" if summary.best_epoch is None else f", the best of them {summary.best_epoch}"
     return {
         "Data and time": [
             ("log", summary.log),
             ("samples trained on", count(summary.samples)),
-            ("epochs", _epochs(summary)),
+            ("epochs", f"{summary.epochs}{best}"),
             ("validation rows", count(summary.validation_rows) if summary.validation_rows else "none"),
             ("validation log loss", metric(getattr(summary.validation, "log_loss", math.nan))),
             ("test rows", count(summary.test_rows) if summary.test_rows else "none"),
@@ -244,11 +229,6 @@ def _about(summary: Summary) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def _epochs(summary: Summary) -> str:
-    best = "" if summary.best_epoch is None else f", the best of them {summary.best_epoch}"
-    return f"{summary.epochs}{best}"
-
-
 def _feature_name(feature: LargestFeature) -> str:
     """Its text, or its key where that is not known."""
     return f"key {feature.key}" if feature.value is None else feature.value or "(missing)"
@@ -260,13 +240,11 @@ def _moment(started: str) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Section → its settings in words; what stands outside a section is in "run"."""
+    """Section → its settings in words; settings outside a section are in "run"."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for name, value in config.items():
-        if isinstance(value, Mapping):
-            sections.setdefault(str(name), []).extend(_flat(value))
-        else:
-            sections.setdefault("run", []).append((str(name), _setting(value)))
+        section, content = (name, value) if isinstance(value, Mapping) else ("run", {name: value})
+        sections.setdefault(str(section), []).extend(_flat(content))
     return sections
 
 

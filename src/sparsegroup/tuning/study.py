@@ -374,7 +374,7 @@ class Study:
         log_loss, state = None, TrialState.FAIL
         try:
             if attempts < MAX_ATTEMPTS:
-                log_loss = self._climb(trial, self.space.config(settings), score)
+                log_loss = self._train(trial, self.space.config(settings), score)
                 state = TrialState.PRUNED if log_loss is None else TrialState.COMPLETE
             else:
                 _logger.warning(
@@ -387,7 +387,7 @@ class Study:
             _logger.warning(f"trial {trial.number} cannot be trained: {error}")
         self._study.tell(trial, log_loss, state)
 
-    def _climb(self, trial: Trial, config: Config, score: Callable[[Config, int, str], RungScore]) -> float | None:
+    def _train(self, trial: Trial, config: Config, score: Callable[[Config, int, str], RungScore]) -> float | None:
         """The log loss at the last rung; None if successive halving stops the trial before, or it diverges."""
         scores = list(trial.user_attrs.get(_RUNGS, ()))  # before the trial was cut off
         for number, step in enumerate(self.steps):
@@ -414,10 +414,10 @@ class Study:
             last = {} if trial.last is None else finite(asdict(trial.last))
             figures = {**last, "seconds": f"{trial.seconds:.3f}", **self.space.shown(trial.settings)}
             table.writerow({"trial": trial.number, "state": trial.state, **figures})
-        texts = (
-            {TRIALS: text.getvalue()} if best is None else {TRIALS: text.getvalue(), BEST: self.config(best).as_yaml()}
-        )
-        for name, content in texts.items():
+        contents = {TRIALS: text.getvalue()}
+        if best is not None:
+            contents[BEST] = self.config(best).as_yaml()
+        for name, content in contents.items():
             write_atomically(self.folder / name, partial(Path.write_text, data=content, encoding="utf-8"))
 
 
