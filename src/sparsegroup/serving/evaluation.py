@@ -96,30 +96,20 @@ def open_test_rows(
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """A model on a log.
+    """A model on a log."""
 
-    Attributes:
-        rows: Rows of the log that were scored.
-        metrics, baseline: The model's metrics, and its baseline's, where the run kept one.
-        curves: Reliability and gains.
-        user: The field of the users, or None.
-        gauc, baseline_gauc: AUC within users, the baseline's too.
-        by: Field → its values, the one whose calibration is surely off the most first.
-        values: Field → key → text, of values whose text is known.
-    """
-
-    rows: int
+    rows: int  # of the log that were scored
     metrics: Metrics
-    baseline: Metrics | None
+    baseline: Metrics | None  # of the run's logistic regression, if it kept one
     curves: ScoreCurves
-    user: str | None
-    gauc: GroupedAuc | None
+    user: str | None  # field of the users
+    gauc: GroupedAuc | None  # AUC within users
     baseline_gauc: GroupedAuc | None
-    by: Mapping[str, Sequence[ValueMetrics]]
-    values: Mapping[str, Mapping[int, str]]
+    by: Mapping[str, Sequence[ValueMetrics]]  # field → its values, those with the surest miscalibration first
+    values: Mapping[str, Mapping[int, str]]  # field → key → text, of values whose text is known
 
     def as_plain(self) -> dict[str, Any]:
-        """All of it for JSON; what is not a finite number is None."""
+        """All of it for JSON; numbers that are not finite are None."""
         by = {
             field: [
                 {
@@ -140,7 +130,7 @@ class EvaluationResult:
 def evaluate_on(
     trained: TrainedModel, test: TestRows, user: str | None = None, by: Sequence[str] = (), top: int = 10
 ) -> EvaluationResult:
-    """Score rows of a log, and compare with their labels. Takes 9 bytes a row, and 8 for each field that is asked for.
+    """Score rows of a log, and compare with their labels. Takes 9 bytes a row, and 8 for each requested field.
 
     Args:
         trained: The model.

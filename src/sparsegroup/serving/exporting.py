@@ -109,29 +109,16 @@ class ExportRequest:
         if self.test is not None:
             columns.check_fits(self.test.log.schema, self.test.log.name)
 
-    @property
-    def formats(self) -> list[str]:
-        """The models to write."""
-        return [name for name in _FILES if getattr(self, name)]
-
 
 @dataclass(frozen=True)
 class Draft:
-    """An export to be written.
+    """An export to be written."""
 
-    Attributes:
-        manifest: The manifest without files, content, id and test.
-        rows: Table → live rows.
-        weights: All other weights.
-        add_models: Writes models into a folder, whose manifest has its id, and tests them.
-        vocabularies: Files of key, field and value, if there are any.
-    """
-
-    manifest: ExportManifest
-    rows: Mapping[str, Embeddings]
-    weights: Mapping[str, Tensor]
-    add_models: Callable[[Path, ExportManifest], TestResult | None]
-    vocabularies: Sequence[Path] = ()
+    manifest: ExportManifest  # without files, content, id and test
+    rows: Mapping[str, Embeddings]  # table → live rows
+    weights: Mapping[str, Tensor]  # all others
+    add_models: Callable[[Path, ExportManifest], TestResult | None]  # writes models into the folder, and tests them
+    vocabularies: Sequence[Path] = ()  # files of key, field and value
 
     def save(self, folder: Path) -> ExportManifest:
         """Write rows and weights, the same for the same content; returns the manifest with content and id."""
@@ -291,9 +278,9 @@ def add_models(
     columns, _ = manifest.columns_and_config()
     served = ServingModel(model.embedding, model.network, columns)
     runs: dict[str, Runner] = {"export": lambda call: call.outputs_of(served)}
-    if wanted.formats:
+    if formats := [name for name in _FILES if getattr(wanted, name)]:
         metadata = served.metadata() | {"export": manifest.id}
-        runs |= _save_models(served.trace(), folder, wanted.formats, served.inputs, [OUTPUT], metadata, wanted.threads)
+        runs |= _save_models(served.trace(), folder, formats, served.inputs, [OUTPUT], metadata, wanted.threads)
 
     def scorer(run: Runner) -> Scorer:
         return lambda batch: run(ExampleCall(served.arguments(batch), {}))[0].numpy()
