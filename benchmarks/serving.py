@@ -37,7 +37,7 @@ FIELDS, NUMBERS, DIM = 26, 13, 8
 LIVE = 0.03
 VECTOR_BYTES = {"float32": 4 * DIM, "float16": 2 * DIM, "bfloat16": 2 * DIM, "int8": DIM + 4}
 COLUMNS = LogSchema(tuple(f"C{n}" for n in range(FIELDS)), (), tuple(f"I{n}" for n in range(NUMBERS)))
-CONFIG = Config.of(**PLAIN | {"dim": DIM, "l21": 1e-4})
+CONFIG = Config.of(**PLAIN, optimizer="adam", fallback=False, penalty="lasso", dim=DIM, l21=1e-4)
 
 
 class DenseIds(nn.Module):

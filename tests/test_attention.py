@@ -11,6 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from cli_cases import summary_of
 from command import Run
+from plain_settings import plain
 from serving_cases import columns_of
 from sparsegroup import GroupMomentum, HashEmbedding
 from sparsegroup.data.batches import Bags, Batch
@@ -18,7 +19,7 @@ from sparsegroup.models import MLP, ListPooling, WithPooling
 from sparsegroup.models.attention import Dice
 from sparsegroup.serving import open_trained
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training import Config, Trainer
+from sparsegroup.training import Trainer
 from sparsegroup.training.lookup_model import LookupModel, by_field
 
 OFFSETS = torch.tensor([0, 2, 2, 5, 6])
@@ -157,7 +158,7 @@ def test_the_trainer_is_the_loop_that_one_would_write() -> None:
 )
 def test_fields_that_it_cannot_have_are_named(attention: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        Config.of(attention=attention).build_for(columns_of(lists=True))
+        plain(attention=attention).build_for(columns_of(lists=True))
 
 
 @pytest.fixture

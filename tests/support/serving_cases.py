@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
+from plain_settings import plain
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.models import NumberEncoder
 from sparsegroup.models.attention import ListPooling
 from sparsegroup.serving import TrainedModel
-from sparsegroup.training import Config
 
 FIELDS = ("site", "user", "tags", "hour", "words")
 LISTS = ("tags", "words")
@@ -44,7 +44,7 @@ def opened_model(
     """A model with `rows` rows, of which about a fifth are zero, so not live."""
     columns = columns_of(lists, numbers)
     dim = 1 if model == "lr" else dim
-    config = Config.of(model=model, dim=dim, seed=seed, **settings)
+    config = plain(model=model, dim=dim, seed=seed, **settings)
     click_model, _ = config.build_for(columns)
     for module in click_model.modules():
         draw = torch.Generator().manual_seed(1)

@@ -337,8 +337,10 @@ class Config(Settings):
             SettingsError: A table or network cannot be as the settings say, or the log has not the fields they name; or
                 settings that are not resolved.
         """
-        if self.model.name is None or self.optimizer.name is None:
-            raise SettingsError("model.name is decided for a log: take `config.resolved_for(log)`")
+        for key in ("model.name", "model.fallback", "optimizer.name", "optimizer.l21", "optimizer.penalty"):
+            section, name = key.split(".")
+            if getattr(getattr(self, section), name) is None:
+                raise SettingsError(f"{key} is decided for a log: take `config.resolved_for(log)`")
         torch.manual_seed(self.training.seed)
         options = self.model
         try:
