@@ -31,8 +31,8 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import LogView
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config
-from sparsegroup.training.log_pass import trainer_for
 from sparsegroup.training.plan import EpochPlan
+from sparsegroup.training.trainer import trainer_for
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def ours(log: PreparedLog, samples: int, tested: int, batch: int, hidden: Sequen
     part = Part(log, samples)
     model, optimizer = config.build(part)
     plan = EpochPlan(samples, batch)
-    trainer = trainer_for(config, model, optimizer, part, plan)
+    trainer = trainer_for(config, model, optimizer, plan)
     begin, busy = perf_counter(), cpu_seconds()
     trainer.fit(plan.batches(part, 0))
     seconds = perf_counter() - begin

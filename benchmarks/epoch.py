@@ -39,9 +39,9 @@ from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.frozen_model import FrozenModel
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training import Config, HistoryPoint, train
-from sparsegroup.training.evaluation import EVALUATED, predictions_over
-from sparsegroup.training.scoring import predictions, write_predictions
+from sparsegroup.training import Config, HistoryPoint, predict
+from sparsegroup.training.compare import train_and_test
+from sparsegroup.training.predictions import EVALUATED, PredictionWindow, predicted_rows, write_predictions
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 BATCH, LARGE, DIM = 512, 8192, 8
@@ -108,15 +108,8 @@ def ours(log: Log, batch: int = BATCH) -> tuple[float, dict[str, float]]:
     model, optimizer = CONFIG.build(log)
     begin, cpu = perf_counter(), process_time()
     history: list[HistoryPoint] = []
-    trained = train(
-        model,
-        optimizer,
-        log,
-        batch_size=batch,
-        windows=max(1, log.train_rows // WINDOW),
-        compile=CONFIG.training.compiles(log.train_rows),
-        on_progress=history.append,
-    )
+    config = CONFIG.replace(batch_size=batch, windows=max(1, log.train_rows // WINDOW))
+    trained = train_and_test(config, model, optimizer, log, on_progress=history.append)
     seconds, busy = perf_counter() - begin, process_time() - cpu
     figures = {
         "seconds": seconds,
@@ -188,13 +181,15 @@ def raw(log: PreparedLog, samples: int, folder: Path, threads: int) -> dict[str,
 def scoring(log: Log, folder: Path) -> dict[str, float]:
     """Samples per second that are read, and scored by a model that has been trained on them."""
     model, optimizer = CONFIG.build(log)
-    train(model, optimizer, log, batch_size=BATCH, windows=1)
+    train_and_test(CONFIG.replace(windows=1), model, optimizer, log)
     served = FrozenModel.of(model, {name: live_rows(table, "float32") for name, table in tables_in(model).items()})
     ways: dict[str, Callable[[], object]] = {
         "read": lambda: sum(len(batch) for batch in log.batches(0, len(log), EVALUATED)),
-        "evaluated": lambda: predictions_over(model, log.batches(0, len(log), EVALUATED)),
-        "predicted": lambda: write_predictions(predictions(model, log), folder / "scores.parquet", ".parquet"),
-        "served": lambda: predictions_over(served, log.batches(0, len(log), EVALUATED)),
+        "evaluated": lambda: predict(model, log.batches(0, len(log), EVALUATED)),
+        "predicted": lambda: write_predictions(
+            predicted_rows(model, log, PredictionWindow()), folder / "scores.parquet", ".parquet"
+        ),
+        "served": lambda: predict(served, log.batches(0, len(log), EVALUATED)),
     }
     figures = {}
     for name, way in ways.items():

@@ -21,7 +21,8 @@ from plain import PLAIN
 from sparsegroup.data import Log, open_log
 from sparsegroup.serving.frozen import encode
 from sparsegroup.table import HashEmbedding
-from sparsegroup.training import Config, Trainer, train
+from sparsegroup.training import Config, Trainer
+from sparsegroup.training.compare import train_and_test
 
 RATES = (0.1, 0.03, 0.01)
 KEY_BYTES = 8
@@ -36,7 +37,7 @@ def quantize(table: HashEmbedding) -> None:
 def measured(log: Log, config: Config) -> dict[str, float]:
     """Live features, and the test AUC before and after quantization."""
     model, optimizer = config.build(log)
-    result = train(model, optimizer, log, target=lambda steps: config.optimizer.target(optimizer, steps), windows=1)
+    result = train_and_test(config, model, optimizer, log)
     quantize(model.embedding)
     after = Trainer(model.embedding, model.network, optimizer).evaluate(log.batches(log.train_rows, len(log), 4096))
     return {"live": result.live_rows, "float32": result.test.auc, "int8": after.auc}

@@ -37,7 +37,8 @@ import plain
 import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.training import Config, train
+from sparsegroup.training import Config, HistoryPoint
+from sparsegroup.training.compare import train_and_test
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 ROWS, QUICK_ROWS, BATCH, RATE, UNSEEN, SKETCH = 12_000_000, 300_000, 2_048, 0.03, 500, "64MB"
@@ -70,16 +71,16 @@ def one_pass(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[st
     log, config = PreparedLog(folder), Config.of(**plain.PLAIN | settings)
     model, optimizer = config.build(log)
     sizes: list[int] = []
-    trained = train(
+    history: list[HistoryPoint] = []
+    trained = train_and_test(
+        config.replace(batch_size=BATCH),
         model,
         optimizer,
         log,
-        batch_size=BATCH,
-        target=lambda steps: config.optimizer.target(optimizer, steps),
-        compile=config.training.compiles(log.train_rows),
         on_batch=lambda samples, loss: sizes.append(model.embedding.memory().total),
+        on_progress=history.append,
     )
-    table, last = model.embedding, trained.history[-1]
+    table, last = model.embedding, history[-1]
     figures = {
         "test_auc": trained.test.auc,
         "test_log_loss": trained.test.log_loss,

@@ -21,7 +21,8 @@ import plain
 import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.training import Config, score, train
+from sparsegroup.training import Config, HistoryPoint, predict
+from sparsegroup.training.compare import train_and_test
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.magnitude import magnitude_pruning
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
@@ -38,15 +39,9 @@ PLAIN = Config.of(
 def one_pass(log: PreparedLog, config: Config) -> dict[str, float]:
     """A pass, and what it came to."""
     model, optimizer = config.build(log)
-    trained = train(
-        model,
-        optimizer,
-        log,
-        batch_size=BATCH,
-        target=lambda steps: config.optimizer.target(optimizer, steps),
-        compile=config.training.compiles(log.train_rows),
-    )
-    last = trained.history[-1]
+    history: list[HistoryPoint] = []
+    trained = train_and_test(config.replace(batch_size=BATCH), model, optimizer, log, on_progress=history.append)
+    last = history[-1]
     return {
         "test_auc": trained.test.auc,
         "test_log_loss": trained.test.log_loss,
@@ -61,7 +56,7 @@ def pruned(log: PreparedLog, rates: list[float]) -> Iterator[tuple[str, dict[str
     learner = Learner(log, PLAIN)
     ways = [Pruned(rate, share) for rate in rates for share in FINE_TUNED]
     for way in magnitude_pruning(learner, ways, log.train_rows):
-        found = score(learner.model, log)
+        found = predict(learner.model, log.batches(log.train_rows, len(log), 4096)).metrics()
         yield (
             f"pruned_tuned_{way.fine_tune:.0%}_{rates.index(way.keep)}",
             {

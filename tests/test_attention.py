@@ -20,7 +20,7 @@ from sparsegroup.models.attention import Dice
 from sparsegroup.serving import open_trained
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Trainer
-from sparsegroup.training.lookup_model import LookupModel, by_field
+from sparsegroup.training.model import LookupModel, by_field
 
 OFFSETS = torch.tensor([0, 2, 2, 5, 6])
 

@@ -14,8 +14,8 @@ from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch, rebatched
 from sparsegroup.training import Trainer
 from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
-from sparsegroup.training.evaluation import as_batch
 from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.predictions import as_batch
 
 NAN = math.nan
 

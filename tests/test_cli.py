@@ -160,7 +160,7 @@ def test_a_prepared_log_is_trained_on(tmp_path: Path, run: Run) -> None:
     assert 0 < test["normalized_entropy"] < 0.5
     model = load_model(tmp_path / "runs" / "log" / "latest")
     log = PreparedLog(tmp_path / "log")
-    probabilities = predict(model, log, log.train_rows, len(log))
+    probabilities = predict(model, log.batches(log.train_rows, len(log), 4096)).probabilities()
     labels = next(log.batches(log.train_rows, len(log), 300)).labels.numpy()
     assert evaluate(labels, probabilities).auc == pytest.approx(test["auc"])
     assert (tmp_path / "runs" / "log" / "latest" / "vocabulary.parquet").read_bytes() == (

@@ -7,7 +7,6 @@ import pytest
 
 from command import Run
 from data_cases import HEADER, good_rows, written
-from sparsegroup.cli.predict_run import predict_run
 from sparsegroup.data import prepare
 from sparsegroup.data.raw.files import StoredFile
 from sparsegroup.data.schema import Head
@@ -47,7 +46,7 @@ def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
     base_rate, train, evaluate, names = ["log.csv"], ["log.csv"], ["test.csv"], ["log.csv"]
     assert opens.files == [*head[0], *columns, *head[1], *count, *base_rate, *train, *evaluate, *names]
     opens.files.clear()
-    predict_run(Path("run"), log, Path("scores.csv"), {}, 1)
+    assert run("predict", "run", log, "--out", "scores.csv", "--threads", 1).returncode == 0
     assert opens.files == ["log.csv"] * 3  # head, count, predict
     opens.files.clear()
     prepare([log, test], tmp_path / "out")

@@ -17,8 +17,9 @@ from sparsegroup.data.keys import keys_of
 from sparsegroup.models import MLP
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer
-from sparsegroup.training.click_model import ClickModel, new_embedding
-from sparsegroup.training.log_pass import train_as, trainer_for
+from sparsegroup.training.compare import train_and_test
+from sparsegroup.training.model import ClickModel, new_embedding
+from sparsegroup.training.trainer import trainer_for
 
 ROWS = 4_000
 
@@ -184,7 +185,7 @@ class TestLaterEmbeddings:
         )
         model, optimizer = config.build(log)
         plan = config.training.plan(log.train_rows)
-        trainer = trainer_for(config, model, optimizer, log, plan)
+        trainer = trainer_for(config, model, optimizer, plan)
         rates: list[float] = []
         trainer.fit(
             lambda epoch: plan.batches(log, epoch),
@@ -226,7 +227,7 @@ class TestPlan:
         for validation in (0.0, 0.2):
             config = plain(validation=validation, **settings)
             model, optimizer = config.build(log)
-            aucs.append(train_as(config, model, optimizer, log).test.auc)
+            aucs.append(train_and_test(config, model, optimizer, log).test.auc)
         assert aucs[0] > 0.95
         assert 0.35 < aucs[1] < 0.65
 

@@ -8,7 +8,7 @@ import torch
 
 from sparsegroup.data import open_log
 from sparsegroup.training.build import SAMPLE_ROWS, ModelConfig, start_network
-from sparsegroup.training.click_model import NETWORKS
+from sparsegroup.training.model import NETWORKS
 
 
 def log_of(path: Path, labels: list[int], weights: list[float] | None = None) -> Path:

@@ -16,7 +16,7 @@ import pytest
 from command import Run, call
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.training import evaluate, load_model, predict
-from sparsegroup.training.scoring import Tally, predictions
+from sparsegroup.training.predictions import PredictionWindow, predicted_rows
 
 COMMAND = Path(sys.executable).with_name("sparsegroup")
 ROWS = 9_000  # two batches of evaluation and a part of one
@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(place: Path) -> Any:
     log = PreparedLog(place / "prepared")
-    return predict(load_model(place / "run"), log, 0, len(log))
+    return predict(load_model(place / "run"), log.batches(0, len(log), 4096)).probabilities()
 
 
 def from_csv(text: str) -> tuple[list[int], list[float], list[int]]:
@@ -230,14 +230,14 @@ def test_who_reads_only_the_first_lines_ends_it_quietly(place: Path) -> None:
     assert process.returncode == 1
 
 
-def test_scores_come_as_they_are_made_and_the_tally_takes_nine_bytes_a_row(place: Path) -> None:
+def test_scores_come_as_they_are_made(place: Path) -> None:
     opened = open_log(place / "log.csv", whole=True, label="clicked")
-    tally, sizes = Tally(len(opened)), []
-    for part in predictions(load_model(place / "run"), opened):
-        tally.add(part)
-        sizes.append(len(part.rows))
+    window, sizes = PredictionWindow(), []
+    for part in predicted_rows(load_model(place / "run"), opened, window):
+        sizes.append(len(part["row"]))
+        assert window.samples == sum(sizes)
     assert sizes == [4096, 4096, ROWS - 2 * 4096]
-    assert tally.metrics() == evaluate(np.array([label(i) for i in range(ROWS)]), expected(place))
+    assert window.metrics() == evaluate(np.array([label(i) for i in range(ROWS)]), expected(place))
     assert open_log(place / "log.csv", label="clicked").train_rows < opened.train_rows == ROWS
 
 

@@ -9,7 +9,7 @@ from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
 from sparsegroup.training.build import RateSchedule
-from sparsegroup.training.log_pass import trainer_for
+from sparsegroup.training.trainer import trainer_for
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_table_and_network_have_rates_of_their_own_that_fall_together(log: Memor
     model, optimizer = config.build(log)
     plan = config.training.plan(log.train_rows)
     assert plan.steps == 20
-    trainer = trainer_for(config, model, optimizer, log, plan)
+    trainer = trainer_for(config, model, optimizer, plan)
     rates: list[tuple[float, float]] = []
 
     def note(samples: int, loss: float) -> None:
@@ -55,7 +55,7 @@ def test_table_and_network_have_rates_of_their_own_that_fall_together(log: Memor
 def test_without_a_schedule_there_is_no_scheduler(log: MemoryLog) -> None:
     config = plain()
     model, optimizer = config.build(log)
-    assert trainer_for(config, model, optimizer, log, config.training.plan(900)).scheduler is None
+    assert trainer_for(config, model, optimizer, config.training.plan(900)).scheduler is None
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3]
 
 

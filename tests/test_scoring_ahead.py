@@ -10,8 +10,8 @@ from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.table import HashEmbedding
-from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.evaluation import logits_over
+from sparsegroup.training.model import ClickModel
+from sparsegroup.training.predictions import logits_over
 
 ROWS, SIZE = 9_000, 2_100
 

@@ -16,7 +16,7 @@ from command import Run
 from sparsegroup.data import open_log
 from sparsegroup.serving import open_test_rows, open_trained, read_manifest
 from sparsegroup.training import Config
-from sparsegroup.training.scoring import predictions
+from sparsegroup.training.predictions import PredictionWindow, predicted_rows
 
 SCORE = Path(__file__).parents[1] / "examples" / "score_onnx.py"
 WITHOUT = """
@@ -43,7 +43,8 @@ def column(path: Path, name: str) -> np.ndarray:
 def by_package(model: Path, log: Path, rows: int) -> np.ndarray:
     opened = open_trained(model)
     opened_log = open_log(log, whole=True, **opened.config.data.format_options)
-    return np.concatenate([part.probabilities for part in predictions(opened.model, opened_log)])[:rows]
+    parts = predicted_rows(opened.model, opened_log, PredictionWindow())
+    return np.concatenate([part["probability"] for part in parts])[:rows]
 
 
 def test_train_export_and_score(tmp_path: Path, run: Run) -> None:

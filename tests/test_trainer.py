@@ -15,8 +15,7 @@ from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import DCN, MLP
 from sparsegroup.training import ClickModel, Trainer, evaluate
-from sparsegroup.training.click_model import new_embedding
-from sparsegroup.training.lookup_model import by_field, keys_to_look_up
+from sparsegroup.training.model import by_field, keys_to_look_up, new_embedding
 from sparsegroup.training.network_step import has_compiler
 
 

@@ -18,7 +18,7 @@ from sparsegroup.reporting import page
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import MinCount
 from sparsegroup.training import Callback, Config, RunStoppedError, Session, Trainer
-from sparsegroup.training.lookup_model import LookupModel
+from sparsegroup.training.model import LookupModel
 from sparsegroup.training.trainer import TrainedBatch
 
 BATCHES, BATCH = 7, 20

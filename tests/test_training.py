@@ -1,6 +1,8 @@
 """The streaming pass: test-then-train metrics, the feature rate over features seen, pruning, a reloadable run."""
 
+from dataclasses import dataclass
 from itertools import product
+from math import ceil
 from pathlib import Path
 from typing import get_args
 
@@ -11,19 +13,46 @@ import torch
 from plain_settings import plain
 from sparsegroup import HashEmbedding
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
+from sparsegroup.optim import GroupOptimizer
 from sparsegroup.settings.names import OptimizerName
 from sparsegroup.training import (
+    ClickModel,
     Config,
+    HistoryPoint,
+    Metrics,
     Session,
+    Trainer,
     evaluate,
     load_model,
     load_run,
     predict,
     prune_rows,
-    score,
-    train,
 )
-from sparsegroup.training.log_pass import WINDOWS
+
+WINDOWS = 50
+
+
+@dataclass(frozen=True)
+class Trained:
+    history: list[HistoryPoint]
+    test: Metrics
+    feature_rate: float
+    live_rows: int
+
+
+def train(
+    model: ClickModel, optimizer: GroupOptimizer, log: MemoryLog, *, batch_size: int = 512, rows: int | None = None
+) -> Trained:
+    """Train on the training rows, or the first of them, and measure on the test rows, or the other training rows."""
+    stop, end = (log.train_rows, len(log)) if rows is None else (rows, log.train_rows)
+    window = ceil(stop / batch_size / WINDOWS) * batch_size
+    trainer = Trainer(model.embedding, model.network, optimizer, window=window)
+    history = trainer.fit(log.batches(0, stop, batch_size))
+    return Trained(history, score(model, log, stop, end), model.embedding.feature_rate, model.embedding.num_live)
+
+
+def score(model: ClickModel, log: MemoryLog, start: int, stop: int) -> Metrics:
+    return predict(model, log.batches(start, stop, 4096)).metrics()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +62,7 @@ def log() -> MemoryLog:
 
 def test_training_learns_and_the_history_covers_the_pass(log: MemoryLog) -> None:
     model, optimizer = plain(lr=1e-2).build(log)
-    untrained = score(model, log)
+    untrained = score(model, log, log.train_rows, len(log))
     trained = train(model, optimizer, log)
     assert trained.test.auc > 0.62
     assert untrained.auc < 0.58
@@ -84,7 +113,7 @@ def test_every_optimizer_trains_every_model_twice_the_same(log: MemoryLog, model
     results = []
     for _ in range(2):
         network, group_optimizer = config.build(log)
-        trained = train(network, group_optimizer, log, train_rows=2_000)
+        trained = train(network, group_optimizer, log, rows=2_000)
         results.append((trained, network.state_dict()))
     (one, weights), (two, same) = results
     assert one == two
@@ -94,7 +123,7 @@ def test_every_optimizer_trains_every_model_twice_the_same(log: MemoryLog, model
 
 def test_validation_uses_training_rows_alone(log: MemoryLog) -> None:
     model, optimizer = plain(lr=1e-2).build(log)
-    trained = train(model, optimizer, log, train_rows=16_000)
+    trained = train(model, optimizer, log, rows=16_000)
     assert trained.history[-1].samples == 16_000
     again = score(model, log, 16_000, log.train_rows)
     assert trained.test == again
@@ -102,7 +131,7 @@ def test_validation_uses_training_rows_alone(log: MemoryLog) -> None:
 
 def test_unknown_features_are_the_zero_vector(log: MemoryLog) -> None:
     model, optimizer = plain(lr=1e-2).build(log)
-    train(model, optimizer, log, train_rows=5_000)
+    train(model, optimizer, log, rows=5_000)
     unknown = torch.full((2, 3), -1)
     assert -1 not in model.embedding
     assert (model.embedding(unknown) == 0).all()
@@ -121,9 +150,9 @@ def test_pruning_keeps_the_rows_of_largest_norm() -> None:
 def test_a_saved_run_predicts_the_same(log: MemoryLog, tmp_path: Path) -> None:
     session = Session.begin(tmp_path / "run", Config.of(model="opnn", lr=1e-2, l21=1e-3, dim=4), log)
     summary = session.train()
-    expected = predict(session.model, log, log.train_rows, len(log))
+    expected = predict(session.model, log.batches(log.train_rows, len(log), 4096)).probabilities()
     again = load_model(tmp_path / "run")
-    np.testing.assert_array_equal(predict(again, log, log.train_rows, len(log)), expected)
+    np.testing.assert_array_equal(predict(again, log.batches(log.train_rows, len(log), 4096)).probabilities(), expected)
     run = load_run(tmp_path / "run")
     assert (run.config, run.summary, run.history) == (session.config, summary, session.trainer.history)
 

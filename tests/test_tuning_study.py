@@ -11,8 +11,8 @@ import pytest
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training import Config, PassResult
-from sparsegroup.training.log_pass import train_as
+from sparsegroup.training import Config
+from sparsegroup.training.compare import ModelScore, train_and_test
 from sparsegroup.tuning import Study, TuningError
 from sparsegroup.tuning import study as study_module
 
@@ -84,9 +84,10 @@ def told(monkeypatch):
 
     def instead(config, model, optimizer, log, **others):
         told["configs"].append((config, log))
-        return PassResult([], Metrics(0.5, told["log_loss"](config, log.train_rows), 1.0, 1.0), 1.0, 1)
+        test = Metrics(0.5, told["log_loss"](config, log.train_rows), 1.0, 1.0)
+        return ModelScore("", test, None, 1.0, 1, 12, 0.0, None)
 
-    monkeypatch.setattr(study_module, "train_as", instead)
+    monkeypatch.setattr(study_module, "train_and_test", instead)
     return told
 
 
@@ -188,9 +189,9 @@ def test_a_trial_that_kills_its_process_is_left_out_in_the_end(tmp_path, monkeyp
     def instead(config, *others, **more):
         if is_first(config):
             raise KilledError
-        return train_as(config, *others, **more)
+        return train_and_test(config, *others, **more)
 
-    monkeypatch.setattr(study_module, "train_as", instead)
+    monkeypatch.setattr(study_module, "train_and_test", instead)
     study = begin(tmp_path / "study")
     for _ in range(3):
         with pytest.raises(KilledError):

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from sparsegroup.data import Batch, Log, MemoryLog, SyntheticConfig, synthetic_log
-from sparsegroup.training import ClickModel, Config, PassResult, Trainer, score, train
+from sparsegroup.training import ClickModel, Config, Metrics, Trainer, predict
 from sparsegroup_paper.datasets import PLAIN, Dataset
 from sparsegroup_paper.execution import Worker
 from sparsegroup_paper.runs import Outcome, Run
@@ -67,12 +66,24 @@ class OneBatchLog(Log):
             yield self.batch[begin : min(begin + size, stop)]
 
 
-def trained(log: Log, config: Config, seed: int = 0, train_rows: int | None = None) -> tuple[PassResult, ClickModel]:
+@dataclass(frozen=True)
+class Trained:
+    """What plain training comes to: metrics on the rows after those trained on, and the table's size."""
+
+    test: Metrics
+    feature_rate: float
+    live_rows: int
+
+
+def trained(log: Log, config: Config, seed: int = 0, train_rows: int | None = None) -> tuple[Trained, ClickModel]:
     """Plain training."""
     model, optimizer = config.replace(seed=seed).build(log)
+    stop, end = (log.train_rows, len(log)) if train_rows is None else (train_rows, log.train_rows)
     size = config.training.batch_size
-    target = partial(config.optimizer.target, optimizer)
-    return train(model, optimizer, log, batch_size=size, train_rows=train_rows, windows=1, target=target), model
+    target = config.optimizer.target(optimizer, -(-stop // size))
+    Trainer(model.embedding, model.network, optimizer, target=target).fit(log.batches(0, stop, size))
+    test = predict(model, log.batches(stop, end, 4096)).metrics()
+    return Trained(test, model.embedding.feature_rate, model.embedding.num_live), model
 
 
 def rows_of(model: ClickModel) -> Iterator[tuple[int, torch.Tensor]]:
@@ -104,7 +115,7 @@ def pruned_by_hand(
         if begin < until:
             Trainer(model.embedding, model.network, optimizer, window=100 * size).fit(log.batches(begin, until, size))
             keep_largest(model, round(keep * model.embedding.num_seen))
-    return score(model, log, stop, end).auc, model.embedding.num_live, model
+    return predict(model, log.batches(stop, end, 4096)).metrics().auc, model.embedding.num_live, model
 
 
 def keep_largest(model: ClickModel, count: int) -> None:

@@ -23,7 +23,7 @@ from experiment_cases import (
 )
 from sparsegroup import HashEmbedding
 from sparsegroup.data import Bags, Batch, MemoryLog
-from sparsegroup.training import Config, prune_rows, score
+from sparsegroup.training import Config, predict, prune_rows
 from sparsegroup_paper import deeplight as deeplight_module
 from sparsegroup_paper import frequency
 from sparsegroup_paper.cut_off import WithoutRare
@@ -77,7 +77,7 @@ def test_without_fine_tuning_it_is_plain_training_pruned(log: MemoryLog, config:
     keep = round(0.3 * model.embedding.num_seen)
     prune_rows(model.embedding, keep)
     result = result_of(Worker(log), Run(config, Pruned(0.3)))
-    assert (result.auc, result.live) == (score(model, log).auc, keep)
+    assert (result.auc, result.live) == (predict(model, log.batches(2_700, 3_000, 4096)).metrics().auc, keep)
     assert result.feature_rate == keep / model.embedding.num_seen
 
 

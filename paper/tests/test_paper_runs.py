@@ -221,10 +221,11 @@ def test_resampled_aucs_are_around_the_auc_and_the_same_for_the_same_predictions
     )
     assert 0.005 < result.resampled.std() < 0.1
     _, model = trained(log, BASE)
-    again = resampled_aucs(log.labels[2_700:], predict(model, log, 2_700, 3_000))
+    probabilities = predict(model, log.batches(2_700, 3_000, 4096)).probabilities()
+    again = resampled_aucs(log.labels[2_700:], probabilities)
     np.testing.assert_array_equal(result.resampled, again.astype(np.float32))
     # Rounding apart, a monotone function of the predictions has the same AUC in each resampling.
-    np.testing.assert_array_equal(again, resampled_aucs(log.labels[2_700:], 2 * predict(model, log, 2_700, 3_000)))
+    np.testing.assert_array_equal(again, resampled_aucs(log.labels[2_700:], 2 * probabilities))
 
 
 class Guarded(MemoryLog):

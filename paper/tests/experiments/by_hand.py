@@ -110,7 +110,7 @@ def _train_twice(log: MemoryLog, config: Config, train_rows: int | None) -> Trai
     for seed in (0, 1):
         result, model = trained(log, config, seed, train_rows)
         results.append(result)
-        predictions.append(predict(model, log, TRAIN_ROWS, len(log)))
+        predictions.append(predict(model, log.batches(TRAIN_ROWS, len(log), 4096)).probabilities())
     return Trainings(
         [result.test.auc for result in results],
         [result.feature_rate for result in results],

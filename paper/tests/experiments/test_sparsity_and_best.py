@@ -80,9 +80,8 @@ def test_group_adam_and_pruned_adam_are_as_trained_by_hand(log: MemoryLog, ran: 
         assert row["p"] == paired_p(group.aucs, aucs)
         labels = log.labels[TRAIN_ROWS:]
         ours = [resampled_aucs(labels, scores, REPLICATES) for scores in group.predictions]
-        theirs = [
-            resampled_aucs(labels, predict(model, log, TRAIN_ROWS, len(log)), REPLICATES) for _, _, model in pruned
-        ]
+        windows = [predict(model, log.batches(TRAIN_ROWS, len(log), 4096)) for _, _, model in pruned]
+        theirs = [resampled_aucs(labels, window.probabilities(), REPLICATES) for window in windows]
         interval = bootstrap_difference(np.array(ours), np.array(theirs))
         assert (row["95 % low"], row["95 % high"]) == pytest.approx(interval, abs=1e-6)
     assert rows[0]["feature rate"] >= HIGHEST

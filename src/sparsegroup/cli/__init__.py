@@ -1,4 +1,4 @@
-"""The command line: a module a command; of those in two, `…_command` is its options, `…_run` what it does."""
+"""The command line: a module a command, with its options and what it does."""
 
 from sparsegroup.errors import require
 
@@ -7,11 +7,11 @@ require("cli", __name__)
 from sparsegroup.cli import (
     columns,
     demo,
-    evaluate_command,
+    evaluate,
     export,
     inspect,
-    path_command,
-    predict_command,
+    path,
+    predict,
     prepare,
     synthesize,
     train,
@@ -23,12 +23,12 @@ __all__ = [
     "app",
     "columns",
     "demo",
-    "evaluate_command",
+    "evaluate",
     "export",
     "inspect",
     "main",
-    "path_command",
-    "predict_command",
+    "path",
+    "predict",
     "prepare",
     "synthesize",
     "train",

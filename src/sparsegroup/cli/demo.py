@@ -13,7 +13,7 @@ from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
 from sparsegroup.cli.output import Json, Quiet, Verbose, show
 
 if TYPE_CHECKING:
-    from sparsegroup.training.comparison import MethodScore
+    from sparsegroup.training.compare import ModelScore
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def demo_command(
         from sparsegroup.cli.run_settings import share_given
         from sparsegroup.data import SyntheticConfig, synthetic_log
         from sparsegroup.training import Config
-        from sparsegroup.training.comparison import compare
+        from sparsegroup.training.compare import compare
 
     use_threads(threads)
     share = share_given("--target-rate", target_rate)
@@ -56,7 +56,7 @@ def demo_command(
     show({"rows": len(data), "methods": [asdict(score) for score in scores]}, _comparison(scores))
 
 
-def _comparison(scores: "Sequence[MethodScore]") -> Table:
+def _comparison(scores: "Sequence[ModelScore]") -> Table:
     table = Table(
         caption="fixed λ: as in the paper; target rate: as with `sparsegroup train --target-rate`\n"
         "rate: features that are not exactly zero; table: their 8-byte keys and float32 vectors"
@@ -69,7 +69,7 @@ def _comparison(scores: "Sequence[MethodScore]") -> Table:
             f"{method.test.auc:.4f}",
             f"{method.test.log_loss:.4f}",
             f"{method.feature_rate:.2%}",
-            f"{method.table_bytes / 1e6:.2f} MB",
+            f"{method.bytes / 1e6:.2f} MB",
             "" if method.informative is None else f"{method.informative:.0%}",
         )
     return table

@@ -21,7 +21,7 @@ from rich.text import Text
 from sparsegroup.cli.output import has_bars, messages
 from sparsegroup.reporting.formatting import duration, per_second, size
 from sparsegroup.training import HistoryPoint
-from sparsegroup.training.comparison import Reporter
+from sparsegroup.training.compare import Reporter
 
 Unit = Literal["bytes", "rows", "samples"]
 Update = Callable[[int, int | None, str], None]

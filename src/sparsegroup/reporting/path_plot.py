@@ -12,23 +12,19 @@ from sparsegroup.reporting.formatting import size
 
 
 def plot_path(
-    rates: Sequence[float],
-    aucs: Sequence[float],
-    sizes: Sequence[int],
+    points: Sequence[tuple[float, float, int]],
     all_features: float,
     tolerance: float,
     begins: float | None,
     title: str,
     path: Path,
 ) -> None:
-    """Test AUC by feature rate, against all features, as a PNG.
+    """Test AUC by feature rate, against the AUC of all features, as a PNG.
 
     Args:
-        rates: Feature rates > 0.
-        aucs: The models' test AUC.
-        sizes: Their bytes, written beside the points.
+        points: Feature rate, AUC and bytes of models; one of rate 0 has no place on a logarithmic axis.
         all_features: The AUC of all features.
-        tolerance: Below it by so much counts as no loss: a band.
+        tolerance: AUC that counts as no loss: a band.
         begins: The smallest rate without a loss, marked; None if there is none.
         title: Above the plot.
         path: The file.
@@ -38,7 +34,7 @@ def plot_path(
         axes = figure.subplots()
         axes.axhspan(all_features - tolerance, all_features, color=INK, alpha=0.08, linewidth=0)
         axes.axhline(all_features, color=INK, linestyle="--", linewidth=1.1, label=f"all features: {all_features:.4f}")
-        by_rate = sorted(zip(rates, aucs, sizes, strict=True))
+        by_rate = sorted(point for point in points if point[0] > 0)
         axes.plot([r for r, _, _ in by_rate], [a for _, a, _ in by_rate], "o-", color=COLOURS["orange"])
         for rate, auc, count in by_rate:
             axes.annotate(
@@ -50,7 +46,7 @@ def plot_path(
                 va="top",
                 bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5},
             )
-        if begins is not None:
+        if begins:
             chosen = next(auc for rate, auc, _ in by_rate if rate == begins)
             label = f"no loss (of more than {tolerance:g}) down to {100 * begins:.2g} %"
             axes.plot([begins], [chosen], "o", markersize=13, fillstyle="none", color=COLOURS["blue"], label=label)

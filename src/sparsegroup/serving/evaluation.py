@@ -22,8 +22,8 @@ from sparsegroup.settings.declared import DataSettings
 from sparsegroup.training import Config
 from sparsegroup.training.baseline import predicting
 from sparsegroup.training.checks import numbers_named
-from sparsegroup.training.evaluation import EVALUATED, PredictionWindow, logits_over, probabilities_of
 from sparsegroup.training.metrics import GroupedAuc, ValueMetrics, curves_of, evaluate, grouped_auc, metrics_by_value
+from sparsegroup.training.predictions import EVALUATED, PredictionWindow, logits_over, probabilities_of
 
 LEAST_ROWS = 100
 """Values of fewer rows are not listed."""

@@ -14,7 +14,7 @@ from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, FrozenTable
 from sparsegroup.serving.tracing import trace
 from sparsegroup.table import FieldTables, HashEmbedding, HashEmbeddingBag
-from sparsegroup.training.lookup_model import LookupModel
+from sparsegroup.training.model import LookupModel
 
 AnyTable = HashEmbedding | FrozenTable
 _KNOWN = (HashEmbedding.forward, HashEmbeddingBag.forward)

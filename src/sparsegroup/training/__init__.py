@@ -10,10 +10,10 @@ from sparsegroup.training.build import Config, OptimizerConfig, read_config
 from sparsegroup.training.callbacks.mlflow import MLflowCallback
 from sparsegroup.training.callbacks.optuna import OptunaPruningCallback
 from sparsegroup.training.callbacks.tensorboard import TensorBoardCallback
-from sparsegroup.training.click_model import NETWORKS, ClickModel
-from sparsegroup.training.comparison import prune_rows
-from sparsegroup.training.log_pass import PassResult, predict, score, train
+from sparsegroup.training.compare import prune_rows
 from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.model import NETWORKS, ClickModel
+from sparsegroup.training.predictions import predict
 from sparsegroup.training.run_folder import TrainingRun, load_model, load_run
 from sparsegroup.training.session import RunStoppedError, Session
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
@@ -28,7 +28,6 @@ __all__ = [
     "Metrics",
     "OptimizerConfig",
     "OptunaPruningCallback",
-    "PassResult",
     "RunError",
     "RunStoppedError",
     "Session",
@@ -43,8 +42,6 @@ __all__ = [
     "predict",
     "prune_rows",
     "read_config",
-    "score",
-    "train",
 ]
 
 document_constructors(globals())

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from sparsegroup.data.inference import LEAK, leaks_of
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, ScoreCurves
-from sparsegroup.training.evaluation import PredictionWindow
 from sparsegroup.training.metrics import curves_of, evaluate
+from sparsegroup.training.predictions import PredictionWindow
 
 BLOCKS = 20
 BEYOND_NOISE = 2.093

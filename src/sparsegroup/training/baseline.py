@@ -19,8 +19,8 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu.jit import inline, jitted, kernel, prefetch
 from sparsegroup.rules.ftrl import FTRL
 from sparsegroup.tensors import shape_of
-from sparsegroup.training.evaluation import PredictionWindow, probabilities_of
 from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.predictions import PredictionWindow, probabilities_of
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
@@ -177,7 +177,7 @@ class LogisticBaseline:
 
     Examples:
         >>> import torch
-        >>> from sparsegroup.training.evaluation import as_batch
+        >>> from sparsegroup.training.predictions import as_batch
         >>> baseline = LogisticBaseline()
         >>> keys = torch.randint(50, (2_000, 3)) + torch.tensor([0, 50, 100])  # no key in two fields
         >>> labels = (keys[:, 0] < 25).float()

@@ -45,10 +45,10 @@ from sparsegroup.settings.declared import (
 )
 from sparsegroup.settings.names import OptimizerName, ScheduleName
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training.click_model import NETWORKS, ClickModel, new_embedding
-from sparsegroup.training.evaluation import EVALUATED
+from sparsegroup.training.model import NETWORKS, ClickModel, new_embedding
 from sparsegroup.training.network_step import WORTH_COMPILING
 from sparsegroup.training.plan import EpochPlan
+from sparsegroup.training.predictions import EVALUATED
 
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
     "sgd": GroupSGD,

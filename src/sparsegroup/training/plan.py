@@ -12,7 +12,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.order import ShuffledLog, piece_batches, remaining, shares
 from sparsegroup.optim.target import CONTROLS, RAMP
 from sparsegroup.settings.names import AfterFirstEpoch
-from sparsegroup.training.evaluation import EVALUATED, Sample
+from sparsegroup.training.predictions import EVALUATED, Sample
 
 Epochs = Iterable[Sample] | Callable[[int], Iterable[Sample]]
 """The stream of each epoch: one that can be read again and again, or what gives it, by the epoch's number from 0."""

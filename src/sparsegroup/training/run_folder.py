@@ -30,8 +30,8 @@ from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summa
 from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline
 from sparsegroup.training.build import Config
-from sparsegroup.training.click_model import ClickModel
 from sparsegroup.training.largest_features import write_names
+from sparsegroup.training.model import ClickModel
 from sparsegroup.training.plan import EarlierRanks
 from sparsegroup.training.state import TrainerState
 

@@ -30,11 +30,10 @@ from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, pr
 from sparsegroup.training.build import Config
 from sparsegroup.training.callbacks import tracking_callbacks
 from sparsegroup.training.checks import check_weights, numbers_named
-from sparsegroup.training.click_model import ClickModel
-from sparsegroup.training.evaluation import EVALUATED, probabilities_of
 from sparsegroup.training.largest_features import SHOWN, named_features
-from sparsegroup.training.log_pass import trainer_for
+from sparsegroup.training.model import ClickModel
 from sparsegroup.training.plan import EarlierRanks, RankRows
+from sparsegroup.training.predictions import EVALUATED, probabilities_of
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_folder import (
     CHECKPOINTS,
@@ -47,7 +46,7 @@ from sparsegroup.training.run_folder import (
     without_latest,
 )
 from sparsegroup.training.state import TableTotals, field_totals
-from sparsegroup.training.trainer import Callback
+from sparsegroup.training.trainer import Callback, trainer_for
 
 _logger = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class Session:
         numbers = len(log.numbers)
         self._baseline = BaselineCallback(LogisticBaseline(numbers=numbers)) if config.training.baseline else None
         self._own_callbacks: list[Callback] = [] if self._baseline is None else [self._baseline]
-        self.trainer = trainer_for(config, model, optimizer, log, self.plan, self._own_callbacks)
+        self.trainer = trainer_for(config, model, optimizer, self.plan, self._own_callbacks)
         self.ranks = self.trainer.ranks
         self.rows = RankRows(self.plan, log, self.ranks.rank, self.ranks.count)
         self._earlier: tuple[EarlierRanks, ...] = ()

@@ -22,7 +22,7 @@ from sparsegroup.optim import SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import FieldCount
-from sparsegroup.training.evaluation import PredictionWindow, WindowState
+from sparsegroup.training.predictions import PredictionWindow, WindowState
 
 
 class BestState(Protocol):

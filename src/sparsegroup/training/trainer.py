@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -22,11 +23,10 @@ from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.checks import check_loss, check_stepped, failed_step, with_checked_labels
-from sparsegroup.training.click_model import check_table
-from sparsegroup.training.evaluation import PredictionWindow, Sample, as_batch, predictions_over
-from sparsegroup.training.lookup_model import LookupModel, frozen_vectors, inputs_of, keys_to_look_up
+from sparsegroup.training.model import ClickModel, LookupModel, check_table, frozen_vectors, inputs_of, keys_to_look_up
 from sparsegroup.training.network_step import NetworkStep
-from sparsegroup.training.plan import Epochs, check_epochs, of_epoch
+from sparsegroup.training.plan import EpochPlan, Epochs, check_epochs, of_epoch
+from sparsegroup.training.predictions import PredictionWindow, Sample, as_batch, predict
 from sparsegroup.training.ranks import GlobalBatch, RankGroup, SharedStatistics, StopRequest
 from sparsegroup.training.state import (
     BestState,
@@ -542,11 +542,11 @@ class Trainer:
         for optimizer in self.optimizers if sweep else ():
             if isinstance(optimizer, GroupOptimizer):
                 optimizer.sweep()
-        return predictions_over(self._model, with_checked_labels(map(as_batch, stream)), self.ranks)
+        return predict(self._model, with_checked_labels(map(as_batch, stream)), self.ranks)
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
         """Probabilities `[samples]` over all batches of a stream. The model is left in evaluation mode."""
-        return predictions_over(self._model, stream, self.ranks).probabilities()
+        return predict(self._model, stream, self.ranks).probabilities()
 
 
 def _set_time(tables: Sequence[HashEmbedding], batch: Batch | None) -> None:
@@ -555,3 +555,24 @@ def _set_time(tables: Sequence[HashEmbedding], batch: Batch | None) -> None:
         now = int(batch.times.median())
         for table in tables:
             table.set_time(now)
+
+
+def trainer_for(
+    config: "Config",
+    model: ClickModel,
+    optimizer: GroupOptimizer,
+    plan: EpochPlan,
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """The trainer of a config, whose target and learning rates follow the steps of a plan."""
+    window = max(1, ceil(plan.samples / plan.batch_size / config.training.windows)) * plan.batch_size
+    return Trainer(
+        model.embedding,
+        model.network,
+        optimizer,
+        scheduler=config.optimizer.scheduler(optimizer, plan.steps),
+        target=config.optimizer.target(optimizer, **plan.target_steps),
+        window=window,
+        compile=config.training.compiles(plan.samples),
+        callbacks=callbacks,
+    )

@@ -10,7 +10,7 @@ from optuna import Trial
 from sparsegroup.data.log import Log
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training.build import Config
-from sparsegroup.training.click_model import NETWORKS
+from sparsegroup.training.model import NETWORKS
 
 _DIGITS = 3
 """Significant digits of what is drawn from a range: as many as anybody wants to copy."""

@@ -29,7 +29,7 @@ from sparsegroup.data.log import Log, LogPart
 from sparsegroup.errors import UserError
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.training.build import Config
-from sparsegroup.training.log_pass import train_as
+from sparsegroup.training.compare import train_and_test
 from sparsegroup.training.run_folder import FolderLock
 from sparsegroup.tuning.space import SearchSpace
 
@@ -53,7 +53,7 @@ _STUDY = "tune"
 _SETTINGS, _ATTEMPTS, _RUNGS = "settings", "attempts", "rungs"  # a trial's attributes in Optuna
 
 Reporting = Callable[[str, int], AbstractContextManager[Callable[[int, float], None]]]
-"""Given a name and a number of samples, a context that yields the `on_batch` of `train_as`."""
+"""Given a name and a number of samples, a context that yields the `on_batch` of `Trainer.fit`."""
 
 State = Literal["complete", "stopped early", "diverged", "failed", "cut off"]
 """How a trial ended. One that was cut off continues when the study is resumed."""
@@ -342,9 +342,9 @@ class Study:
                     if clock() >= end:
                         raise _TimeIsUpError
 
-                result = train_as(config, model, optimizer, log, on_batch=on_batch)
-            test, took = result.test, round(perf_counter() - start, 3)
-            return RungScore(rows, test.log_loss, test.auc, test.normalized_entropy, result.feature_rate, took)
+                score = train_and_test(config, model, optimizer, log, on_batch=on_batch)
+            test, took = score.test, round(perf_counter() - start, 3)
+            return RungScore(rows, test.log_loss, test.auc, test.normalized_entropy, score.feature_rate, took)
 
         study_id = self._storage.get_study_id_from_name(_STUDY)
         for cut_off in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):

@@ -1,43 +1,52 @@
-"""What a model predicts for a stream of batches, and how good that is."""
+"""A model's predictions for a stream of batches: their metrics, and files of them."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+import gzip
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from pathlib import Path
 from time import perf_counter
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
 from sparsegroup.artifact.validation import Real
 from sparsegroup.data.batches import Batch
+from sparsegroup.data.local_files import parquet_writer
+from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.table import FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.tensors import shape_of
-from sparsegroup.training.checks import check_logits
-from sparsegroup.training.lookup_model import LookupModel, keys_to_look_up
+from sparsegroup.training.checks import check_logits, numbers_named
 from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.model import LookupModel, keys_to_look_up
 from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 
 Float64s = npt.NDArray[np.float64]
 
+Columns = Mapping[str, npt.NDArray[np.generic]]
+
 EVALUATED = 4096
 """Samples of a batch in evaluation."""
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet")
+"""Of files of predictions."""
+
+_ROW_GROUP = 1 << 17
 
 Sample = Batch | Sequence[Tensor]
 """A batch, or tensors (keys, labels) or (keys, numbers, labels), as a torch DataLoader gives them."""
 
 
 def as_batch(sample: Sample) -> Batch:
-    """A batch of what a stream gives.
-
-    Raises:
-        TypeError: It is neither a `Batch` nor two or three tensors.
-        ValueError: The numbers are no matrix.
-    """
+    """A batch of one sample of a stream; TypeError or ValueError if it is none."""
     if isinstance(sample, Batch):
         return sample
     if not isinstance(sample, Sequence) or not all(isinstance(part, Tensor) for part in sample):
@@ -53,12 +62,26 @@ def as_batch(sample: Sample) -> Batch:
     return Batch(keys, given, labels.to(torch.get_default_dtype()), torch.zeros(len(labels), dtype=torch.int64))
 
 
-def predictions_over(
-    model: LookupModel, stream: Iterable[Sample], ranks: RankGroup = SINGLE_PROCESS
-) -> "PredictionWindow":
-    """What `model` predicts for all batches of a stream. The model is left in evaluation mode.
+def predict(model: LookupModel, stream: Iterable[Sample], ranks: RankGroup = SINGLE_PROCESS) -> "PredictionWindow":
+    """Predict all batches of a stream. The model is left in evaluation mode.
 
-    Where several ranks have the model, `stream` is a part each; all get what all predict, the first rank's part first.
+    Args:
+        model: A `ClickModel`, such as `load_model` gives, or another over an embedding.
+        stream: The batches; on several ranks, this rank's part of them.
+        ranks: The ranks that share the stream; all get all predictions, those of the first rank's part first.
+
+    Raises:
+        MissingNumberError: A number is missing that the model needs.
+        FloatingPointError: The model's weights are not finite.
+
+    Examples:
+        >>> from sparsegroup.data import SyntheticConfig, synthetic_log
+        >>> from sparsegroup.training import Config, predict
+        >>> log = synthetic_log(SyntheticConfig(rows=100), seed=0)
+        >>> model, _ = Config.of(model="lr").build(log)
+        >>> found = predict(model, log.batches(log.train_rows, len(log), 4096))
+        >>> found.probabilities().shape, round(found.metrics().log_loss, 4)
+        ((10,), 0.6931)
     """
     window = PredictionWindow(perf_counter())
     own = (one.own for one in ranks.synchronized_batches(map(as_batch, stream)))
@@ -69,13 +92,7 @@ def predictions_over(
 
 @torch.no_grad()
 def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch of a stream and the model's logits `[n]`. The model is left in evaluation mode.
-
-    While the network works on a batch, another thread looks for the keys of the next.
-
-    Raises:
-        MissingNumberError, FloatingPointError: See `check_logits`.
-    """
+    """Each batch of a stream and the model's logits `[n]`; another thread looks up the keys of the next batch ahead."""
     model.eval()
     rows = 0
     following: Batch | None = None
@@ -133,10 +150,10 @@ class PredictionWindow:
     """Predictions for some samples, and their labels.
 
     Args:
-        begin: When it began, as `perf_counter` says.
+        begin: When it began, by `perf_counter`.
     """
 
-    def __init__(self, begin: float) -> None:
+    def __init__(self, begin: float = 0.0) -> None:
         self.begin = begin
         self.seconds = 0.0
         self.samples = 0
@@ -165,12 +182,7 @@ class PredictionWindow:
         return WindowState(logits, labels, weights, perf_counter() - self.begin)
 
     def add(self, batch: Batch, logits: Tensor, samples: int | None = None) -> None:
-        """Take the labels and weights of a batch, and its logits `[n]`.
-
-        Args:
-            batch, logits: This rank's.
-            samples: Those of all ranks; None where there are no others.
-        """
+        """Take a batch and its logits `[n]`, of this rank; `samples`: of all ranks, if there are more."""
         self.samples += len(batch) if samples is None else samples
         self._logits.append(logits)
         self._labels.append(batch.labels)
@@ -203,3 +215,50 @@ def probabilities_of(logits: Sequence[Tensor]) -> Float64s:
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """All parts, one behind the other, on the host."""
     return torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
+
+
+def predicted_rows(model: LookupModel, log: Log, window: PredictionWindow) -> Iterator[Columns]:
+    """The predictions of all rows of a log in order, which `window` takes too, as columns `[n]`, a batch at a time.
+
+    The columns are the row's place in the log, from 0, its probability, and its label if the log has labels. Rows that
+    were left out as bad or blank leave gaps in the places.
+    """
+    with numbers_named(log, 0):
+        for batch, logits in logits_over(model, log.batches(0, len(log), EVALUATED)):
+            rows = log.places(window.samples, batch)
+            window.add(batch, logits)
+            labels = {"label": batch.labels.numpy().astype(np.uint8)} if log.labelled else {}
+            yield {"row": rows, "probability": probabilities_of([logits]), **labels}
+
+
+def write_csv(parts: Iterable[Columns], file: IO[bytes] | gzip.GzipFile) -> None:
+    """Write columns as CSV; probabilities read back as the same numbers."""
+    for number, part in enumerate(parts):
+        if number == 0:
+            file.write(",".join(part).encode() + b"\n")
+        file.write(pl.DataFrame(part).write_csv(include_header=False).encode())
+
+
+def write_predictions(parts: Iterator[Columns], path: Path, suffix: str) -> None:
+    """Write columns into a file of any name, in the format of one of `SUFFIXES`."""
+    if suffix == ".parquet":
+        _write_parquet(parts, path)
+        return
+    with path.open("wb") as file:
+        if suffix == ".csv":
+            write_csv(parts, file)
+            return
+        with gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed:  # the same bytes whenever it is written
+            write_csv(parts, compressed)
+
+
+def _write_parquet(parts: Iterator[Columns], path: Path) -> None:
+    held = [pa.record_batch(dict(next(parts)))]  # a log has rows
+    with closing(parquet_writer(path, held[0].schema, compression="zstd")) as writer:
+        for part in parts:
+            held.append(pa.record_batch(dict(part)))
+            if sum(batch.num_rows for batch in held) >= _ROW_GROUP:
+                writer.write_table(pa.Table.from_batches(held))
+                held = []
+        if held:
+            writer.write_table(pa.Table.from_batches(held))

@@ -1,0 +1,180 @@
+"""How good a model of each size is: base optimizers against their Group versions, pruning, and a path of sizes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from sparsegroup.data import Log, MemoryLog
+from sparsegroup.optim import GroupOptimizer
+from sparsegroup.optim.step import KEY_BYTES
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.table import HashEmbedding
+from sparsegroup.training.build import NO_TARGET, Config
+from sparsegroup.training.model import ClickModel
+from sparsegroup.training.predictions import EVALUATED, predict
+from sparsegroup.training.trainer import trainer_for
+
+Reporter = tuple[Callable[[int, float], None], Callable[[HistoryPoint], None]]
+"""The `on_batch` and `on_progress` of `Trainer.fit`."""
+
+Reporting = Callable[[str], AbstractContextManager[Reporter | None]]
+"""From the name of a model to a context in which it is trained, which yields its reporter, or None."""
+
+
+@dataclass(frozen=True)
+class ModelScore:
+    """A trained model, its size, and its metrics.
+
+    Attributes:
+        name: The method, or the size.
+        test: Metrics on the test rows.
+        asked: The target feature rate; None without one.
+        feature_rate: Live features over features seen in training.
+        live_rows: Live features: those with a non-zero vector.
+        bytes: A server's memory for these: float32 vectors and 8-byte keys.
+        l21: λ21 at the end of training.
+        informative: Share of the live features that have an effect, in synthetic logs that know it.
+    """
+
+    name: str
+    test: Metrics
+    asked: float | None
+    feature_rate: float
+    live_rows: int
+    bytes: int
+    l21: float
+    informative: float | None
+
+    @classmethod
+    def of(
+        cls, name: str, config: Config, model: ClickModel, optimizer: GroupOptimizer, log: Log, test: Metrics
+    ) -> "ModelScore":
+        """The size of a model, with its metrics."""
+        table = model.embedding
+        live, informative = table.num_live, None
+        if isinstance(log, MemoryLog) and log.informative is not None and isinstance(table, HashEmbedding):
+            found = sum(int(log.are_informative(keys.numpy()).sum()) for keys, _ in table.items())
+            informative = found / live if live else 0.0
+        size, l21 = model.live_bytes + live * KEY_BYTES, float(optimizer.param_groups[0]["l21"])
+        return cls(name, test, config.optimizer.target_rate, table.feature_rate, live, size, l21, informative)
+
+
+def train_and_test(
+    config: Config,
+    model: ClickModel,
+    optimizer: GroupOptimizer,
+    log: Log,
+    *,
+    name: str = "",
+    on_batch: Callable[[int, float], None] | None = None,
+    on_progress: Callable[[HistoryPoint], None] | None = None,
+) -> ModelScore:
+    """Train a model on a log as a config says, in all its epochs, and measure it on the test rows.
+
+    Args:
+        config: The settings.
+        model, optimizer: Made by `config.build`; they are changed in place.
+        log: The log.
+        name: The name of the score.
+        on_batch, on_progress: See `Trainer.fit`.
+
+    Raises:
+        SettingsError: The settings do not suit the log.
+        FloatingPointError: Training has diverged.
+    """
+    plan = config.training.plan(log.train_rows)
+    trainer = trainer_for(config, model, optimizer, plan)
+    trainer.fit(
+        lambda epoch: plan.batches(log, epoch), **plan.arguments(log), on_batch=on_batch, on_progress=on_progress
+    )
+    test = trainer.evaluate(log.batches(log.train_rows, len(log), EVALUATED))
+    return ModelScore.of(name, config, model, optimizer, log, test)
+
+
+def compare(
+    log: Log, configs: Mapping[str, Config], reporting: Reporting = lambda name: nullcontext()
+) -> list[ModelScore]:
+    """Train a base optimizer and Group versions of it or of others; prune the first to the rate of the last.
+
+    Args:
+        log: The click log.
+        configs: Name → settings of one or several Group versions; the base optimizer is the first one's with all λ = 0.
+        reporting: Reports the training of each.
+    """
+    configs = {name: config.resolved_for(log) for name, config in configs.items()}
+    first = next(iter(configs.values()))
+    base_name, plain = first.optimizer.name.capitalize(), _with_all_features(first)
+    base, model, optimizer = _trained(log, plain, base_name, reporting)
+    groups = [_trained(log, config, name, reporting)[0] for name, config in configs.items()]
+    prune_rows(model.table, min(groups[-1].live_rows, base.live_rows))
+    test = predict(model, log.batches(log.train_rows, len(log), EVALUATED)).metrics()
+    return [base, ModelScore.of(f"{base_name}, pruned", plain, model, optimizer, log, test), *groups]
+
+
+def size_path(
+    log: Log, config: Config, rates: Sequence[float], reporting: Reporting = lambda name: nullcontext()
+) -> list[ModelScore]:
+    """Train once with all features, then once for each feature rate, with the same seed.
+
+    Args:
+        log: A log with test rows.
+        config: All settings except the size; with a target, so that its penalty is "hard" unless another was given.
+        rates: Feature rates in (0, 1); those of all other fields if the config has rates for some.
+        reporting: Reports the training of each.
+
+    Returns:
+        All features first, then as many models as rates, in their order.
+
+    Raises:
+        SettingsError: A rate out of range, or fields or times that the log does not have.
+    """
+    config.check_log(log)
+    config = config.resolved_for(log)
+    smaller = [(f"rate {rate:g}", config.replace(l21=0.0, target_rate=rate, target_bytes=None)) for rate in rates]
+    configs = [("all features", _with_all_features(config)), *smaller]
+    return [_trained(log, one, name, reporting)[0] for name, one in configs]
+
+
+def cheapest(scores: Sequence[ModelScore], tolerance: float) -> ModelScore:
+    """The smallest model whose test AUC is no more than `tolerance` below that of all features, the first one's."""
+    good = [score for score in scores if score.test.auc >= scores[0].test.auc - tolerance]
+    return min(good or scores[:1], key=lambda score: score.live_rows)
+
+
+def _with_all_features(config: Config) -> Config:
+    return config.replace(l1=0.0, l21=0.0, l2=0.0, **NO_TARGET)
+
+
+def _trained(
+    log: Log, config: Config, name: str, reporting: Reporting
+) -> tuple[ModelScore, ClickModel, GroupOptimizer]:
+    model, optimizer = config.build(log)
+    with reporting(name) as reporter:
+        on_batch, on_progress = reporter or (None, None)
+        score = train_and_test(config, model, optimizer, log, name=name, on_batch=on_batch, on_progress=on_progress)
+    return score, model, optimizer
+
+
+@torch.no_grad()
+def prune_rows(embedding: HashEmbedding, keep: int) -> None:
+    """Set all but the `keep` rows of largest Euclidean norm to zero, in place (§4.2). Ties fall to the lower key.
+
+    Args:
+        embedding: The table.
+        keep: Number of rows to keep.
+
+    Raises:
+        ValueError: `keep` is negative or larger than the number of live rows.
+    """
+    if not 0 <= keep <= embedding.num_live:
+        raise ValueError(f"keep must be in [0, {embedding.num_live}], got {keep}")
+    if not embedding.num_live:
+        return
+    parts = [(keys, torch.linalg.vector_norm(vectors, dim=1)) for keys, vectors in embedding.items()]
+    keys, norms = (torch.cat(part) for part in zip(*parts, strict=True))
+    by_key = torch.argsort(keys)
+    keys, norms = keys[by_key], norms[by_key]
+    dropped = keys[torch.argsort(norms, descending=True, stable=True)[keep:]]
+    embedding.assign(dropped, torch.zeros(len(dropped), embedding.dim))

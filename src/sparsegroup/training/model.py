@@ -1,0 +1,189 @@
+"""The click model: keys → vectors → network → logits, whether a table looks the keys up or, in serving, an export."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sparsegroup.bags import pool_ragged
+from sparsegroup.data.batches import Bags
+from sparsegroup.data.keys import FIELD_BITS
+from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
+from sparsegroup.names import bytes_of
+from sparsegroup.settings.declared import age_of
+from sparsegroup.settings.names import ModelName
+from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.table.table import Table
+
+NetworkClass = type[LR] | type[FM] | type[DeepFM] | type[MLP] | type[OPNN] | type[DCN] | type[DCNv2] | type[XDeepFM]
+NETWORKS: Mapping[ModelName, NetworkClass] = {
+    "lr": LR,
+    "fm": FM,
+    "deepfm": DeepFM,
+    "mlp": MLP,
+    "opnn": OPNN,
+    "dcn": DCN,
+    "dcnv2": DCNv2,
+    "xdeepfm": XDeepFM,
+}
+"""The networks by the names that `Config` and `--model` take."""
+
+INITIAL_STD = 0.01
+
+Network = Callable[[Tensor, Tensor | None], Tensor]
+"""From embeddings `[batch, fields, dim]` and numbers `[batch, numbers]` or None to logits `[batch]`."""
+
+Pooling = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""From a list's place, its values' vectors, their offsets and the single fields' embeddings to one vector per row."""
+
+
+class LookupModel(nn.Module):
+    """Keys → vectors → network → logits.
+
+    Args:
+        embedding: From int64 keys of any shape to vectors `[*shape, dim]`: a `HashEmbedding`, or an export's
+            `FrozenTable`.
+        network: A network of `sparsegroup.models`, or another with the same inputs and outputs.
+    """
+
+    network: nn.Module
+
+    def __init__(self, embedding: nn.Module, network: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.network = network
+
+    def forward(self, keys: Tensor, numbers: Tensor | None = None, bags: Sequence[Bags] = ()) -> Tensor:
+        """Logits `[batch]` of keys `[batch, fields]` int64, numbers `[batch, numbers]`, if there are any, and bags."""
+        return logits_of(self.network, self.embedding(keys_to_look_up(keys, bags)), keys, numbers, bags)
+
+
+def keys_to_look_up(keys: Tensor, bags: Sequence[Bags]) -> Tensor:
+    """All keys of a batch: `keys` itself if there are no bags, else its keys and those of the bags, 1-d."""
+    return torch.cat([keys.flatten(), *(bag.keys for bag in bags)]) if bags else keys
+
+
+def frozen_vectors(embedding: nn.Module, keys: Tensor) -> Tensor:
+    """Vectors of keys that are not trained; nobody uses their gradients, but a compiled network stays the same one."""
+    with torch.no_grad():
+        vectors: Tensor = embedding(keys)
+    return vectors.requires_grad_()
+
+
+def logits_of(network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor | None, bags: Sequence[Bags]) -> Tensor:
+    """Logits `[batch]` of a batch, from the vectors of `keys_to_look_up(keys, bags)`."""
+    return network(*inputs_of(network, vectors, keys, numbers, bags))
+
+
+def inputs_of(
+    network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor | None, bags: Sequence[Bags]
+) -> tuple[Tensor, Tensor | None]:
+    """The inputs of a network: lists pooled by its own `pooling`, as `WithPooling` has one, or by their mean."""
+    given = None if numbers is None or numbers.shape[1] == 0 else numbers.to(vectors.device)
+    return by_field(vectors, keys, bags, getattr(network, "pooling", mean_of_list)), given
+
+
+def mean_of_list(place: int, values: Tensor, offsets: Tensor, fields: Tensor) -> Tensor:
+    """The mean of each row's values, zero without any; the arguments are those of `ListPooling`."""
+    return pool_ragged(values, offsets, fields.shape[0])
+
+
+def by_field(vectors: Tensor, keys: Tensor, bags: Sequence[Bags], pooling: Pooling = mean_of_list) -> Tensor:
+    """Embeddings `[batch, fields, dim]` of the vectors of `keys_to_look_up`: fields of one value first, then bags."""
+    if not bags:
+        return vectors
+    rows, end = keys.shape[0], keys.numel()
+    single = vectors.narrow(0, 0, end).view(rows, keys.shape[1], vectors.shape[1])
+    fields = [single]
+    for place, bag in enumerate(bags):
+        begin, end = end, end + bag.keys.shape[0]
+        fields.append(pooling(place, vectors.narrow(0, begin, end - begin), bag.offsets, single).unsqueeze(1))
+    return torch.cat(fields, dim=1)
+
+
+def check_table(table: nn.Module, order: str) -> None:
+    """Raise TypeError unless a module holds a table; `order`: of the arguments, for the message."""
+    if not tables_in(table):
+        raise TypeError(
+            f"table must be a HashEmbedding or FieldTables, got {type(table).__name__}: the order is {order}"
+        )
+
+
+class ClickModel(LookupModel):
+    """A table, or one for each size of a field's vectors, and a network over them.
+
+    A feature has no row before training has seen it: in evaluation its vector is zero.
+
+    Args:
+        embedding: The table, or the tables.
+        network: The network, of its dimension.
+
+    Raises:
+        TypeError: `embedding` is no table.
+    """
+
+    embedding: HashEmbedding | FieldTables
+
+    def __init__(self, embedding: HashEmbedding | FieldTables, network: nn.Module) -> None:
+        check_table(embedding, "ClickModel(table, network)")
+        super().__init__(embedding, network)
+
+    @property
+    def table(self) -> HashEmbedding:
+        """The only table.
+
+        Raises:
+            ValueError: There are several.
+        """
+        if isinstance(self.embedding, FieldTables):
+            raise ValueError(
+                "this takes a model with one table; with `model.dims` there is one for each size of vectors: "
+                f"{', '.join(self.embedding.tables)}"
+            )
+        return self.embedding
+
+    @property
+    def rows(self) -> dict[str, Table]:
+        """The rows of each table, by its name."""
+        return {name: table.table for name, table in tables_in(self).items()}
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the live rows' vectors."""
+        return sum(table.num_live * table.dim * table.weight_dtype.itemsize for table in self.rows.values())
+
+
+def new_embedding(
+    dim: int,
+    seed: int = 0,
+    *,
+    sizes: Mapping[int, int] | None = None,
+    fallback: bool = False,
+    admit_after: int = 1,
+    admit_sketch: int | str | None = None,
+    evict_unseen: int | str = 0,
+    max_bytes: int | str | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> HashEmbedding | FieldTables:
+    """An empty embedding for the keys of a click log, whose rows start small.
+
+    `sizes` has the size of each field's vectors, by its number; None, or all of them `dim`, is one table. A feature
+    gets a row in its `admit_after`-th batch, and loses it when it is dead and unseen for `evict_unseen` (0: never).
+    """
+    sketch_bytes, age = None if admit_sketch is None else bytes_of(admit_sketch), age_of(evict_unseen)
+    options: dict[str, Any] = {
+        "std": INITIAL_STD,
+        "seed": seed,
+        "field_bits": FIELD_BITS,
+        "fallback": fallback,
+        "admission": None if admit_after == 1 else MinCount(admit_after, sketch_bytes),
+        "eviction": UnusedFor(age.steps, age.seconds) if age.steps or age.seconds else None,
+        "max_bytes": max_bytes,
+        "process_group": process_group,
+    }
+    if sizes is None or set(sizes.values()) <= {dim}:
+        return HashEmbedding(dim, **options)
+    return FieldTables(dim, sizes, **options)
