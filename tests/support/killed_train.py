@@ -12,7 +12,7 @@ from typing import Any
 from sparsegroup.__main__ import main
 from sparsegroup.checkpoint import save
 from sparsegroup.table.sharded.exchange import Shards
-from sparsegroup.training.state import EpochProgress
+from sparsegroup.training.trainer import Trainer
 
 WHERE, _, RANKS = os.environ.get("KILLED", "nowhere:").partition(":")
 KIND, _, NUMBER = WHERE.partition("-")
@@ -40,7 +40,7 @@ def after(of: Any, name: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    after(EpochProgress, "go_on", "batch")
+    after(Trainer, "_step", "batch")
     after(Shards, "carry", "exchange")
     after(save, "_written_tables", "save")
     faulthandler.register(signal.SIGUSR1)

@@ -75,12 +75,11 @@ def train_command(
     use_threads(threads)
     if resume is not None:
         own = {"log": log, "set": set_, "out": out, "overwrite": overwrite, "continue": continue_}
-        shown = {"json": json, "quiet": quiet, "verbose": verbose}
         given = [name for name, value in own.items() if value not in (None, False)] + [*settings]
-        if others := [name.replace("_", "-") for name in (*given, *(name for name, value in shown.items() if value))]:
+        if given:
             raise UsageError(
-                f"--resume takes everything from the run, and no {', '.join(others)}; to change settings, use "
-                "--continue once the run is complete"
+                f"--resume takes everything from the run, and no {', '.join(given).replace('_', '-')}; to change "
+                "settings, use --continue once the run is complete"
             )
     with launched(rank_timeout) as launch, ExitStack() as until_begun:
 

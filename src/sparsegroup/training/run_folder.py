@@ -364,7 +364,7 @@ class RunFolder:
         return begun[0] if begun else cls(run)
 
     def clear(self) -> None:
-        """Remove what is left of another attempt to replace the same run; RunError if a process trains it."""
+        """Remove an earlier attempt to replace the same run; RunError if a process trains it."""
         if self.path.is_dir():
             self.lock().close()
             disk.remove_folder(self.path)
