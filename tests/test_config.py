@@ -3,6 +3,7 @@
 import copy
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
-from sparsegroup.settings.auto import RULES, LogFacts, Rule
+from sparsegroup.settings.auto import RULES, Rule
 from sparsegroup.settings.declared import SHORT
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
@@ -197,7 +198,7 @@ def test_a_setting_that_keeps_features_needs_a_rate() -> None:
     [(1, 128, True), (10_000, 128, True), (300_000, 256, True), (1_000_000, 1024, False), (50_000_000, 8192, False)],
 )
 def test_batches_grow_with_the_log_and_short_logs_are_shuffled(rows: int, batch_size: int, is_shuffled: bool) -> None:
-    facts = LogFacts(rows, fields=3, numbers=0, features=None, timed=True)
+    facts: Any = SimpleNamespace(train_rows=rows)
     assert RULES["training.batch_size"].decide(facts, {}) == batch_size
     assert RULES["model.name"].decide(facts, {}) == ("dcnv2" if rows > 100_000 else "dcn")
     options = Config.of(network_options={"cross_layers": 2}).given_sections()

@@ -44,8 +44,8 @@ def test_help(command: str) -> None:
 
 
 LOGS = {
-    "short": SimpleNamespace(train_rows=900, fields=("a", "b"), numbers=("x",), features=300, timed=False),
-    "long": SimpleNamespace(train_rows=400_000, fields=("a", "b"), numbers=("x",), features=None, timed=True),
+    "short": SimpleNamespace(train_rows=900),
+    "long": SimpleNamespace(train_rows=400_000),
 }
 GIVEN: dict[str, dict[str, Any]] = {
     "nothing": {},

@@ -9,12 +9,6 @@ import typer
 
 from sparsegroup.settings.declared import DECLARED, LOG, PANELS, SHORT
 
-
-def option(panel: str, help: str, default: str | bool = False, *names: str, **others: Any) -> Any:
-    """A command's option in a panel of its help; `default` in words, False where there is none."""
-    return typer.Option(*names, rich_help_panel=panel, help=help, show_default=default, **others)
-
-
 RAW_LOG = "a file, a folder of files, a pattern, or a URI such as s3://bucket/day=*/; or several files"
 LogOrConfig = Annotated[
     list[str] | None,

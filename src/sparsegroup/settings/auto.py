@@ -17,30 +17,6 @@ Given = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class LogFacts:
-    """What the rules go by.
-
-    Attributes:
-        train_rows: Training rows, including those for validation.
-        fields: Number of categorical fields.
-        numbers: Number of numeric columns.
-        features: Distinct features of the training rows; None if they have not been counted.
-        timed: Whether the rows have times.
-    """
-
-    train_rows: int
-    fields: int
-    numbers: int
-    features: int | None
-    timed: bool
-
-    @classmethod
-    def of(cls, log: "Log") -> "LogFacts":
-        """The facts of a log."""
-        return cls(log.train_rows, len(log.fields), len(log.numbers), log.features, log.timed)
-
-
-@dataclass(frozen=True)
 class Rule:
     """How a setting is decided, and that in words.
 
@@ -49,7 +25,7 @@ class Rule:
         words: For `--help` and the documentation; "" if there is nothing to say.
     """
 
-    decide: Callable[[LogFacts, Given], Any]
+    decide: Callable[["Log", Given], Any]
     words: str = ""
 
 
@@ -71,16 +47,16 @@ def _has_default_optimizer(given: Given) -> bool:
     return _has_target(given) and not _is_given(given, "name")
 
 
-def _network(log: LogFacts, given: Given) -> str:
+def _network(log: "Log", given: Given) -> str:
     """A DCNv2, whose matrices have more to learn, is better on many rows, see docs/models.md; options are a DCN's."""
     return "dcnv2" if log.train_rows > 100_000 and not given.get("model", {}).get("options") else "dcn"
 
 
-def _batch_size(log: LogFacts, given: Given) -> int:
+def _batch_size(log: "Log", given: Given) -> int:
     return 1 << min(max(round(math.log2(max(log.train_rows, 1) / 1_000)), 7), 13)
 
 
-def _shuffle_buffer(log: LogFacts, given: Given) -> int:
+def _shuffle_buffer(log: "Log", given: Given) -> int:
     """Blocks follow what drifts in a long log, while no stretch of like rows makes up a batch: see docs/training.md."""
     if isinstance(given.get("model", {}).get("evict_unseen"), str):  # an age by the log's own clock, so by its order
         return 0

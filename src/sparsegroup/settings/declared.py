@@ -6,7 +6,7 @@ here imports torch.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -16,7 +16,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
 from sparsegroup.names import NormName, PenaltyName, bytes_of
-from sparsegroup.settings.auto import PER_LOG, RULES, LogFacts
+from sparsegroup.settings.auto import PER_LOG, RULES
 from sparsegroup.settings.names import (
     AfterFirstEpoch,
     AvazuHour,
@@ -461,12 +461,11 @@ class Settings(StrictSettings):
         """Keys of the settings that were given."""
         if self.given is not None:
             return self.given
-        sections = {key: getattr(self, key.split(".")[0]) for key in DECLARED}
-        fields = {key: one.field for key, one in DECLARED.items()}
+        sections = ((key, one.field, getattr(self, key.split(".")[0])) for key, one in DECLARED.items())
         return tuple(
             key
-            for key, section in sections.items()
-            if fields[key] in section.model_fields_set and getattr(section, fields[key]) is not None
+            for key, field, section in sections
+            if field in section.model_fields_set and getattr(section, field) is not None
         )
 
     def given_sections(self) -> dict[str, dict[str, Any]]:
@@ -485,21 +484,19 @@ class Settings(StrictSettings):
         Raises:
             SettingsError: The decided values contradict the given ones.
         """
-        if self.given is not None:
-            return self
-        facts, given = LogFacts.of(log), self.given_sections()
-        values = {key: rule.decide(facts, given) for key, rule in RULES.items() if key not in self.given_keys}
-        content = with_values({**self.as_dict(), "given": self.given_keys}, values)
-        return checked(type(self), content, "config")
+        return self if self.given is not None else self._decided(log, RULES)
 
     def resolved_again_for(self, log: "Log") -> Self:
         """These resolved settings for another log that the same model is trained on next.
 
         Settings in `PER_LOG` are decided again unless they were given; all others stay.
         """
-        facts, given = LogFacts.of(log), self.given_sections()
-        values = {key: RULES[key].decide(facts, given) for key in PER_LOG if key not in self.given_keys}
-        return checked(type(self), with_values({**self.as_dict(), "given": self.given_keys}, values), "config")
+        return self._decided(log, PER_LOG)
+
+    def _decided(self, log: "Log", keys: Iterable[str]) -> Self:
+        given, given_keys = self.given_sections(), self.given_keys
+        values = {key: RULES[key].decide(log, given) for key in keys if key not in given_keys}
+        return checked(type(self), with_values({**self.as_dict(), "given": given_keys}, values), "config")
 
     def for_log(self, log: "Log") -> Self:
         """These settings with what was inferred of the columns of `log`, so that others are read as that one was."""
