@@ -436,7 +436,7 @@ class BaselineCallback(Callback):
         return model
 
     def _wait(self, most: int) -> None:
-        """Until at most so many batches are left to learn."""
+        """Wait until at most so many batches remain to learn."""
         while len(self._lessons) > most:
             self._logits.append(self._lessons.popleft().result())
 

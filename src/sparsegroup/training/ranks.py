@@ -93,9 +93,9 @@ class RankGroup:
     def synchronized_batches(
         self, batches: Iterator[Batch], asked: StopRequest | None = None, agreed: StopRequest | None = None
     ) -> Iterator[GlobalBatch]:
-        """The batches of all ranks, side by side. A rank that has none left goes on with empty ones until all have.
+        """The batches of all ranks, side by side. A rank that has none left continues with empty ones until all have.
 
-        Where one of them is `asked` to stop, it is `agreed` on all.
+        If one of them is `asked` to stop, `agreed` says so on all.
         """
         if self._together is None:
             for own in batches:

@@ -459,7 +459,7 @@ class Trainer:
         """Continue from the state of a trainer with the same arguments: give `fit` the remaining batches.
 
         On as many ranks as then, each has trained on `taken` samples of its part of the epoch; on others, the rest of
-        the epoch must be divided anew. A callback whose class has no state in it begins anew.
+        the epoch must be divided again. A callback whose class has no state in it starts afresh.
 
         Raises:
             ValueError: It is no such state; the message begins with the field. Nothing has changed.
