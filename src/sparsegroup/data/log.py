@@ -27,8 +27,8 @@ class Log(ABC):
     A kind of log sets `name`, `fields` and `train_rows`, has a length and gives batches; it sets whatever else differs
     from the values below.
 
-    An open log can be pickled, so that another process need not open and count it once more: what is sent is what it
-    knows, not the rows, unless they are in memory. With a log in a store go the keys that open the store.
+    An open log can be pickled, so that another process need not count its rows again: the rows are sent only if they
+    are in memory. A log in a store is sent with the keys that open the store.
 
     Attributes:
         name: Where the rows come from, for messages.
@@ -41,12 +41,12 @@ class Log(ABC):
         weighted: Whether the rows have weights.
         timed: Whether the times of batches come from a column of the log; if not, they are the rows' numbers.
         bad_rows: Reason → number of rows that were left out.
-        notes: What its reader should be told, ready to print: rows that were left out, and why.
-        identity: JSON that differs for another log or one read in another way, and is the same for a copy; None where
+        notes: Messages for its reader, such as which rows were left out, and why.
+        identity: JSON that differs for another log or one read in another way, and is the same for a copy; None if
             there is nothing to compare. A run keeps it, to refuse to resume on a log that has changed.
-        columns: Column of what the log was read from → what it is, see `ColumnKind`; empty where the format fixes that.
-            Another log is read by it as this one was: `open_log(path, columns=log.columns)`.
-        findings: Why the columns are that, of a log from which it was told.
+        columns: Column of the source → what it is, see `ColumnKind`; empty if the format fixes that. It reads another
+            log in the same way: `open_log(path, columns=log.columns)`.
+        findings: Why the columns are that, if it was inferred.
         vocabulary: Parquet file of key, field and value, if there is one.
 
     Examples:
@@ -100,14 +100,10 @@ class Log(ABC):
         return np.arange(0, len(self), CHUNK_ROWS)
 
     def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
-        """The text of those of `keys` `[n]` that can be told.
+        """Key → its text, of those of `keys` `[n]` whose text is found.
 
-        Args:
-            keys: Those of any fields.
-            most_rows: A log that has to be read for it is read no further than to about this row.
-
-        Raises:
-            ClickLogError: The vocabulary is damaged.
+        A log without a vocabulary is read up to about row `most_rows` for it. Raises ClickLogError if the vocabulary is
+        damaged.
         """
         if self.vocabulary is None or not len(keys):
             return {}
@@ -115,7 +111,7 @@ class Log(ABC):
 
     @property
     def schema(self) -> LogSchema:
-        """What a model is given of its rows."""
+        """The columns that a model reads."""
         return LogSchema(tuple(self.fields), tuple(self.lists), tuple(self.numbers), self.hash)
 
     @property
@@ -132,20 +128,12 @@ class Log(ABC):
 
 
 class LogView(Log):
-    """A log with the rows of another one, which it gives in its own way: a subclass defines `batches`.
-
-    Args:
-        log: The one it is made of.
-    """
+    """A log with the rows of another one, `log`, in another way: a subclass defines `batches`."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.name, self.fields, self.lists, self.numbers = log.name, log.fields, log.lists, log.numbers
-        self.train_rows, self.hash = log.train_rows, log.hash
-        self.labelled, self.weighted, self.timed = log.labelled, log.weighted, log.timed
-        self.bad_rows, self.notes = log.bad_rows, log.notes
-        self.columns, self.findings = log.columns, log.findings
-        self.identity, self.vocabulary = log.identity, log.vocabulary
+        for name in Log.__annotations__:
+            setattr(self, name, getattr(log, name))
 
     def __len__(self) -> int:
         return len(self.log)

@@ -43,25 +43,14 @@ def _damage(where: str, what: str = "damaged", *more: type[Exception]) -> Iterat
 
 @dataclass(frozen=True)
 class ColumnarChunk(Chunk):
-    """Some rows of a columnar file; lines and offsets count rows.
-
-    Attributes:
-        source: The file, for messages.
-        place: Its part that the rows are from, for messages.
-        batch: The rows as they were read, not yet validated.
-    """
+    """Some rows of a columnar file, as they were read from `place` in it, not yet validated; lines count rows."""
 
     source: str
     place: str
     batch: pa.RecordBatch
 
     def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
-        """The rows as texts; `bad` receives those that cannot be read.
-
-        Raises:
-            ClickLogError: The file is damaged, or a column cannot be read, or has lists or structs and the format no
-                kinds.
-        """
+        """The rows as texts; ClickLogError if the file is damaged, or a column is of a type that cannot be read."""
         with _damage(f"{self.source}: {self.place}"):
             self.batch.validate(full=True)
         unusable = dict[int, BadRow]()

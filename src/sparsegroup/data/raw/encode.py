@@ -23,19 +23,15 @@ from sparsegroup.settings.names import OnBadRow
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """The rows of a chunk.
-
-    Attributes:
-        batch: The rows; without a column of times, their times are their line numbers.
-        raw: The fields' values as they were hashed, or None if they were not requested.
-        is_test: Which rows are marked as test rows, of a format with a split column.
-        bad: Rows left out, in order.
-    """
+    """The rows of a chunk; without a column of times, their times are their line numbers."""
 
     batch: Batch
     raw: pl.DataFrame | None
+    """The fields' values as they were hashed, if they were requested."""
     is_test: npt.NDArray[np.bool_] | None
+    """Which rows are marked as test rows, of a format with a split column."""
     bad: list[BadRow]
+    """Rows left out, in order."""
 
     def with_places(self, log: LogFormat, before: int) -> Batch:
         """The rows; if their times are line numbers, with the number of places in the files before added."""
@@ -58,16 +54,7 @@ class EncodedRows:
 
 @dataclass(frozen=True)
 class ReadRange:
-    """Consecutive chunks of one of a log's files.
-
-    Attributes:
-        number: Number of the file in the log.
-        file: The file.
-        bad: Receives the rows that are left out.
-        offset, line: Where to begin, as in `RawFile.chunks`.
-        until: The `end_offset` after which nothing more is read; None for the whole file.
-        row: Number in the log of the first row.
-    """
+    """Consecutive chunks of file number `number` of a log, from `offset` and `line` on; `bad` receives bad rows."""
 
     number: int
     file: RawFile
@@ -75,7 +62,9 @@ class ReadRange:
     offset: int = 0
     line: int = 1
     until: int | None = None
+    """The `end_offset` after which nothing more is read; None for the whole file."""
     row: int = 0
+    """Number in the log of the first row."""
 
 
 def encoded_chunks(

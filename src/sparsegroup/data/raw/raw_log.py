@@ -29,19 +29,14 @@ _DAY = 24 * 3600
 
 @dataclass
 class RowCount:
-    """Counts of the rows of a log that have been read, from which it follows where the test set begins.
-
-    Attributes:
-        rows: Number of rows.
-        positives: Number of rows with label 1.
-        last_time: Time of the last row.
-        boundary: First row of the last day, or of the test set where that is marked; -1 before there is one.
-    """
+    """Counts of the rows of a log that have been read, from which it follows where the test set begins."""
 
     rows: int = 0
     positives: int = 0
+    """Number of rows with label 1."""
     last_time: int = 0
     boundary: int = -1
+    """First row of the last day, or of the test set if that is marked; -1 before there is one."""
 
     def note(self, encoded: EncodedRows, log: LogFormat, source: str, *, of_test_log: bool) -> None:
         """Count the next rows, of the file `source`, perhaps of the test set's own log.
@@ -176,10 +171,7 @@ class RawLog(Log):
         return places
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Rows `start` to `stop` in order, `size` at a time, the last ones fewer; threads read ahead.
-
-        Reading begins with the chunk of row `start` in an uncompressed text, with its row group or record batch in a
-        columnar file, and with its file where that is a compressed text.
+        """See `Log.batches`; threads read ahead, from the chunk of row `start` on (see `chunk_starts`).
 
         Raises:
             ClickLogError: A bad row (FILE:LINE: why), or a log that has changed since its rows were counted.
@@ -291,23 +283,18 @@ class _ChunkStart(NamedTuple):
 
 @dataclass
 class _FileRows:
-    """The rows of one file, as they were counted.
-
-    Attributes:
-        size: The file's bytes.
-        first, stop: Its first row in the log, and the row after its last one.
-        offset, line: Where it ends, as in `RawFile.chunks`.
-        places_before: Places for rows in the files before it.
-        chunks: Its chunks with rows.
-    """
+    """The rows of one file, as they were counted: rows `first` to `stop` of the log."""
 
     size: int
     first: int = 0
     stop: int = 0
     offset: int = 0
     line: int = 1
+    """`offset` and `line` are where it ends, as in `RawFile.chunks`."""
     places_before: int = 0
+    """Places for rows in the files before it."""
     chunks: list[_ChunkStart] = field(default_factory=list)
+    """Its chunks with rows."""
 
     def add(self, chunk: Chunk, row: int, stop: int) -> None:
         """Note a chunk that has rows `row` to `stop` of the log."""

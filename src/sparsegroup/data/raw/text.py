@@ -78,13 +78,7 @@ class TextFile(RawFile):
         return 2 if log.has_header else 1
 
     def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
-        """The lines from byte `offset` of the uncompressed text on.
-
-        A line of more than `LONGEST_LINE` bytes is a chunk by itself, without its bytes.
-
-        Raises:
-            ClickLogError: The compressed file is damaged or truncated, with the line up to which it could be read.
-        """
+        """The lines from byte `offset` of the uncompressed text on; a too long line is a chunk without its bytes."""
         stored, rest = self.stored, b""
         has_header = log.has_header and line == 1
         with stored.open_text() as stream:
