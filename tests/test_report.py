@@ -231,6 +231,7 @@ def test_charts_take_the_pages_colours_and_font() -> None:
     assert {value for name, value in page.attributes if name in ("stroke", "fill")} == {"none", "currentColor"}
     assert "samples trained on" in page.text
     assert "40M" in page.text
+    assert "0.700 0.725 0.750 0.775 0.800" in page.text  # ticks of an axis have as many decimals each
 
 
 def test_values_are_escaped() -> None:

@@ -132,7 +132,7 @@ class Chart:
         positive = [value for value in values if value > 0]
         if self.reference is not None:
             values.append(self.reference[1])
-        y = Axis.around(values, margin=0.08, shown=_TICKS[self.unit], least_step=1 if self.unit == "rows" else 0)
+        y = Axis.around(values, margin=0.08, shown=_TICKS.get(self.unit), least_step=1 if self.unit == "rows" else 0)
         if self.scale == "zero":
             y = Axis.of(0, 1.08 * max(positive, default=1), shown=y.shown)
         elif self.scale == "log" and positive:
@@ -144,8 +144,7 @@ class Chart:
         return line_svg(180, x, y, curves, dashed)
 
 
-_TICKS: Mapping[Unit, Callable[[float], str]] = {
-    "": lambda value: f"{value:g}",
+_TICKS: Mapping[Unit, Callable[[float], str]] = {  # of plain numbers: as many decimals as the axis needs
     "%": lambda share: f"{100 * share:.4g} %",
     "rows": prefixed,
     "B": lambda value: prefixed(value, "B"),
@@ -170,7 +169,7 @@ class Axis:
         cls,
         low: float,
         high: float,
-        shown: Callable[[float], str],
+        shown: Callable[[float], str] | None,
         label: str = "",
         most: int = 5,
         least_step: float = 0,
@@ -181,14 +180,16 @@ class Axis:
         step = max(next(steps), least_step)
         places = max(0, 2 - math.floor(math.log10(step)))
         numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-        return cls(low, high, [round(number * step, places) for number in numbers], shown, label)
+        ticks = [round(number * step, places) for number in numbers]
+        decimals = next((count for count in range(places) if round(step, count) == round(step, places)), places)
+        return cls(low, high, ticks, shown or (lambda value: f"{value:.{decimals}f}"), label)
 
     @classmethod
     def around(
         cls,
         values: Sequence[float],
         margin: float,
-        shown: Callable[[float], str],
+        shown: Callable[[float], str] | None,
         label: str = "",
         least_step: float = 0,
     ) -> "Axis":
@@ -293,10 +294,10 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> list[
     tested = None if test_auc is None or math.isnan(test_auc) else (f"test set: {test_auc:.4f}", test_auc)
 
     def line(label: str, attribute: str, colour: Colour = "blue") -> list[Line]:
-        """A line, or none if there are points and none has the attribute."""
+        """A line, or none if no point has the attribute."""
         values = [getattr(point, attribute) for point in history]
         known = [math.nan if value is None else value for value in values]
-        return [Line(label, known, colour)] if not values or any(value is not None for value in values) else []
+        return [Line(label, known, colour)] if any(value is not None for value in values) else []
 
     def chart(title: str, unit: Unit, *lines: list[Line], name: str | None = None, **options: Any) -> Chart:
         name = name or title.lower().replace(" ", "-")

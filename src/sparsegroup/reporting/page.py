@@ -103,7 +103,7 @@ def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], su
         summary=summary,
         tiles=_tiles(history, summary),
         figures=score_figures(summary.curves, summary.baseline_curves),
-        charts=[chart.drawn() for chart in run_charts(history, test_auc)] if history else [],
+        charts=[chart.drawn() for chart in run_charts(history, test_auc)],
         history=history,
         fields=field_rows(summary.fields),
         settings=_settings(config),
