@@ -46,7 +46,6 @@ REASONS = {
 UNMERGED = {
     "cli": 4,
     "data": 1,
-    "reporting": 2,
     "training": 10,
 }
 """Small modules with one importer and no reason."""

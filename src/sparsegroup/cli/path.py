@@ -56,7 +56,7 @@ def path_command(
         from sparsegroup.artifact.validation import finite
         from sparsegroup.cli.progress import training_bar
         from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
-        from sparsegroup.reporting.path_plot import plot_path
+        from sparsegroup.reporting.charts import plot_path
         from sparsegroup.training.build import read_config
         from sparsegroup.training.compare import cheapest, size_path
 

@@ -1,4 +1,4 @@
-"""Charts of a run along its pass, as SVG made without matplotlib, which takes a second to import; its style."""
+"""Charts: a run along its pass and its scores, as SVG without matplotlib, which takes a second to import; a path."""
 
 import io
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsegroup.reporting.formatting import metric, per_second, percent, prefixed, short, size
-from sparsegroup.reporting.run_record import HistoryPoint
+from sparsegroup.reporting.run_record import HistoryPoint, ScoreCurves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -371,8 +371,117 @@ def svg_element(name: str, inches: tuple[float, float], draw: "Callable[[Figure]
     return svg
 
 
-def save_png(figure: "Figure", path: Path) -> None:
-    """Write a figure; a letter of a name that the font does not have is a box."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-        figure.savefig(path, format="png", dpi=150, facecolor="white")
+_TOP = 0.1
+"""The share of the rows whose lift the text of a chart has."""
+
+_Curves = Sequence[tuple[str, Colour, ScoreCurves]]
+
+
+def score_figures(model: ScoreCurves | None, baseline: ScoreCurves | None) -> list[DrawnChart]:
+    """The reliability plot and the gains of a model, with the baseline's where there are some; empty without any."""
+    if model is None:
+        return []
+    curves: list[tuple[str, Colour, ScoreCurves]] = [("model", "blue", model)]
+    if baseline is not None:
+        curves.append(("baseline", "gold", baseline))
+    figures = [_reliability([one for one in curves if one[2].reliability])]
+    if model.gains:
+        figures.append(_gains([one for one in curves if one[2].gains]))
+    return figures
+
+
+def _reliability(curves: _Curves) -> DrawnChart:
+    farthest = max(max(one.predicted, one.actual) for _, _, curve in curves for one in curve.reliability)
+    drawn = [
+        Curve([b.predicted for b in one.reliability], [b.actual for b in one.reliability], colour, dots=True)
+        for _, colour, one in reversed(curves)
+    ]
+    bins = curves[0][2].reliability
+    said = f"from {percent(bins[0].predicted)} predicted, {percent(bins[0].actual)} positive, to "
+    said += f"{percent(bins[-1].predicted)} predicted, {percent(bins[-1].actual)} positive"
+    return DrawnChart(
+        "Reliability",
+        f"{len(bins)} bins of about as many rows",
+        [*((name, colour) for name, colour, _ in curves), ("perfect", "reference")],
+        _svg_of_shares(farthest, "mean prediction", "share of positives", drawn),
+        f"Share of positives by prediction: {said}",
+    )
+
+
+def _gains(curves: _Curves) -> DrawnChart:
+    drawn = [
+        Curve([0, *(p.share for p in one.gains)], [0, *(p.captured for p in one.gains)], colour, dots=True)
+        for _, colour, one in reversed(curves)
+    ]
+    top = next(point for point in curves[0][2].gains if point.share >= _TOP)
+    said = f"the top {top.share:.0%} of the rows hold {percent(top.captured)} of the positives"
+    return DrawnChart(
+        "Gains",
+        f"lift at {top.share:.0%}: {top.captured / top.share:.2f}",
+        [*((name, colour) for name, colour, _ in curves), ("by chance", "reference")],
+        _svg_of_shares(1.0, "rows of the highest predictions", "of all positives", drawn),
+        f"Share of the positives among the highest predictions: {said}",
+    )
+
+
+def _svg_of_shares(farthest: float, across: str, up: str, curves: Sequence[Curve]) -> str:
+    """Curves of shares up to `farthest`, with a dashed diagonal."""
+    x, y = (Axis.of(0, 1.05 * farthest or 1, lambda share: f"{100 * share:.4g} %", label, 6) for label in (across, up))
+    return line_svg(245, x, y, curves, [((0, farthest), (0, farthest))])
+
+
+def plot_path(
+    points: Sequence[tuple[float, float, int]],
+    all_features: float,
+    tolerance: float,
+    begins: float | None,
+    title: str,
+    path: Path,
+) -> None:
+    """Test AUC by feature rate, against the AUC of all features, as a PNG.
+
+    Args:
+        points: Feature rate, AUC and bytes of models; one of rate 0 has no place on a logarithmic axis.
+        all_features: The AUC of all features.
+        tolerance: AUC that counts as no loss: a band.
+        begins: The smallest rate without a loss, marked; None if there is none.
+        title: Above the plot.
+        path: The file.
+    """
+    from matplotlib import style
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+    with style.context(["default", STYLE]):
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        axes.axhspan(all_features - tolerance, all_features, color=INK, alpha=0.08, linewidth=0)
+        axes.axhline(all_features, color=INK, linestyle="--", linewidth=1.1, label=f"all features: {all_features:.4f}")
+        by_rate = sorted(point for point in points if point[0] > 0)
+        axes.plot([r for r, _, _ in by_rate], [a for _, a, _ in by_rate], "o-", color=COLOURS["orange"])
+        for rate, auc, count in by_rate:
+            axes.annotate(
+                f"{auc:.4f}\n{size(count)}",
+                (rate, auc),
+                (0, -9),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5},
+            )
+        if begins:
+            chosen = next(auc for rate, auc, _ in by_rate if rate == begins)
+            label = f"no loss (of more than {tolerance:g}) down to {100 * begins:.2g} %"
+            axes.plot([begins], [chosen], "o", markersize=13, fillstyle="none", color=COLOURS["blue"], label=label)
+        axes.set_xscale("log")
+        axes.set_xticks([rate for rate, _, _ in by_rate])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:.2g} %"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.margins(0.12, 0.3)
+        axes.set_title(title, parse_math=False)
+        axes.set(xlabel="feature rate: live features over features seen", ylabel="test AUC")
+        axes.legend(loc="lower right", frameon=False)
+        with warnings.catch_warnings():  # a letter of a name that the font does not have is a box
+            warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+            figure.savefig(path, format="png", dpi=150, facecolor="white")

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from sparsegroup.reporting.charts import run_charts
+from sparsegroup.reporting.charts import run_charts, score_figures
 from sparsegroup.reporting.formatting import (
     NONE,
     count,
@@ -22,7 +22,6 @@ from sparsegroup.reporting.formatting import (
     target_words,
 )
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
-from sparsegroup.reporting.score_plots import score_figures
 from sparsegroup.settings.names import model_title, optimizer_title
 from sparsegroup.table import FieldCount
 

@@ -12,7 +12,6 @@ from sparsegroup.reporting.run_record import GainPoint, Metrics, ReliabilityBin,
 Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
 
-
 BINS = 20
 _EPSILON = float(np.finfo(np.float64).eps)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -32,12 +31,7 @@ def curves_of(
 def reliability_of(
     labels: Float64s, probabilities: Float64s, weights: Float64s, bins: int
 ) -> tuple[ReliabilityBin, ...]:
-    """At most so many bins of about equal weight by rising prediction; equal predictions share a bin.
-
-    Args:
-        labels, probabilities, weights: `[n]`.
-        bins: ≥ 1.
-    """
+    """At most so many bins of about equal weight by rising prediction; equal predictions share a bin."""
     total = weights.sum()
     if not total:
         return ()
@@ -59,14 +53,9 @@ def reliability_of(
 def gains_of(
     labels: Float64s, probabilities: Float64s, weights: Float64s, shares: tuple[float, ...]
 ) -> tuple[GainPoint, ...]:
-    """The share of the positives among the highest predictions; of equal predictions, what can be expected.
+    """The share of the positives among the shares of highest predictions, none if only one class is present.
 
-    Args:
-        labels, probabilities, weights: `[n]`.
-        shares: How much of all rows, in (0, 1], rising.
-
-    Returns:
-        A point for each of `shares`; none where only one class is present.
+    Equal predictions count by their mean.
     """
     positives = float(weights @ labels)
     total = float(weights.sum())
