@@ -263,3 +263,10 @@ def test_commands_that_train_take_the_same_options_of_a_log() -> None:
         for name in ("train", "tune", "path")
     }
     assert of_log["train"] == of_log["tune"] == of_log["path"]
+
+
+def test_options_of_an_optimizer_that_is_open_are_checked_when_it_is_decided() -> None:
+    config = Config.of(options={"betas": [0.9, 0.9]})
+    assert config.replace(l21=0.0).resolved_for(LOG).optimizer.arguments["betas"] == (0.9, 0.9)
+    with pytest.raises(SettingsError, match=r"^config: optimizer: GroupAdagrad got an unexpected argument 'betas'"):
+        config.check_log(LOG)

@@ -205,13 +205,12 @@ class OptimizerConfig(OptimizerSettings):
         self, optimizer: GroupOptimizer, steps: int, *, ramp: int | None = None, interval: int | None = None
     ) -> SizeTarget | None:
         """What sets λ21 over so many steps, see `TargetRate`; None if it is constant."""
-        if self.target_rate is not None:
-            return TargetRate(
-                optimizer, self.target_rate, steps=steps, ramp=ramp, interval=interval, least=self.least_features or 0
-            )
-        if self.target_bytes is None:
+        if self.target_bytes is not None:
+            return TargetBytes(optimizer, self.target_bytes, steps=steps, ramp=ramp, interval=interval)
+        if self.target_rate is None:
             return None
-        return TargetBytes(optimizer, self.target_bytes, steps=steps, ramp=ramp, interval=interval)
+        least = self.least_features or 0
+        return TargetRate(optimizer, self.target_rate, steps=steps, ramp=ramp, interval=interval, least=least)
 
     @property
     def rule(self) -> Rule:
@@ -317,8 +316,9 @@ class Config(Settings):
 
     def check_log(self, log: Log) -> None:
         """Raise SettingsError if the settings name what a log does not have: a field, or times."""
+        model = self.resolved_for(log).model
         try:
-            self.resolved_for(log).model.sizes(log.schema)
+            model.sizes(log.schema)
         except ValueError as error:
             raise SettingsError(f"{log.name}: model.{error}") from error
         if isinstance(self.model.evict_unseen, str) and not log.timed:
