@@ -1,5 +1,6 @@
 """How many modules a piece of work passes: CONTRIBUTING describes these walks, and they stay as short as it says."""
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -9,8 +10,10 @@ from types import FrameType
 import pytest
 import torch
 
-from sparsegroup import GroupAdam, HashEmbedding
-from sparsegroup.data import open_log
+from sparsegroup import GroupAdagrad, GroupAdam, HashEmbedding, TargetRate
+from sparsegroup.cli.run_settings import setting_values
+from sparsegroup.data import SyntheticConfig, open_log, synthetic_log
+from sparsegroup.training import read_config
 from sparsegroup.training.plan import EpochPlan
 
 
@@ -110,3 +113,20 @@ def test_a_line_of_a_log_passes_twelve_modules_to_the_trainer(tmp_path: Path) ->
     raw = ["data.raw.encode", "data.raw.files", "data.raw.raw_log", "data.raw.text"]
     columns = ["data.keys", "data.kinds", "data.log_errors", "data.schema"]
     assert set(passed) <= {*raw, *columns, "data.batches", "data.log", "data.order", "training.plan"}, passed
+
+
+def test_a_target_rate_is_declared_decided_and_used_in_three_modules_before_the_target() -> None:
+    log = synthetic_log(SyntheticConfig(rows=200))
+    optimizer = GroupAdagrad(HashEmbedding(4).parameters())
+    targets: list[object] = []
+
+    def from_the_option_to_the_target() -> None:
+        config = read_config(None, setting_values(None, {"target_rate": 0.1}, [])).resolved_for(log)
+        targets.append(config.optimizer.target(optimizer, steps=10))
+
+    passed = walk(from_the_option_to_the_target)
+    assert isinstance(targets[0], TargetRate)
+    named = {module for module in passed if "target_rate" in inspect.getsource(sys.modules[module])}
+    assert named == {f"sparsegroup.{name}" for name in ("settings.declared", "settings.auto", "training.build")}
+    assert passed[0] == "sparsegroup.cli.run_settings"
+    assert "sparsegroup.optim.target" in passed

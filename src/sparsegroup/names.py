@@ -10,11 +10,7 @@ _UNITS = {
 
 
 def bytes_of(size: object) -> int:
-    """A number of bytes, ≥ 1, from a number or a text such as "200MB" (10⁶) or "1.5 GiB" (2³⁰).
-
-    Raises:
-        ValueError: It is neither, or 2⁶³ and more.
-    """
+    """A number of bytes, ≥ 1, from a number or a text such as "200MB" (10⁶) or "1.5 GiB" (2³⁰); else ValueError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(size).lower())
     if isinstance(size, bool) or match is None or match[2] not in _UNITS:
         raise ValueError(f"a size must be a number of bytes, or a text such as '200MB' or '1.5GiB', got {size!r}")
