@@ -9,15 +9,19 @@ from by_hand import LEARNING_RATES
 from experiment_cases import click_log, dataset_of, tiny_log, trained
 from paper_command import Run
 from sparsegroup.data import PreparedLog, prepare
-from sparsegroup.training import read_config
+from sparsegroup.training import Config
+from sparsegroup_paper.datasets import PLAIN
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.report import read_report
+
+TINY = {"model": "mlp", "dim": 2, "hidden": [4], "batch_size": 100}
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Path:
     """Settings for a tiny log, beside it."""
-    content = {"model": {"name": "mlp", "dim": 2, "hidden": [4]}, "training": {"batch_size": 100}}
+    model = {"name": TINY["model"], "dim": TINY["dim"], "hidden": TINY["hidden"]}
+    content = {"model": model, "training": {"batch_size": TINY["batch_size"]}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))
     click_log(tmp_path / "tiny.csv")
     return tmp_path / "tiny.yaml"
@@ -38,7 +42,7 @@ def test_the_command_makes_a_report_and_makes_no_run_twice(settings: Path, run: 
     assert [column.name for column in table.columns] == ["optimizer", "learning rate", "validation AUC", "± sd", "mark"]
     assert len(table.rows) == 2 * len(LEARNING_RATES)
     pages = [(out / name).read_text() for name in ("report.html", "report.md")]
-    log, config = PreparedLog(out / "log"), read_config(settings, {})
+    log, config = PreparedLog(out / "log"), Config.of(**PLAIN | TINY)
     size = config.training.batch_size
     for name, lr, auc, deviation, _ in table.rows:
         one = config.replace(optimizer=str(name).lower(), lr=float(lr or 0), l21=0.0)
