@@ -27,7 +27,7 @@ Row = Mapping[str, Cell]
 
 
 def write_overview(folder: Path) -> list[str]:
-    """Write `index.md`, on the reports in the folders beside it.
+    """Write `index.md`, on the reports in its subfolders.
 
     Args:
         folder: Its subfolders are reports.

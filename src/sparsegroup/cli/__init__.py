@@ -13,7 +13,6 @@ from sparsegroup.cli import (
     path,
     predict,
     prepare,
-    synthesize,
     train,
     tune,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "path",
     "predict",
     "prepare",
-    "synthesize",
     "train",
     "tune",
 ]

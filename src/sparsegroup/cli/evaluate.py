@@ -1,7 +1,6 @@
 """`sparsegroup evaluate`."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
-from sparsegroup.cli.options import OF_SCORED_LOG, THE_MODELS, takes_settings
+from sparsegroup.cli.options import OF_SCORED_LOG, THE_MODELS, Model, takes_settings
 from sparsegroup.cli.output import Json, Quiet, Verbose, show
 from sparsegroup.reporting.formatting import count, metric, percent
 
@@ -28,9 +27,7 @@ _MEASURES = {
 @app.command("evaluate")
 @takes_settings(*OF_SCORED_LOG, **THE_MODELS)
 def evaluate_command(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
-    ],
+    model: Model,
     log: Annotated[
         str,
         typer.Argument(
@@ -91,15 +88,15 @@ def _table(*columns: str, title: str | None = None) -> Table:
 
 
 def _overall(found: "EvaluationResult") -> Table:
-    beside = found.baseline
+    of_baseline = found.baseline
     rows = [
-        (name, getattr(found.metrics, measure), None if beside is None else getattr(beside, measure))
+        (name, getattr(found.metrics, measure), None if of_baseline is None else getattr(of_baseline, measure))
         for name, measure in _MEASURES.items()
     ]
     if (gauc := found.gauc) is not None:
         name = f"gAUC by {found.user}, {count(gauc.users)} users of both classes, {percent(gauc.share)} of the rows"
         rows.append((name, gauc.auc, None if found.baseline_gauc is None else found.baseline_gauc.auc))
-    table = _table("", "model", *([] if beside is None else ["baseline"]))
+    table = _table("", "model", *([] if of_baseline is None else ["baseline"]))
     for name, own, theirs in rows:
         table.add_row(name, metric(own), *([] if theirs is None else [metric(theirs)]))
     return table

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,9 @@ LogOrConfig = Annotated[
         "Default: a synthetic log.",
         show_default=False,
     ),
+]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
 ]
 Assignments = Annotated[
     list[str] | None,

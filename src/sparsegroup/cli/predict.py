@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
-from sparsegroup.cli.options import OF_SCORED_LOG, RAW_LOG, THE_MODELS, takes_settings
+from sparsegroup.cli.options import OF_SCORED_LOG, RAW_LOG, THE_MODELS, Model, takes_settings
 from sparsegroup.cli.output import Json, Quiet, Verbose, is_json, show, to_stdout
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ _logger = logging.getLogger(__name__)
 @app.command("predict")
 @takes_settings(*OF_SCORED_LOG, **THE_MODELS)
 def predict_command(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
-    ],
+    model: Model,
     log: Annotated[
         list[str],
         typer.Argument(

@@ -78,7 +78,7 @@ class DrawnChart:
     """A chart on a page."""
 
     title: str
-    last: str  # a figure from it, beside the title
+    last: str  # a figure from it, next to the title
     keys: Sequence[tuple[str, str]]  # label and CSS class of its lines; none where there is only one line
     svg: str | None  # None if no point has a value
     description: str  # the drawing in words

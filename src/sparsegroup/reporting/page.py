@@ -80,7 +80,7 @@ def width(share: float) -> str:
 
 
 def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], summary: Summary) -> str:
-    """The run as an HTML page: key figures beside the baseline's, what is wrong, charts along the pass and of the test
+    """The run as an HTML page: key figures with the baseline's, what is wrong, charts along the pass and of the test
     set, live rows per field, the largest features, settings and versions.
 
     The page loads nothing, holds no script, and is the same for the same arguments.

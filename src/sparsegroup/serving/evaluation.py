@@ -149,19 +149,19 @@ def evaluate_on(
         _check_field(name, log)
     if user is not None and user in log.lists:
         raise UserError(f"`user`: {user} has several values a row; gAUC wants a field of one", "user")
-    window, beside = PredictionWindow(0.0), list[Tensor]()
+    window, baseline_logits = PredictionWindow(0.0), list[Tensor]()
     columns: dict[str, list[tuple[Int64s, Int64s | None]]] = {name: [] for name in fields}
     with numbers_named(log, test.start):
         batches = test.batches()
         if trained.baseline is not None:
-            batches = predicting(trained.baseline, batches, beside)
+            batches = predicting(trained.baseline, batches, baseline_logits)
         for batch, logits in logits_over(trained.model, batches):
             for name, parts in columns.items():
                 parts.append(_keys_of(batch, name, log))
             window.add(batch, logits)
     labels, given = window.labels().astype(np.float64), window.weights()
     weights = np.ones(len(labels)) if given is None else given.astype(np.float64)
-    probabilities, baseline = window.probabilities(), probabilities_of(beside) if beside else None
+    probabilities, baseline = window.probabilities(), probabilities_of(baseline_logits) if baseline_logits else None
     found = {
         name: metrics_by_value(*_keys_and_rows(columns[name]), labels, probabilities, weights, LEAST_ROWS)[:top]
         for name in by

@@ -1,4 +1,4 @@
-"""What a run's test rows say of it: metrics beside the baseline's, curves, and what is wrong, with what to try."""
+"""What a run's test rows say of it: metrics with the baseline's, curves, and what is wrong, with what to try."""
 
 import math
 from collections.abc import Sequence
@@ -67,16 +67,16 @@ def assess(
         return Assessment(warnings=tuple(filter(None, (empty, diverging))))
     labels, weights, own = window.labels(), window.weights(), window.probabilities()
     test = evaluate(labels, own, weights)
-    beside = None if baseline is None else evaluate(labels, baseline, weights)
+    of_baseline = None if baseline is None else evaluate(labels, baseline, weights)
     found = (
         _too_good(test, log),
-        _against_baseline(window, baseline, test, beside),
-        _against_the_mean(window, test, beside),
+        _against_baseline(window, baseline, test, of_baseline),
+        _against_the_mean(window, test, of_baseline),
         _calibration(labels, own, weights, test),
     )
     return Assessment(
         test,
-        beside,
+        of_baseline,
         curves_of(labels, own, weights),
         None if baseline is None else curves_of(labels, baseline, weights),
         tuple(filter(None, (empty, *((diverging,) if diverging else found)))),
@@ -117,10 +117,10 @@ def _is_sure(differences: Sequence[float]) -> bool:
 
 
 def _against_baseline(
-    window: PredictionWindow, baseline: Float64s | None, test: Metrics, beside: Metrics | None
+    window: PredictionWindow, baseline: Float64s | None, test: Metrics, of_baseline: Metrics | None
 ) -> str | None:
     lost = [] if baseline is None else metrics_lost(window, baseline)
-    worse = [f"in {_NAMES[one]}, {getattr(test, one):.4f} against {getattr(beside, one):.4f}" for one in lost]
+    worse = [f"in {_NAMES[one]}, {getattr(test, one):.4f} against {getattr(of_baseline, one):.4f}" for one in lost]
     if not worse:
         return None
     return (
@@ -130,7 +130,7 @@ def _against_baseline(
     )
 
 
-def _against_the_mean(window: PredictionWindow, test: Metrics, beside: Metrics | None) -> str | None:
+def _against_the_mean(window: PredictionWindow, test: Metrics, baseline: Metrics | None) -> str | None:
     entropy = test.normalized_entropy
     if not entropy > 1:
         return None
@@ -139,9 +139,9 @@ def _against_the_mean(window: PredictionWindow, test: Metrics, beside: Metrics |
     if entropy < FAR and not _is_sure([ours.log_loss - theirs.log_loss for ours, theirs in pairs]):
         return None
     why = "Try a lower learning rate (lr), a smaller network, or, if there are several epochs, fewer of them."
-    if beside is not None and beside.normalized_entropy > 1 and entropy < FAR * beside.normalized_entropy:
+    if baseline is not None and baseline.normalized_entropy > 1 and entropy < FAR * baseline.normalized_entropy:
         why = (
-            f"So does the baseline ({beside.normalized_entropy:.3f}): the test rows differ from the training rows, "
+            f"So does the baseline ({baseline.normalized_entropy:.3f}): the test rows differ from the training rows, "
             "perhaps in their share of positives. Try training on rows closer in time, or calibrating on recent ones."
         )
     return f"The model predicts the test rows worse than their mean would: normalized entropy {entropy:.3f}. {why}"

@@ -203,7 +203,7 @@ class RankGroup:
 
 
 SINGLE_PROCESS = RankGroup()
-"""A process by itself."""
+"""A single process."""
 
 
 def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:

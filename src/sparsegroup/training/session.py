@@ -371,12 +371,14 @@ class Session:
     def _finish(self) -> Summary:
         """Evaluate the model on the test rows, and complete the folder; all ranks do."""
         log, trainer, ranks = self.log, self.trainer, self.ranks
-        stream, beside = self.rows.of_range(log.train_rows, len(log), EVALUATED), list[Tensor]()
+        stream, baseline_logits = self.rows.of_range(log.train_rows, len(log), EVALUATED), list[Tensor]()
         if self._baseline is not None:
-            stream = predicting(self._baseline.of_all_ranks(ranks), stream, beside)
+            stream = predicting(self._baseline.of_all_ranks(ranks), stream, baseline_logits)
         predictions = trainer.predictions(stream) if len(log) > log.train_rows else None
-        beside = ranks.all_gather(beside, "the baseline's predictions")
-        assessment = assess(predictions, trainer.history, log, probabilities_of(beside) if beside else None)
+        baseline_logits = ranks.all_gather(baseline_logits, "the baseline's predictions")
+        assessment = assess(
+            predictions, trainer.history, log, probabilities_of(baseline_logits) if baseline_logits else None
+        )
         named = named_features(log, self.model.rows.values(), ranks)
         summary = self._summary(assessment, named)
         finish = partial(self.run.finish, self.config, log, named, trainer.history, summary)

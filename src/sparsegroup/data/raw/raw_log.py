@@ -1,4 +1,4 @@
-"""A raw log to train on as it is: its rows are counted once, and parsed anew in each pass."""
+"""A raw log to train on without preparing it: its rows are counted once and parsed again in each pass."""
 
 import math
 from bisect import bisect_left, bisect_right
