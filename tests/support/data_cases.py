@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from sparsegroup.data.keys import keys_of
 from sparsegroup.data.prepared_log import PreparedLog
@@ -39,6 +40,14 @@ def rows_of(log: PreparedLog, start: int = 0, stop: int | None = None, size: int
             for name in ("keys", "numbers", "labels", "times")
         )
     )
+
+
+def log_at(name: str) -> Path:
+    """A public log, where the folder with them lies beside the checkout."""
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"{name} is not at hand")
+    return path
 
 
 def written(path: Path, content: str | bytes) -> Path:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import click_log
-from test_real_data import log_at
 
+from cli_cases import click_log
 from command import Run
+from data_cases import log_at
 from sparsegroup.data import open_log
 from sparsegroup.serving import open_test_rows, open_trained, read_manifest
 from sparsegroup.training import Config
 from sparsegroup.training.predictions import PredictionWindow, predicted_rows
 
-SCORE = Path(__file__).parents[1] / "examples" / "score_onnx.py"
+SCORE = Path(__file__).parents[2] / "examples" / "score_onnx.py"
 WITHOUT = """
 import runpy, sys
 sys.modules["torch"] = sys.modules["sparsegroup"] = None  # so that importing them fails

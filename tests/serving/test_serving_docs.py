@@ -8,7 +8,7 @@ import xxhash
 
 from sparsegroup.data.keys import keys_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 ROW = re.compile(r"^\| (\d+) \| (?:`([^`]*)`(?: × (\d+))?|(empty)) \| (-?\d+) \| 0x([0-9A-F]{16}) \|$", re.MULTILINE)
 
 

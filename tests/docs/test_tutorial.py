@@ -15,7 +15,7 @@ from cli_cases import summary_of
 from command import Run
 from sparsegroup.data.synthetic import TypedClicks
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ROWS = 12_000
 
 

@@ -14,7 +14,7 @@ from cli_cases import click_log, summary_of
 from command import Run
 from sparsegroup.training.run_folder import RunFolder
 
-SCORE = Path(__file__).parents[1] / "examples" / "score_onnx.py"
+SCORE = Path(__file__).parents[2] / "examples" / "score_onnx.py"
 ROWS, REST = 900, 60
 SMALL = ("--set", "model.hidden=[4]", "--model", "mlp", "--set", "model.dim=2", "--l21", "0", "--threads", "1")
 KINDS = {

@@ -9,7 +9,7 @@ import pytest
 
 from sparsegroup.errors import MODULES, Extra
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODULE_OF = {"mlflow-skinny": "mlflow", "polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 ROOMS: dict[Extra, tuple[str, ...]] = {
     "checkpoint": ("artifact", "checkpoint"),

@@ -13,7 +13,7 @@ from mathml import on_page_content
 from public_api import BESIDES, ROOMS, first_line, inherited_members, public_rooms
 from reference_pages import INDEX, index_page, name_page, on_config
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 PUBLIC = public_rooms(ROOT / "src")
 PAGES = {public.path: public for room in PUBLIC for public in room.own.values()}

@@ -32,7 +32,7 @@ def torchrun(
     folder: Path, ranks: int, *arguments: str, killed: str = "", by: str = "SIGKILL", restarts: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """`train` on so many ranks, in a folder; what it prints."""
-    tests = Path(__file__).parent / "support"
+    tests = Path(__file__).parents[1] / "support"
     path = os.pathsep.join([str(tests), *sys.path])
     return subprocess.run(
         [

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "src" / "sparsegroup", ROOT / "paper" / "src" / "sparsegroup_paper")
 SOURCES = sorted(file for package in PACKAGES for file in package.rglob("*.py"))
 OTHERS = sorted(
@@ -180,6 +180,13 @@ def test_a_small_module_with_one_importer_has_a_reason():
 def test_a_folder_has_at_most_15_files():
     counts = Counter(file.parent.relative_to(PACKAGES[0]).as_posix() for file in PACKAGES[0].rglob("*.py"))
     assert_none([f"{folder}: {count} files" for folder, count in counts.items() if count > LARGE.get(folder, 15)])
+
+
+def test_every_package_has_its_folder_of_tests():
+    packages = {folder.parent.name for folder in PACKAGES[0].glob("*/__init__.py")}
+    assert_none(
+        sorted(packages - {folder.name for folder in (ROOT / "tests").iterdir() if any(folder.glob("test_*.py"))})
+    )
 
 
 def folder_of(module: str) -> Path:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from command import Run
+from data_cases import log_at
 from run_folders import state_of
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 OPTIONS = ["--l21", "1e-5", "--lr"]
 CATEGORIES = ["--columns", "categorical"]
 LOGS = {
@@ -26,13 +26,6 @@ LOGS = {
     ),
     "globo_clicks.csv.xz": (13, 0, 943_734, 104_860, ["--lr", "0.003", "--l21", "1e-4", *CATEGORIES], 0.65),
 }
-
-
-def log_at(name: str) -> Path:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{name} is not at hand")
-    return path
 
 
 @pytest.mark.parametrize("name", LOGS)

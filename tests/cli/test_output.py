@@ -19,7 +19,7 @@ from sparsegroup.cli.output import logged
 from sparsegroup.cli.progress import Heartbeat, training_bar
 from sparsegroup.training import HistoryPoint
 
-RUN_GUIDE = Path(__file__).parents[1] / "docs" / "runs.md"
+RUN_GUIDE = Path(__file__).parents[2] / "docs" / "runs.md"
 COMMANDS = ("train", "evaluate", "predict", "prepare", "export", "apply", "inspect", "demo", "synthesize", "path")
 
 

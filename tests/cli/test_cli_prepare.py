@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from test_cli import click_log
 
+from cli_cases import click_log
 from command import Run
 from sparsegroup.data.prepared_log import PreparedLog
 

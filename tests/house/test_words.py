@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TEXTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
