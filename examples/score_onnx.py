@@ -5,7 +5,7 @@
 EXPORT is a folder that `sparsegroup export` has written; LOG has a header that names the export's columns, may be
 compressed (.gz, .xz), and may have a label column, for the log loss. What the columns were taken for in training, the
 manifest says, and they are read so here. Of Criteo's and Avazu's logs training derives others (see "Preparing a log" in
-docs/click-logs.md): their values must be as it hashed them.
+docs/logs.md): their values must be as it hashed them.
 """
 
 import argparse

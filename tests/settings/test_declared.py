@@ -16,7 +16,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from settings_table import on_page_markdown
+from declared_pages import on_page_markdown
 from sparsegroup.cli import app
 from sparsegroup.cli.app import THREADS
 from sparsegroup.settings.auto import RULES

@@ -1,4 +1,4 @@
-"""The table of keys in docs/serving.md is what the package and xxhash compute."""
+"""The table of keys in docs/formats.md is what the package and xxhash compute."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import xxhash
 
 from sparsegroup.data.keys import keys_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 ROW = re.compile(r"^\| (\d+) \| (?:`([^`]*)`(?: × (\d+))?|(empty)) \| (-?\d+) \| 0x([0-9A-F]{16}) \|$", re.MULTILINE)
 
 
