@@ -24,7 +24,6 @@ BENCHMARKS = {
     "table_growth": ("table_growth.py",),
     "optimizer_step": ("optimizer_step.py",),
     "target_rate": ("target_rate.py",),
-    "precision": ("precision.py",),
     "first_step": ("first_step.py",),
     "serving": ("serving.py",),
     "epoch": ("epoch.py", CRITEO),

@@ -1,119 +1,409 @@
-"""A table on several ranks: bytes on the wire, steps by part, and a model of many ranks that is checked here.
+"""A table on several ranks: bytes on the wire, one rank against two, and AUC with bfloat16 on the wire.
 
 DCN over the fields of a synthetic log of Criteo's shape, Group Adam, gloo; each rank is a process with one thread on
-one core. `bytes` counts what goes to other ranks against the least that can, by our count and by the network card's of
-a network namespace. `steps` times steps on one rank and on two in turns, as a whole and by part, fits a model to the
-parts, and checks it on other batches, dims and rate-limited links; `projection` asks it about 8, 64 and 512 ranks.
-`auc` trains with vectors and gradients in bfloat16 on the wire and in float32, with several seeds.
+one core. `bytes` counts the bytes sent to other ranks against the least that can be sent. `scaling` times steps on one
+rank and on two, which take turns. `auc` trains with float32 and with bfloat16 on the wire, with several seeds.
 
     python benchmarks/sharded.py --data FOLDER              # the page docs/results/several-ranks; 10 minutes
-    python benchmarks/sharded.py --data FOLDER --only auc   # the other figures as they were
+    python benchmarks/sharded.py --data FOLDER --only auc   # keeps the other figures of the page
 """
 
 import json
+import multiprocessing
+import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 import timing
 from panel.logs import shared_logs
-from ranks.crew import Crew
-from ranks.ctr_training import write_log
-from ranks.key_load import KeyDraws
-from ranks.measurements import QUICK, Bench, Extent
-from ranks.projection import Crowd, Projection
-from ranks.scaling_page import page_of
-from ranks.step_model import StepModel
-from ranks.wire_auc import keep, wire_auc
-from sparsegroup.data import SyntheticConfig, open_log, synthetic_log
+from sparsegroup import GroupAdam, HashEmbedding, param_groups
+from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
+from sparsegroup.integrations import data_parallel
+from sparsegroup.kernels.cpu.threads import set_num_threads
+from sparsegroup.models import DCN
+from sparsegroup.table.sharded.exchange import schedule_receivers
+from sparsegroup.training.metrics import evaluate
+from sparsegroup_paper.public_shapes import DATASETS, synthetic_batches
 
-REPORT = Path(__file__).parents[1] / "docs" / "results" / "several-ranks"
-PARTS = ("bytes", "steps", "projection", "auc")
-QUICK_CROWD = Crowd((2, 4), 256, 1024, 2)
-PANEL = ("criteo_sample", "avazu_sample")
-
-
-def steps(bench: Bench) -> None:
-    """Adds the figures of steps and of slow networks, and the model."""
-    with timing.undisturbed() as others:
-        model = bench.time_steps()
-        bench.slow_networks(model)
-    bench.figures |= model.figures() | {"others_cores": others.cores}
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "several-ranks"
+SHAPE = DATASETS["criteo"]
+PATIENCE = 600
+"""Seconds that a call may take."""
 
 
-def projection(known: Mapping[str, float], crowd: Crowd) -> dict[str, float]:
-    """Figures of more ranks, by the model that was fitted."""
-    rows = crowd.batch * crowd.ranks[-1]
-    with tempfile.TemporaryDirectory() as name:
-        write_log(Path(name), rows)
-        draws = {"skewed": KeyDraws.of(Path(name)), "uniform": KeyDraws(None, rows)}
-        return Projection(StepModel.of_figures(known), draws, known["alone_ms"] / 1e3, crowd).figures()
+class Ranks:
+    """Processes with gloo between them. Rank r is on core r, modulo the number of cores."""
+
+    def __init__(self, count: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        spawn = multiprocessing.get_context("spawn")
+        self._pools = [ProcessPoolExecutor(1, spawn, _join, (rank, count, self._folder.name)) for rank in range(count)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in self._pools:
+            pool.shutdown()
+        self._folder.cleanup()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The results of `function(*arguments)` on all ranks."""
+        futures = [pool.submit(function, *arguments) for pool in self._pools]
+        return [future.result(PATIENCE) for future in futures]
 
 
-def aucs(data: Path | None, seeds: int, rows: int) -> dict[str, float]:
-    """AUC with bfloat16 on the wire and without, on the logs of a folder and on a synthetic one."""
-    logs = {"synthetic": synthetic_log(SyntheticConfig(rows=rows))}
-    if data is not None:
-        logs |= {log.name: open_log(log.path) for log in shared_logs(data) if log.name in PANEL}
+def _join(rank: int, ranks: int, folder: str) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    torch.set_num_threads(1)
+    set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(str(Path(folder) / "store"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=PATIENCE))
+
+
+class ShardedModel(nn.Module):
+    """DCN over a table; logits."""
+
+    def __init__(self, fields: int, numbers: int, wire: torch.dtype | None, sharded: bool, seed: int) -> None:
+        super().__init__()
+        group = dist.group.WORLD if sharded else None
+        self.table = HashEmbedding(16, seed=seed, process_group=group, wire_dtype=wire, per_rank=not sharded)
+        self.network = DCN(fields, 16, numbers)
+
+    def forward(self, keys: Tensor, numbers: Tensor) -> Tensor:
+        logits: Tensor = self.network(self.table(keys), numbers if numbers.shape[1] else None)
+        return logits
+
+
+class Steps(NamedTuple):
+    """Some steps of one rank.
+
+    Attributes:
+        seconds: Of each step.
+        sent: Bytes of keys, vectors and gradients that the table has sent to other ranks.
+        distinct: Distinct keys looked up, summed over steps.
+        away: The distinct keys whose rows are on other ranks.
+    """
+
+    seconds: list[float]
+    sent: int
+    distinct: int
+    away: int
+
+
+class Training:
+    """One rank's part of a training on the arrays that `write_log` has written; the table has all of their keys.
+
+    Args:
+        folder: Of the arrays.
+        sharded: Whether the table is divided among the ranks; otherwise each rank trains a separate model.
+        wire: Dtype in which vectors and gradients travel; None: that of the table.
+    """
+
+    def __init__(self, folder: Path, sharded: bool, wire: torch.dtype | None) -> None:
+        torch.manual_seed(0)
+        self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
+        self.arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("keys", "numbers", "labels")]
+        self.model = ShardedModel(len(SHAPE.fields), len(SHAPE.numbers), wire, sharded, 1)
+        self.optimizer = GroupAdam(param_groups(self.model, l21=1e-4), lr=1e-3)
+        self.parallel: nn.Module = data_parallel(self.model) if sharded and self.ranks > 1 else self.model
+        with torch.no_grad():
+            for first in range(0, len(self.arrays[0]), 8192 * self.ranks):
+                self.model.table(self._rows(first, 8192)[0])
+        self.steps(0, 2, 64)
+
+    def _rows(self, first: int, batch: int) -> list[Tensor]:
+        """This rank's part of the batch that starts with row `first`."""
+        rows = slice(first + self.rank * batch, first + (self.rank + 1) * batch)
+        return [torch.from_numpy(array[rows].copy()) for array in self.arrays]
+
+    def steps(self, first: int, count: int, batch: int) -> Steps:
+        """Train on `count` batches from number `first` on, `batch` rows of each on each rank."""
+        whole = batch * self.ranks
+        batches = [
+            self._rows(index % (len(self.arrays[0]) // whole) * whole, batch) for index in range(first, first + count)
+        ]
+        across = self.model.table.across
+        sent = 0 if across is None else across.shards.traffic.sent
+        marks = [perf_counter()]
+        for keys, numbers, labels in batches:
+            self.optimizer.zero_grad()
+            nn.functional.binary_cross_entropy_with_logits(self.parallel(keys, numbers), labels).backward()
+            self.optimizer.step()
+            marks.append(perf_counter())
+        seconds = np.diff(marks).tolist()
+        distinct = [np.unique(keys.numpy()) for keys, *_ in batches]
+        total = sum(map(len, distinct))
+        if across is None:
+            return Steps(seconds, 0, total, 0)
+        away = sum(int((across.shards.routing.ranks_of(keys) != self.rank).sum()) for keys in distinct)
+        return Steps(seconds, across.shards.traffic.sent - sent, total, away)
+
+
+training_of = cache(Training)
+
+
+def run(folder: Path, sharded: bool, first: int, count: int, batch: int, wire: torch.dtype | None = None) -> Steps:
+    """On a rank: some steps of a training, which is created at the first call."""
+    return training_of(folder, sharded, wire).steps(first, count, batch)
+
+
+def write_log(folder: Path, rows: int) -> None:
+    """Rows of a synthetic log with Criteo's fields, as arrays."""
+    parts = []
+    for batch in synthetic_batches(SHAPE, rows, 0):
+        keys = np.stack([batch.column(field.name).to_numpy() for field in SHAPE.fields], 1)
+        numbers = np.stack([batch.column(name).to_numpy() for name in SHAPE.numbers], 1)
+        labels = batch.column("label").to_numpy()
+        parts.append((keys.astype(np.int64), np.log1p(numbers).astype(np.float32), labels.astype(np.float32)))
+    for name, arrays in zip(("keys", "numbers", "labels"), zip(*parts, strict=True), strict=True):
+        np.save(folder / f"{name}.npy", np.concatenate(arrays))
+
+
+def count_bytes(folder: Path, rows: int, worlds: Iterable[int], steps: int) -> dict[str, float]:
+    """Bytes sent to other ranks, and the least that can be sent: a key, its vector and its gradient, once a step."""
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as name, Crew(2) as crew:
-        for log, content in logs.items():
-            keep(content, Path(name, log))
-            found = wire_auc(crew, Path(name, log), seeds).figures()
-            figures |= {f"auc.{log}.{figure}": value for figure, value in found.items()}
+    for count in worlds:
+        with Ranks(count) as ranks:
+            for name, wire, size in (("float32", None, 4), ("bfloat16", torch.bfloat16, 2)):
+                batch = min(2048, rows // (2 * count))
+                done = ranks.call(run, folder, True, 0, steps, batch, wire)
+                samples = count * batch * steps
+                sent, least = (sum(one.sent for one in done), sum(one.away for one in done) * (8 + 2 * 16 * size))
+                figures |= {
+                    f"bytes.{count}_ranks.{name}.per_sample": sent / samples,
+                    f"bytes.{count}_ranks.{name}.least_per_sample": least / samples,
+                    f"bytes.{count}_ranks.{name}.ratio": sent / least,
+                    f"bytes.{count}_ranks.{name}.distinct_per_sample": sum(one.distinct for one in done) / samples,
+                }
     return figures
 
 
-def show(figures: Mapping[str, float]) -> None:
-    timing.show("", ("", "figure"), [(name, f"{value:,.5g}") for name, value in figures.items()])
+def scaling(folder: Path, batches: Sequence[int], rounds: int, steps: int) -> dict[str, float]:
+    """Samples per second of two ranks in units of one: medians and quartiles over rounds, in which they take turns."""
+    figures: dict[str, float] = {}
+    with timing.undisturbed() as others, Ranks(1) as one, Ranks(2) as two:
+        for label, policy in (("scaling", ()), ("scaling_by_default", (os.SCHED_OTHER,))):
+            for ranks in (one, two):
+                for sharded in (False, True):
+                    ranks.call(run, folder, sharded, 0, 1, 64)
+            two.call(schedule_receivers, *policy)
+            found: dict[str, list[float]] = {}
+            for turn in range(rounds):
+
+                def seconds(ranks: Ranks, sharded: bool, batch: int, first: int = turn * steps) -> float:
+                    done = ranks.call(run, folder, sharded, first, steps, batch)
+                    return max(float(np.median(rank.seconds)) for rank in done)
+
+                for batch in batches:
+                    alone = seconds(one, False, batch)
+                    for name, value in (
+                        ("ms_alone", 1e3 * alone),
+                        ("ms_one_rank", 1e3 * seconds(one, True, batch)),
+                        ("weak", 2 * alone / seconds(two, True, batch)),
+                        ("strong", alone / seconds(two, True, batch // 2)),
+                        ("apart", 2 * alone / seconds(two, False, batch)),
+                    ):
+                        found.setdefault(f"{label}.{name}_{batch}", []).append(value)
+            for name, values in found.items():
+                low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+                figures |= (
+                    {name: middle} if ".ms_" in name else {name: middle, f"{name}_low": low, f"{name}_high": high}
+                )
+    return figures | {"others_cores": others.cores}
+
+
+def predictions(file: Path, wire: torch.dtype | None, seed: int) -> Tensor:
+    """On a rank: one pass over the training rows of a log that `save_log` has written; its test probabilities."""
+    keys, numbers, labels, train_rows = torch.load(file)
+    ranks, rank, trained, batch = dist.get_world_size(), dist.get_rank(), int(train_rows), 32
+    torch.manual_seed(seed)
+    model = ShardedModel(keys.shape[1], numbers.shape[1], wire, True, seed)
+    optimizer = GroupAdam(param_groups(model, l21=1e-4), lr=3e-3)
+    parallel = data_parallel(model)
+    for first in range(0, trained // (batch * ranks) * batch * ranks, batch * ranks):
+        rows = slice(first + rank * batch, first + (rank + 1) * batch)
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(parallel(keys[rows], numbers[rows]), labels[rows]).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        part = slice(*(trained + (len(labels) - trained) * at // ranks for at in (rank, rank + 1)))
+        return model(keys[part], numbers[part]).sigmoid()
+
+
+def save_log(log: Log, file: Path) -> None:
+    rows = next(log.batches(0, len(log), len(log)))
+    torch.save([rows.keys, rows.numbers, rows.labels, torch.tensor(log.train_rows)], file)
+
+
+def auc_differences(logs: Mapping[str, Log], seeds: int) -> dict[str, float]:
+    """Test AUC with float32 on the wire, and the paired difference of bfloat16; each seed draws the initialization."""
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder, Ranks(2) as ranks:
+        for name, log in logs.items():
+            file = Path(folder, f"{name}.pt")
+            save_log(log, file)
+            labels, trained = (torch.load(file)[at] for at in (2, 3))
+            aucs = np.array(
+                [
+                    [
+                        evaluate(labels[int(trained) :].numpy(), torch.cat(parts).double().numpy()).auc
+                        for wire in (None, torch.bfloat16)
+                        for parts in [ranks.call(predictions, file, wire, seed)]
+                    ]
+                    for seed in range(seeds)
+                ]
+            )
+            differences = aucs[:, 1] - aucs[:, 0]
+            figures |= {
+                f"auc.{name}.auc": float(aucs[:, 0].mean()),
+                f"auc.{name}.difference": float(differences.mean()),
+                f"auc.{name}.standard_error": float(differences.std(ddof=1) / np.sqrt(seeds)),
+                f"auc.{name}.seeds": float(seeds),
+            }
+    return figures
+
+
+TEXT = """# Several ranks, measured
+
+The bytes that a `HashEmbedding` divided among [several ranks](../../distributed.md) sends, and how fast two ranks are
+on two cores. `python benchmarks/sharded.py --data FOLDER` writes this page: DCN over the 26 fields and 13 numbers of a
+synthetic log of Criteo's shape (Zipf keys), vectors of 16 numbers, Group Adam, `DistributedDataParallel` for the
+network, gloo. Each rank is a process with one thread on one core. More than four ranks, and hosts joined by a network,
+have not been measured.
+
+Machine: {machine}.
+
+## Bytes on the wire
+
+The least that can be sent: each distinct key of a rank's batch whose row is on another rank goes there (8 bytes), its
+vector returns, and its gradient goes, with 4 bytes a number (2 in bfloat16). A rank sends at most {most:.4f} times
+that, with the headers of exchanges. The network's gradients are not counted. 2,048 samples on each rank; larger batches
+have fewer distinct keys a sample.
+
+{bytes}
+
+## bfloat16 on the wire
+
+`wire_dtype=torch.bfloat16` rounds vectors and gradients before they are sent. Test AUC after one pass on two ranks,
+batches of 2 × 32, and the difference with the same seed, which draws the initialization: mean ± standard error over
+{seeds:.0f} seeds.
+
+{auc}
+
+## From one process to two
+
+Samples per second of two ranks on two cores, in units of one process without a group on one core; they take turns,
+medians over rounds (quartiles in brackets). *Weak*: each rank has the batch of the one process; *strong*: half of it.
+*Apart*: two processes train separate models without any communication, which is the limit of the machine. *One rank*: a
+group of one, in units of the process without a group. Other processes used {others_cores:.1f} cores.
+
+{scaling}
+
+The same with gloo's receiving threads scheduled as the system does by default. Such a thread retries for its
+connection's lock while the sending thread holds it; if both share a core and the sender is interrupted, an exchange
+waits until the time slice ends, 3 to 4 ms later. `sparsegroup` therefore schedules these threads (`SCHED_BATCH`, on
+Linux) so that they do not interrupt others; on hosts with a spare core for each rank nothing changes.
+
+{scaling_by_default}
+"""
+BYTES = {"distinct_per_sample": 2, "least_per_sample": 2, "per_sample": 2, "ratio": 4}
+"""Figures of the table of bytes, with their digits."""
+
+
+def page_of(figures: Mapping[str, Any]) -> str:
+    """The page of the documentation."""
+
+    def named(prefix: str, suffix: str) -> Iterator[str]:
+        found = (name for name in figures if name.startswith(prefix) and name.endswith(suffix))
+        return (name.removeprefix(prefix).removesuffix(suffix) for name in found)
+
+    def ratio(name: str) -> str:
+        return f"{figures[name]:.2f} ({figures[f'{name}_low']:.2f} – {figures[f'{name}_high']:.2f})"
+
+    def scaled(label: str) -> str:
+        lines = []
+        for batch in named(f"{label}.ms_alone_", ""):
+            alone, one_rank = (figures[f"{label}.{name}_{batch}"] for name in ("ms_alone", "ms_one_rank"))
+            ratios = (ratio(f"{label}.{kind}_{batch}") for kind in ("weak", "strong", "apart"))
+            lines.append((f"{int(batch):,}", f"{alone:.2f}", f"{alone / one_rank:.2f}", *ratios))
+        return timing.markdown(("batch", "ms, one process", "one rank", "weak", "strong", "apart"), lines)
+
+    sent = [
+        (
+            case.replace("_", " ").replace(".", ", "),
+            *(f"{figures[f'bytes.{case}.{name}']:.{digits}f}" for name, digits in BYTES.items()),
+        )
+        for case in named("bytes.", ".ratio")
+    ]
+    aucs = [
+        (
+            log.replace("_", "\\_"),
+            f"{figures[f'auc.{log}.auc']:.4f}",
+            f"{figures[f'auc.{log}.difference']:+.5f} ± {figures[f'auc.{log}.standard_error']:.5f}",
+        )
+        for log in named("auc.", ".difference")
+    ]
+    return TEXT.format(
+        machine=figures["machine"],
+        others_cores=figures["others_cores"],
+        most=max(value for name, value in figures.items() if name.startswith("bytes.") and name.endswith(".ratio")),
+        bytes=timing.markdown(("", "distinct keys a sample", "least bytes a sample", "sent", "ratio"), sent),
+        seeds=figures["auc.synthetic.seeds"],
+        auc=timing.markdown(("log", "AUC, float32", "bfloat16 − float32"), aucs),
+        scaling=scaled("scaling"),
+        scaling_by_default=scaled("scaling_by_default"),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = timing.parser(__doc__, quick="a short log, two seeds, few steps, and no report")
+    parts = ("bytes", "scaling", "auc")
+    parser = timing.parser(__doc__, quick="a short log, two seeds, few steps, and no page")
     parser.add_argument("--data", type=Path, help="folder of the public logs, for `auc`")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--seeds", type=int, help="of `auc`, at least 2; default: 8")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
     parser.add_argument("--report", type=Path, help="folder of the page; default: docs/results/several-ranks")
     given = parser.parse_args(argv)
-    extent = QUICK if given.quick else Extent()
-    machine = timing.machine()
+    quick, machine = given.quick, timing.machine()
     print(machine, flush=True)
-    report = given.report or (None if given.quick else REPORT)
-    known = _known(report)
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_log(folder, extent.rows)
-        bench = Bench(folder, extent)
+        folder, rows = Path(name), 1 << (12 if quick else 17)
+        write_log(folder, rows)
         if "bytes" in given.only:
-            bench.count_bytes()
-        if "steps" in given.only:
-            steps(bench)
-        figures |= bench.figures
-    if "projection" in given.only:
-        figures |= projection({**known, **figures}, QUICK_CROWD if given.quick else Crowd())
+            figures |= count_bytes(folder, rows, (2,) if quick else (2, 4), 4 if quick else 16)
+        if "scaling" in given.only:
+            figures |= scaling(folder, (64, 256), 1, 4) if quick else scaling(folder, (512, 2048, 8192), 5, 16)
     if "auc" in given.only:
-        figures |= aucs(given.data, given.seeds or (2 if given.quick else 8), 2_000 if given.quick else 75_000)
-    show(figures)
+        logs: dict[str, Log] = {"synthetic": synthetic_log(SyntheticConfig(rows=2_000 if quick else 75_000))}
+        for log in shared_logs(given.data) if given.data else ():
+            if log.name in ("criteo_sample", "avazu_sample"):
+                logs[log.name] = open_log(log.path)
+        figures |= auc_differences(logs, 2 if quick else 8)
+    timing.show("", ("", "figure"), [(name, f"{value:,.5g}") for name, value in figures.items()])
     timing.write_json(given.json, figures)
-    if report is not None:
-        parts = {name.split(".")[0] for name in figures}
-        kept = {name: value for name, value in known.items() if name.split(".")[0] not in parts}
-        _write(report, {**kept, **figures, "machine": machine})
-
-
-def _known(report: Path | None) -> dict[str, Any]:
-    """Figures of earlier runs."""
-    path = None if report is None else report / "results.json"
-    return json.loads(path.read_text()) if path is not None and path.exists() else {}
-
-
-def _write(folder: Path, results: Mapping[str, Any]) -> None:
-    """The page and its figures."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / "index.md").write_text(page_of(results))
+    page = given.report or (None if quick else PAGE)
+    if page is not None:
+        page.mkdir(parents=True, exist_ok=True)
+        results = page / "results.json"
+        earlier = json.loads(results.read_text()) if results.exists() else {}
+        kept = {name: value for name, value in earlier.items() if name.split(".")[0] not in given.only}
+        all_figures = kept | figures | {"machine": machine}
+        results.write_text(json.dumps(all_figures, indent=1) + "\n")
+        (page / "index.md").write_text(page_of(all_figures))
 
 
 if __name__ == "__main__":

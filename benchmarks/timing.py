@@ -43,6 +43,13 @@ def show(title: str, columns: Iterable[str], lines: Iterable[Iterable[str]]) -> 
     Console(width=120).print(table)
 
 
+def markdown(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """A table of a page, its first column to the left and the others to the right."""
+    first, *others = columns
+    rows = [[first, *others], ["---", *["---:"] * len(others)], *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def seconds(run: Callable[..., object], *arguments: object) -> float:
     start = perf_counter()
     run(*arguments)

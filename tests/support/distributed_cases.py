@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,8 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-
-from ranks.crew import answer_calls
 
 WORLD = 2
 PATIENCE = 100  # seconds
@@ -91,5 +90,13 @@ def _serve(rank: int, world: int, folder: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    answer_calls(pipe)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            break
+        try:
+            pipe.send((False, function(*arguments)))
+        except BaseException:
+            pipe.send((True, traceback.format_exc()))
     dist.destroy_process_group()
