@@ -4,7 +4,7 @@
     python -m benchmarks table_step epoch              # some of them
     python -m benchmarks --data FOLDER out_of_the_box  # the public logs are in FOLDER
 
-Each result is `results/NAME.json`, with the machine and the commit; batch_sizes, sharded and out_of_the_box also write
+Each result is `results/NAME.json`, with the machine and the commit; sharded and out_of_the_box also write
 their page in docs/results. A test compares the documentation with these files.
 """
 
@@ -23,20 +23,11 @@ BENCHMARKS = {
     "table_step": ("table_step.py",),
     "table_growth": ("table_growth.py",),
     "optimizer_step": ("optimizer_step.py",),
-    "target_rate": ("target_rate.py",),
     "first_step": ("first_step.py",),
     "serving": ("serving.py",),
     "epoch": ("epoch.py", CRITEO),
-    "batch_sizes": ("batch_sizes.py", CRITEO),
     "memory": ("memory.py",),
     "size_at_scale": ("size_at_scale.py",),
-    "state_dtype": (
-        "state_dtype.py",
-        "--data",
-        "synthetic",
-        f"{DATA}/criteo_sample.txt.xz",
-        f"{DATA}/avazu_sample.csv.xz",
-    ),
     "row_state": (
         "row_state.py",
         *(f"{DATA}/{name}" for name in ("criteo_sample.txt.xz", "avazu_sample.csv.xz", "globo_clicks.csv.xz")),
@@ -88,7 +79,7 @@ def _command(name: str, arguments: argparse.Namespace, folder: Path) -> list[str
     if arguments.quick:
         if name.startswith(NOT_SHORT):
             return None
-        pages = ["--report", str(folder)] if script in ("batch_sizes.py", "out_of_the_box.py", "sharded.py") else []
+        pages = ["--report", str(folder)] if script in ("out_of_the_box.py", "sharded.py") else []
         return [*command, "--quick", *pages, "--json", str(folder / f"{name}.json")]
     if any(DATA in argument for argument in rest) and arguments.data is None:
         return None

@@ -28,8 +28,7 @@ import torch
 from torch import nn
 
 import timing
-from plain import PLAIN
-from plain_loop import Ids, PlainModel, train_plainly
+from plain_loop import PLAIN, Ids, PlainModel, train_plainly
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import criteo
@@ -51,9 +50,6 @@ WINDOW = 786_000
 
 MARKS = (1_000_000, 10_000_000, 39_000_000)
 """Samples up to which, and from the mark before on, the speed is given."""
-
-
-SCORED = ("read", "evaluated", "predicted", "served")
 
 
 class Beginning(LogView):
@@ -222,9 +218,7 @@ def main() -> None:
         with timing.undisturbed():
             speed, figures = ours(log)
         peak = timing.peak_memory()
-        print(f"{log.train_rows:,} samples: {speed:,.0f}/s, {figures['seconds']:.0f} s with the test set, ", end="")
-        print(f"peak {peak / 2**30:.2f} GiB")
-        print(", ".join(f"{name} {value:,.4g}" for name, value in figures.items()), flush=True)
+        print(f"{log.train_rows:,} samples: {speed:,.0f}/s, {figures['seconds']:.0f} s with the test set", flush=True)
         figures |= {"samples_per_s": speed, "peak_bytes": float(peak)}
         with timing.undisturbed():
             figures["samples_per_s_slice"], parts = ours(Beginning(log, samples))
@@ -245,16 +239,9 @@ def main() -> None:
     figures["speedup_vs_sparse_adam_8192"] = figures["samples_per_s_8192"] / max(sparse_large)
     for name in ("sparse_adam", "dense_adam"):
         figures[f"speedup_vs_{name}"] = figures["samples_per_s_slice"] / figures[f"samples_per_s_{name}"]
-    print(f"the first {samples:,} samples: ours {figures['samples_per_s_slice']:,.0f}/s", end="")
-    for name in ("39_fields", "raw", "sparse_adam", "dense_adam"):
-        print(f", {name.replace('_', ' ')} {figures[f'samples_per_s_{name}']:,.0f}", end="")
-    print(f"; {figures['speedup_vs_sparse_adam']:.2f} times SparseAdam, {figures['speedup_vs_dense_adam']:.0f} Adam")
-    print(f"by batches of {LARGE:,}: ours {figures['samples_per_s_8192']:,.0f}/s, ", end="")
-    print(f"{figures['speedup_vs_sparse_adam_8192']:.2f} times SparseAdam")
-    print(", ".join(f"{name} {figures[name]:.0%}" for name in ("busy", "busy_slice", "busy_8192")) + " of the cores")
-    print(", ".join(f"{name} {figures[f'{name}_per_s']:,.0f}/s" for name in SCORED) + " by batches of 4,096")
-    parts = {name[3:]: value for name, value in figures.items() if name.startswith("ms_")}
-    print("ours by stage, ms a batch: " + ", ".join(f"{name} {part:.3f}" for name, part in parts.items()))
+    timing.show(
+        f"slices: the first {samples:,} samples", ("", ""), ((key, f"{value:,.4g}") for key, value in figures.items())
+    )
     timing.write_json(arguments.json, figures)
 
 

@@ -15,7 +15,7 @@ from statistics import mean
 import torch
 
 import timing
-from plain import PLAIN
+from plain_loop import PLAIN
 from sparsegroup.data import Log, open_log
 from sparsegroup.training import Config
 from sparsegroup.training.plan import EpochPlan

@@ -17,7 +17,7 @@ from statistics import mean, stdev
 import torch
 
 import timing
-from plain import PLAIN
+from plain_loop import PLAIN
 from sparsegroup.data import Log, open_log
 from sparsegroup.serving.frozen import encode
 from sparsegroup.table import HashEmbedding

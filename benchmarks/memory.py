@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-import plain
+import plain_loop
 import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
@@ -68,7 +68,7 @@ def one_pass(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[st
     """A pass with these settings, and what it came to."""
     set_num_threads(threads)
     torch.set_num_threads(1)
-    log, config = PreparedLog(folder), Config.of(**plain.PLAIN | settings)
+    log, config = PreparedLog(folder), Config.of(**plain_loop.PLAIN | settings)
     model, optimizer = config.build(log)
     sizes: list[int] = []
     history: list[HistoryPoint] = []
@@ -103,41 +103,29 @@ def one_pass(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[st
     return figures
 
 
-def in_a_process(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[str, float]:
-    """The same in a new process, whose peak of memory is its own."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(one_pass, dict(settings), folder, threads).result()
-
-
-def table_of(found: Mapping[str, dict[str, float]]) -> None:
-    """Print what came out."""
-    whole = found["all"]
-    points = [f"at {share:.0%}" for share in POINTS]
-    columns = ["", "test AUC", "rate", *points, "end", "most, MB", "of all", "peak, MB", "samples/s", "ratio"]
-    lines = []
-    for name, figures in found.items():
-        sizes = [figures[f"table_bytes_at_{share:.0%}"] for share in POINTS] + [figures["table_bytes"]]
-        lines.append(
-            [
-                name,
-                f"{figures['test_auc']:.4f}",
-                f"{figures['feature_rate']:.4f}",
-                *(f"{size / 1e6:,.0f}" for size in [*sizes, figures["most_table_bytes"]]),
-                f"{figures['most_table_bytes'] / whole['most_table_bytes']:.1%}",
-                f"{figures['peak_bytes'] / 1e6:,.0f}",
-                f"{figures['samples_per_s']:,.0f}",
-                f"{figures['samples_per_s'] / whole['samples_per_s']:.2f}",
-            ]
-        )
-    timing.show(f"{whole['features_seen']:,.0f} features seen in training", columns, lines)
+def show(found: Mapping[str, dict[str, float]]) -> None:
+    columns = ("test_auc", "feature_rate", *(f"table_bytes_at_{share:.0%}" for share in POINTS))
+    columns += ("table_bytes", "most_table_bytes", "peak_bytes", "samples_per_s")
+    lines = (
+        (name, *(f"{figures[key] / 1e6:,.0f} MB" if "bytes" in key else f"{figures[key]:,.5g}" for key in columns))
+        for name, figures in found.items()
+    )
+    timing.show(f"{found['all']['features_seen']:,.0f} features seen in training", ("", *columns), lines)
 
 
 def run(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """All contenders, one after the other."""
-    found = {"all": in_a_process({**PLAIN, "l21": 0.0}, folder, arguments.threads)}
-    wanted = contenders(found["all"]["most_table_bytes"])
-    for name in arguments.only or wanted:
-        found[name] = in_a_process(wanted[name], folder, arguments.threads)
+
+    def in_a_process(settings: Mapping[str, Any]) -> dict[str, float]:
+        """A pass in a new process, whose peak of memory is its own."""
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(one_pass, dict(settings), folder, arguments.threads).result()
+
+    found = {"all": in_a_process({**PLAIN, "l21": 0.0})}
+    for name, settings in contenders(found["all"]["most_table_bytes"]).items():
+        if arguments.only and name not in arguments.only:
+            continue
+        found[name] = in_a_process(settings)
         print(name, {key: round(value, 4) for key, value in found[name].items()}, flush=True)
         timing.write_json(
             arguments.json, {f"{one}_{key}": value for one, part in found.items() for key, value in part.items()}
@@ -158,7 +146,7 @@ def main() -> None:
             shape = DATASETS["criteo"]
             synthesize(shape if arguments.quick else replace(shape, full_rows=rows), rows, folder)
         with timing.undisturbed():
-            table_of(run(folder, arguments))
+            show(run(folder, arguments))
 
 
 if __name__ == "__main__":

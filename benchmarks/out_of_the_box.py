@@ -25,8 +25,7 @@ from panel.baselines import BaselineCache, installed
 from panel.contest import OURS, contest
 from panel.logs import PanelLog, kinds_in_words, shared_logs
 from panel.ours import own_run
-from panel.panel_page import page_of
-from panel.panel_plot import plot_contest
+from panel.page import page_of, plot_contest
 from sparsegroup.data.schema import TEST_FRACTION
 from sparsegroup.data.synthetic import LABEL_COLUMN, TypedClicks, write_clicks
 

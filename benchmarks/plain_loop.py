@@ -1,6 +1,6 @@
-"""The plain loop that users have today: `nn.Embedding` over ready-made ids, and torch's own optimizers."""
+"""The plain settings of benchmarks, and the plain loop: `nn.Embedding` over ready-made ids, torch's own optimizers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
@@ -10,6 +10,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sparsegroup.data import PreparedLog
 from sparsegroup.models import DCN
+
+PLAIN = {
+    "model": "dcn",
+    "number_buckets": 0,
+    "standardize": False,
+    "base_rate": False,
+    "batch_size": 512,
+    "shuffle_buffer": 0,
+}
+"""Explicit settings, so that a benchmark measures the same if a default changes."""
 
 
 class Ids(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
@@ -26,13 +36,11 @@ class Ids(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
 class PlainModel(nn.Module):
     """DCN over `nn.Embedding`."""
 
-    def __init__(
-        self, log: PreparedLog, rows: int, dim: int, *, sparse: bool, hidden: Sequence[int] = (64, 64)
-    ) -> None:
+    def __init__(self, log: PreparedLog, rows: int, dim: int, *, sparse: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(rows, dim, sparse=sparse)
         nn.init.normal_(self.embedding.weight, std=0.01)
-        self.network = DCN(len(log.fields), dim, len(log.numbers), hidden)
+        self.network = DCN(len(log.fields), dim, len(log.numbers))
 
     def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
         logits: Tensor = self.network(self.embedding(ids), numbers if numbers.shape[1] else None)

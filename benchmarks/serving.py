@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import checkpoints
 import timing
-from plain import PLAIN
+from plain_loop import PLAIN
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim import GroupOptimizer

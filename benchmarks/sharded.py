@@ -11,6 +11,7 @@ rank and on two, which take turns. `auc` trains with float32 and with bfloat16 o
 import json
 import multiprocessing
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +19,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -26,15 +27,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import timing
-from panel.logs import shared_logs
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
-from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
 from sparsegroup.integrations import data_parallel
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import DCN
-from sparsegroup.table.sharded.exchange import schedule_receivers
-from sparsegroup.training.metrics import evaluate
 from sparsegroup_paper.public_shapes import DATASETS, synthetic_batches
+
+if TYPE_CHECKING:
+    from sparsegroup.data import Log
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "several-ranks"
 SHAPE = DATASETS["criteo"]
@@ -194,35 +194,28 @@ def count_bytes(folder: Path, rows: int, worlds: Iterable[int], steps: int) -> d
 
 def scaling(folder: Path, batches: Sequence[int], rounds: int, steps: int) -> dict[str, float]:
     """Samples per second of two ranks in units of one: medians and quartiles over rounds, in which they take turns."""
-    figures: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     with timing.undisturbed() as others, Ranks(1) as one, Ranks(2) as two:
-        for label, policy in (("scaling", ()), ("scaling_by_default", (os.SCHED_OTHER,))):
-            for ranks in (one, two):
-                for sharded in (False, True):
-                    ranks.call(run, folder, sharded, 0, 1, 64)
-            two.call(schedule_receivers, *policy)
-            found: dict[str, list[float]] = {}
-            for turn in range(rounds):
 
-                def seconds(ranks: Ranks, sharded: bool, batch: int, first: int = turn * steps) -> float:
-                    done = ranks.call(run, folder, sharded, first, steps, batch)
-                    return max(float(np.median(rank.seconds)) for rank in done)
+        def seconds(ranks: Ranks, sharded: bool, turn: int, batch: int) -> float:
+            done = ranks.call(run, folder, sharded, turn * steps, steps, batch)
+            return max(float(np.median(rank.seconds)) for rank in done)
 
-                for batch in batches:
-                    alone = seconds(one, False, batch)
-                    for name, value in (
-                        ("ms_alone", 1e3 * alone),
-                        ("ms_one_rank", 1e3 * seconds(one, True, batch)),
-                        ("weak", 2 * alone / seconds(two, True, batch)),
-                        ("strong", alone / seconds(two, True, batch // 2)),
-                        ("apart", 2 * alone / seconds(two, False, batch)),
-                    ):
-                        found.setdefault(f"{label}.{name}_{batch}", []).append(value)
-            for name, values in found.items():
-                low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
-                figures |= (
-                    {name: middle} if ".ms_" in name else {name: middle, f"{name}_low": low, f"{name}_high": high}
-                )
+        for turn in range(rounds):
+            for batch in batches:
+                alone = seconds(one, False, turn, batch)
+                for name, value in (
+                    ("ms_alone", 1e3 * alone),
+                    ("ms_one_rank", 1e3 * seconds(one, True, turn, batch)),
+                    ("weak", 2 * alone / seconds(two, True, turn, batch)),
+                    ("strong", alone / seconds(two, True, turn, batch // 2)),
+                    ("apart", 2 * alone / seconds(two, False, turn, batch)),
+                ):
+                    found.setdefault(f"scaling.{name}_{batch}", []).append(value)
+    quantiles = {"_low": 0.25, "": 0.5, "_high": 0.75}
+    figures = {
+        name + at: float(np.quantile(values, q)) for name, values in found.items() for at, q in quantiles.items()
+    }
     return figures | {"others_cores": others.cores}
 
 
@@ -245,13 +238,15 @@ def predictions(file: Path, wire: torch.dtype | None, seed: int) -> Tensor:
         return model(keys[part], numbers[part]).sigmoid()
 
 
-def save_log(log: Log, file: Path) -> None:
+def save_log(log: "Log", file: Path) -> None:
     rows = next(log.batches(0, len(log), len(log)))
     torch.save([rows.keys, rows.numbers, rows.labels, torch.tensor(log.train_rows)], file)
 
 
-def auc_differences(logs: Mapping[str, Log], seeds: int) -> dict[str, float]:
+def auc_differences(logs: Mapping[str, "Log"], seeds: int) -> dict[str, float]:
     """Test AUC with float32 on the wire, and the paired difference of bfloat16; each seed draws the initialization."""
+    from sparsegroup.training.metrics import evaluate  # the ranks import this module without it
+
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, Ranks(2) as ranks:
         for name, log in logs.items():
@@ -313,13 +308,6 @@ medians over rounds (quartiles in brackets). *Weak*: each rank has the batch of 
 group of one, in units of the process without a group. Other processes used {others_cores:.1f} cores.
 
 {scaling}
-
-The same with gloo's receiving threads scheduled as the system does by default. Such a thread retries for its
-connection's lock while the sending thread holds it; if both share a core and the sender is interrupted, an exchange
-waits until the time slice ends, 3 to 4 ms later. `sparsegroup` therefore schedules these threads (`SCHED_BATCH`, on
-Linux) so that they do not interrupt others; on hosts with a spare core for each rank nothing changes.
-
-{scaling_by_default}
 """
 BYTES = {"distinct_per_sample": 2, "least_per_sample": 2, "per_sample": 2, "ratio": 4}
 """Figures of the table of bytes, with their digits."""
@@ -334,14 +322,6 @@ def page_of(figures: Mapping[str, Any]) -> str:
 
     def ratio(name: str) -> str:
         return f"{figures[name]:.2f} ({figures[f'{name}_low']:.2f} – {figures[f'{name}_high']:.2f})"
-
-    def scaled(label: str) -> str:
-        lines = []
-        for batch in named(f"{label}.ms_alone_", ""):
-            alone, one_rank = (figures[f"{label}.{name}_{batch}"] for name in ("ms_alone", "ms_one_rank"))
-            ratios = (ratio(f"{label}.{kind}_{batch}") for kind in ("weak", "strong", "apart"))
-            lines.append((f"{int(batch):,}", f"{alone:.2f}", f"{alone / one_rank:.2f}", *ratios))
-        return timing.markdown(("batch", "ms, one process", "one rank", "weak", "strong", "apart"), lines)
 
     sent = [
         (
@@ -358,6 +338,11 @@ def page_of(figures: Mapping[str, Any]) -> str:
         )
         for log in named("auc.", ".difference")
     ]
+    scaled = []
+    for batch in (name.removeprefix("scaling.weak_") for name in figures if re.fullmatch(r"scaling\.weak_\d+", name)):
+        alone, one_rank = (figures[f"scaling.{name}_{batch}"] for name in ("ms_alone", "ms_one_rank"))
+        ratios = (ratio(f"scaling.{kind}_{batch}") for kind in ("weak", "strong", "apart"))
+        scaled.append((f"{int(batch):,}", f"{alone:.2f}", f"{alone / one_rank:.2f}", *ratios))
     return TEXT.format(
         machine=figures["machine"],
         others_cores=figures["others_cores"],
@@ -365,8 +350,7 @@ def page_of(figures: Mapping[str, Any]) -> str:
         bytes=timing.markdown(("", "distinct keys a sample", "least bytes a sample", "sent", "ratio"), sent),
         seeds=figures["auc.synthetic.seeds"],
         auc=timing.markdown(("log", "AUC, float32", "bfloat16 − float32"), aucs),
-        scaling=scaled("scaling"),
-        scaling_by_default=scaled("scaling_by_default"),
+        scaling=timing.markdown(("batch", "ms, one process", "one rank", "weak", "strong", "apart"), scaled),
     )
 
 
@@ -388,6 +372,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "scaling" in given.only:
             figures |= scaling(folder, (64, 256), 1, 4) if quick else scaling(folder, (512, 2048, 8192), 5, 16)
     if "auc" in given.only:
+        from panel.logs import shared_logs
+        from sparsegroup.data import SyntheticConfig, open_log, synthetic_log
+
         logs: dict[str, Log] = {"synthetic": synthetic_log(SyntheticConfig(rows=2_000 if quick else 75_000))}
         for log in shared_logs(given.data) if given.data else ():
             if log.name in ("criteo_sample", "avazu_sample"):

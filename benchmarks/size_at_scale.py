@@ -12,12 +12,12 @@ those of what is served follow from the rate.
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-import plain
+import plain_loop
 import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
@@ -32,7 +32,7 @@ ROWS, QUICK_ROWS, BATCH = 10_000_000, 300_000, 2_048
 L21S = (1e-4, 4e-4, 1.5e-3)
 FINE_TUNED = (0.0, 0.1)
 PLAIN = Config.of(
-    **plain.PLAIN | {"dim": 8, "optimizer": "adam", "lr": 1e-3, "l21": 0.0, "batch_size": BATCH, "fallback": False}
+    **plain_loop.PLAIN | {"dim": 8, "optimizer": "adam", "lr": 1e-3, "l21": 0.0, "batch_size": BATCH, "fallback": False}
 )
 
 
@@ -68,16 +68,10 @@ def pruned(log: PreparedLog, rates: list[float]) -> Iterator[tuple[str, dict[str
         )
 
 
-def all_of(log: PreparedLog, only: Sequence[str]) -> Iterator[tuple[str, dict[str, float]]]:
-    """Every contender's name and figures, as they are there.
-
-    Args:
-        log: The log.
-        only: Methods under a target that are wanted, beside those without; none for all.
-    """
+def all_of(log: PreparedLog) -> Iterator[tuple[str, dict[str, float]]]:
+    """Every contender's name and figures."""
     yield "all", one_pass(log, PLAIN)
-    if not only:
-        yield "all_adagrad", one_pass(log, PLAIN.replace(optimizer="adagrad", lr=0.03))
+    yield "all_adagrad", one_pass(log, PLAIN.replace(optimizer="adagrad", lr=0.03))
     rates = []
     for number, l21 in enumerate(L21S):
         found = one_pass(log, PLAIN.replace(l21=l21))
@@ -91,16 +85,13 @@ def all_of(log: PreparedLog, only: Sequence[str]) -> Iterator[tuple[str, dict[st
             ("recommended", {"penalty": "hard", "fallback": True, "optimizer": "adagrad", "lr": 0.03}),
             ("recommended_lasso", {"penalty": "lasso", "fallback": True, "optimizer": "adagrad", "lr": 0.03}),
         ):
-            if not only or name in only:
-                yield f"{name}_{number}", one_pass(log, PLAIN.replace(target_rate=rate, **settings))
-    if not only:
-        yield from pruned(log, rates)
+            yield f"{name}_{number}", one_pass(log, PLAIN.replace(target_rate=rate, **settings))
+    yield from pruned(log, rates)
 
 
 def main() -> None:
     parser = timing.parser(__doc__, quick=f"{QUICK_ROWS:,} rows")
     parser.add_argument("--log", type=Path, help="a prepared log, in place of the one that is made")
-    parser.add_argument("--only", nargs="*", default=[], help="methods under a target; default: all, and pruning")
     arguments = parser.parse_args()
     set_num_threads(arguments.threads)
     torch.set_num_threads(1)
@@ -114,24 +105,13 @@ def main() -> None:
             if arguments.log
             else synthesize(DATASETS["criteo"], rows, Path(temporary, "log"))
         )
-        for name, found in all_of(log, arguments.only):
+        for name, found in all_of(log):
             print(name, {key: round(value, 5) for key, value in found.items()}, flush=True)
             figures |= {f"{name}_{key}": value for key, value in found.items()}
             timing.write_json(arguments.json, figures)
-            auc, rate, size = found["test_auc"], found["feature_rate"], found["table_bytes"] / 1e6
-            lines.append(
-                [
-                    name,
-                    f"{rate:.4f}",
-                    f"{auc:.4f}",
-                    f"{auc - figures['all_test_auc']:+.4f}",
-                    f"{found['test_log_loss']:.4f}",
-                    f"{size:,.0f}",
-                    f"{found['samples_per_s']:,.0f}" if "samples_per_s" in found else "–",
-                ]
-            )
-    columns = ["", "rate", "test AUC", "to all", "log loss", "table, MB", "samples/s"]
-    timing.show("Test AUC at the same feature rate", columns, lines)
+            columns = ("feature_rate", "test_auc", "test_log_loss", "table_bytes", "samples_per_s")
+            lines.append((name, *(f"{found[key]:,.5g}" if key in found else "–" for key in columns)))
+    timing.show("Test AUC at the same feature rate", ("", *columns), lines)
 
 
 if __name__ == "__main__":

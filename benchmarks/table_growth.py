@@ -22,10 +22,9 @@ from torch import Tensor
 
 import timing
 from sparsegroup import GroupAdam, HashEmbedding
-from table_step import BATCH, CARDINALITIES, DIM, GROUP_ADAM, ROW_BYTES, Clicks, key
+from table_step import BATCH, CARDINALITIES, DIM, GROUP_ADAM, Clicks, key
 
 FIELD = len(CARDINALITIES)  # of the keys that a batch sees for the first time
-INDEX_BYTES = 36  # per row, the target for what is not x, u and moments
 PERCENTILES = {"p50": 50, "p99": 99, "p99.9": 99.9, "max": 100}
 
 
@@ -81,12 +80,8 @@ def grow(
 
 
 def main() -> None:
-    parser = timing.parser(__doc__, quick="a hundredth of the rows, 1,000 new keys a batch")
-    parser.add_argument("--rows-scale", type=float, metavar="SHARE", help="of the rows; default: 1")
-    parser.add_argument("--new-keys", type=int, help="in each batch; default: 4,000")
-    arguments = parser.parse_args()
-    scale = arguments.rows_scale or (0.01 if arguments.quick else 1)
-    replaced = arguments.new_keys or (1000 if arguments.quick else 4000)
+    arguments = timing.parser(__doc__, quick="a hundredth of the rows, 1,000 new keys a batch").parse_args()
+    scale, replaced = (0.01, 1000) if arguments.quick else (1.0, 4000)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     print(timing.machine(), flush=True)
@@ -121,24 +116,17 @@ def main() -> None:
     assert control.num_rows == control_rows == batches.rows, "the control table has grown"
     assert growing.num_rows == len(batches.common_keys) + count * replaced, "the growing table lacks rows"
 
-    bytes_per_row = (at_end - with_control) / growing.num_rows
     figures = {
-        "bytes_per_row": bytes_per_row,
+        "bytes_per_row": (at_end - with_control) / growing.num_rows,
         "peak_bytes_per_row": (timing.peak_memory() - with_control) / growing.num_rows,
         "control_bytes_per_row": (with_control - at_start) / control.num_rows,
-        "target_bytes_per_row": ROW_BYTES + INDEX_BYTES,
     }
     print(f"{growing.num_rows:,} rows in {count:,} steps, {at_end / 2**30:.1f} GiB, {huge / 2**30:.1f} in huge pages")
     print(f"{'ms':<10}" + "".join(f"{name:>9}" for name in PERCENTILES))
     for loop, taken in times.items():
         print(f"{loop:<10}" + "".join(f"{np.percentile(taken, p):>9.3f}" for p in PERCENTILES.values()))
         figures |= {f"{loop}_ms_{name}": float(np.percentile(taken, p)) for name, p in PERCENTILES.items()}
-    figures["growth_max_minus_control_max_ms"] = figures["growth_ms_max"] - figures["control_ms_max"]
-    print(f"the worst step of growth takes {figures['growth_max_minus_control_max_ms']:+.2f} ms of the control's worst")
-    slowest = np.argsort(times["growth"])[:-6:-1]
-    print("slowest: " + ", ".join(f"{times['growth'][i]:.2f} ms at step {i:,}" for i in slowest))
-    print(f"bytes per row: {bytes_per_row:.1f}, at the peak {figures['peak_bytes_per_row']:.1f}; ", end="")
-    print(f"control {figures['control_bytes_per_row']:.1f}; target {figures['target_bytes_per_row']}", flush=True)
+    print("bytes per row: " + ", ".join(f"{name} {size:.1f}" for name, size in figures.items() if "bytes" in name))
     timing.write_json(arguments.json, figures)
 
 

@@ -5,13 +5,16 @@
     fbgemm          FBGEMM's CPU table, exact Adagrad, ready-made ids, as bags of one id each (its fastest way)
     fbgemm_sequence the same table without pooling
     dense_adam      nn.Embedding + torch.optim.Adam(fused=True), ready-made ids
-    random_access   the floor: the same keys' index lines read, their rows read and written, nothing else
 
 The table is Criteo's as the community embeds it: 39 fields, 33.8M rows, d = 8, batches of 512 × 39 keys, none twice.
 In a field of cardinality c the rank of a value is ⌊((c^(1-a) - 1) U + 1)^(1/(1-a))⌋ - 1, a = 1.05, U uniform; a random
 permutation takes ranks to values. Timed are zero_grad, forward, backward from the same ready-made gradient, and step.
 The contenders take turns, all with the same threads, and the figures are medians. All of it runs twice, each time in a
 process of its own: with huge pages for everybody, and without (`…_small_pages`).
+
+`target_…` is the cost of `TargetRate` on the table with huge pages: setting λ21 by a sample of 65,536 rows and of
+8,192, looking at all rows, and a sweep over all of them. `target_share_of_pass` is fifty samples and one of each of the
+last two, over a pass of 88,000 steps, 45M samples, with 3 ms more for each network step.
 
     python benchmarks/table_step.py          # 17 GiB of memory
     pip install --no-deps fbgemm-gpu-cpu==1.8.0     # for fbgemm; optional
@@ -33,8 +36,7 @@ import torch
 from torch import Tensor, nn
 
 import timing
-from random_access import Places
-from sparsegroup import GroupAdam, HashEmbedding
+from sparsegroup import GroupAdam, HashEmbedding, TargetRate
 
 DIM, BATCH, ZIPF = 8, 512, 1.05
 # fmt: off
@@ -89,15 +91,14 @@ def key(field: np.ndarray | int, value: np.ndarray) -> Tensor:
     return torch.from_numpy((field << np.int64(56)) | (value * np.int64(0x5851F42D4C957F2D) & np.int64((1 << 56) - 1)))
 
 
-def ours(clicks: Clicks, huge: bool, first: Tensor, gradient: Tensor) -> tuple[HashEmbedding, GroupAdam]:
-    """A table that holds every key. A first step comes before, as it gives the rows their optimizer's state."""
+def ours(clicks: Clicks, huge: bool) -> tuple[HashEmbedding, GroupAdam]:
+    """A table that holds every key, each stepped once."""
     table = HashEmbedding(DIM, huge_pages=huge)
     optimizer = GroupAdam(table.parameters(), **GROUP_ADAM)
-    table(first).backward(gradient)
-    optimizer.step()
-    with torch.no_grad():
-        for keys in clicks.all_keys():
-            table(keys)
+    for keys in clicks.all_keys(1 << 19):
+        optimizer.zero_grad()
+        table(keys).backward(1e-3 * torch.randn(len(keys), DIM))
+        optimizer.step()
     assert table.num_rows == clicks.cardinalities.sum(), "the table does not hold every key once"
     return table, optimizer
 
@@ -154,7 +155,7 @@ def fbgemm_steps(rows: int, ids: Tensor, gradient: Tensor) -> dict[str, Callable
 
 
 def stages(table: HashEmbedding, optimizer: GroupAdam, batches: Tensor, gradient: Tensor) -> dict[str, float]:
-    """Median ms of the stages of our step. Finer ones, timed inside the table, belong here as well."""
+    """Median ms of the stages of our step."""
     marks = []
     for keys in batches:
         optimizer.zero_grad()
@@ -169,9 +170,25 @@ def stages(table: HashEmbedding, optimizer: GroupAdam, batches: Tensor, gradient
     return dict(zip(("forward", "backward", "step"), medians.tolist(), strict=True))
 
 
-def copy_ms(distinct: float) -> float:
-    """Least ms to copy the bytes of the distinct rows."""
-    return 1e3 * 2 * distinct * ROW_BYTES / timing.copy_bandwidth(1 << 28)
+def target_costs(optimizer: GroupAdam, step_ms: float) -> dict[str, float]:
+    """Median ms of what `TargetRate` does, and its share of a pass."""
+    steps = 88_000
+    targets = {size: TargetRate(optimizer, 0.03, steps=steps, ramp=0, sample=size) for size in (65_536, 8_192)}
+
+    def control(target: TargetRate) -> None:
+        target.count += 1  # another sample
+        target.set_l21(target.sample)
+
+    contenders: dict[str, Callable[[int], object]] = {
+        f"sample_{size}": lambda _, target=target: control(target) for size, target in targets.items()
+    }
+    contenders["all_rows"] = lambda _: targets[65_536].set_l21(0)
+    contenders["sweep"] = lambda _: optimizer.sweep(zero_untrained=True)
+    times = timing.alternate(contenders, 3, dict.fromkeys(contenders, 1))
+    ms = {name: 1e3 * float(np.median(taken)) for name, taken in times.items()}
+    cost = 50 * ms["sample_65536"] + ms["all_rows"] + ms["sweep"]
+    figures = {f"target_ms_{name}": taken for name, taken in ms.items()}
+    return figures | {"target_ms_step": step_ms, "target_share_of_pass": cost / (steps * (step_ms + 3.0))}
 
 
 def measure(pages: str, arguments: Namespace) -> dict[str, float]:
@@ -184,12 +201,8 @@ def measure(pages: str, arguments: Namespace) -> dict[str, float]:
     ids, keys = clicks.ids(values), key(np.arange(values.shape[-1]), values)
     gradient = torch.randn(*values.shape[1:], DIM) / 100
     rows, distinct = int(clicks.cardinalities.sum()), float(np.mean([len(batch.unique()) for batch in ids]))
-    table, optimizer = ours(clicks, pages == "huge", keys[0], gradient)
-    calls = ROUNDS * (per_round + 1)
-    places = [Places.of(table, batch.numpy()) for batch in keys[:calls]]
+    table, optimizer = ours(clicks, pages == "huge")
     contenders = {"ours": training_step(table, optimizer, keys, gradient)}
-    # Of batches that ours has not just had: their rows would still be in the cache.
-    contenders["random_access"] = lambda index: places[(index + calls // 2) % calls].touch()
     sparse, dense = embedding(rows, sparse=True), embedding(rows, sparse=False)
     contenders["sparse_adam"] = training_step(sparse, torch.optim.SparseAdam(sparse.parameters()), ids, gradient)
     contenders |= fbgemm_steps(rows, ids, gradient)
@@ -199,8 +212,9 @@ def measure(pages: str, arguments: Namespace) -> dict[str, float]:
     with timing.undisturbed():
         times = timing.alternate(contenders, ROUNDS, turns)
         parts = stages(table, optimizer, keys[-arguments.batches :], gradient)
-        least = copy_ms(distinct)
-    ms = {name: 1e3 * float(np.median(taken)) for name, taken in times.items()}
+        least = 1e3 * 2 * distinct * ROW_BYTES / timing.copy_bandwidth(1 << 28)
+        ms = {name: 1e3 * float(np.median(taken)) for name, taken in times.items()}
+        costs = target_costs(optimizer, ms["ours"]) if pages == "huge" else {}
 
     resident, huge = timing.memory()
     print(f"{pages} pages: {resident / 2**30:.1f} GiB resident, {huge / 2**30:.1f} GiB of them in huge pages")
@@ -211,28 +225,20 @@ def measure(pages: str, arguments: Namespace) -> dict[str, float]:
     if "fbgemm" not in ms:
         print("fbgemm: not installed, left out")
     print("ours by stage, ms: " + ", ".join(f"{name} {part:.3f}" for name, part in parts.items()))
-    distance = ms["ours"] / ms["random_access"]
-    print(
-        f"to its own index lines and rows, and to nothing else, the table takes {ms['random_access']:.3f} ms: ", end=""
-    )
-    print(f"ours takes {distance:.1f} times as long")
     print(f"a copy of the rows' bytes takes {least:.3f} ms: ours {ms['ours'] / least:.1f} times as long", flush=True)
 
     figures = {f"speedup_vs_{name}": ms[name] / ms["ours"] for name in ms if name != "ours"}
     figures |= {"ms_per_batch": ms["ours"]} | {f"ms_{name}": ms[name] for name in ms if name != "ours"}
     figures |= {f"ms_stage_{name}": part for name, part in parts.items()}
-    figures["distance_to_random_access"] = distance
-    return figures | {"ms_floor": least, "distinct_keys": distinct}
+    print(", ".join(f"{name} {cost:,.4g}" for name, cost in costs.items()))
+    return figures | costs | {"ms_floor": least, "distinct_keys": distinct}
 
 
 def main() -> None:
     parser = timing.parser(__doc__, quick="a hundredth of the rows, 80 batches")
-    parser.add_argument("--batches", type=int, help="to take the medians of; default: 200, 16 for dense_adam")
-    parser.add_argument("--rows-scale", type=float, metavar="SHARE", help="of the rows; default: 1")
     parser.add_argument("--in-process", choices=PAGES, help="measure one kind of pages; set by the benchmark itself")
     arguments = parser.parse_args()
-    arguments.batches = arguments.batches or (80 if arguments.quick else 200)
-    arguments.rows_scale = arguments.rows_scale or (0.01 if arguments.quick else 1)
+    arguments.batches, arguments.rows_scale = (80, 0.01) if arguments.quick else (200, 1.0)
     torch.set_num_threads(arguments.threads)
     if arguments.in_process:
         timing.write_json(arguments.json, measure(arguments.in_process, arguments))

@@ -1,4 +1,4 @@
-"""What the benchmarks of speed share: alternating runs, a GPU's clock, the machine in words, memory, tables, JSON."""
+"""What the benchmarks share: alternating runs, the machine in words, memory, tables, JSON."""
 
 import argparse
 import gc
@@ -110,89 +110,6 @@ def alternate(
             run = partial(seconds, contenders[name])
             times[name].append([run(index) for index in range(first, first + calls[name] + 1)][1:])
     return {name: np.array(taken).ravel() for name, taken in times.items()}
-
-
-class HostEvent:
-    """The host's clock in place of a device's."""
-
-    def record(self) -> None:
-        self.time = perf_counter()
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, later: "HostEvent") -> float:
-        return 1e3 * (later.time - self.time)
-
-
-class DeviceClock:
-    """Medians on a GPU, or with the host's clock on the CPU.
-
-    Args:
-        device: Which is measured.
-        copied: Bytes, several times the device's cache, that are copied once for `bandwidth`, and read before what
-            `ms` measures: so that the cache holds nothing of it, and the host is done with its part in the meantime.
-        repeats: Of which medians are taken.
-
-    Attributes:
-        bandwidth: Bytes read and written per second when torch copies.
-    """
-
-    def __init__(self, device: torch.device, copied: int, repeats: int) -> None:
-        self.device, self.repeats = device, repeats
-        self._event = partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else HostEvent
-        self._other = torch.randn(copied // 4, device=device)
-        target = torch.empty_like(self._other)
-        self.bandwidth = 1e3 * 2 * copied / self.ms(lambda: target.copy_(self._other))
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def ms(self, run: Callable[[], object]) -> float:
-        """Of the device."""
-        return self.in_turns({"": run}, self._other.sum)[""]
-
-    def in_turns(self, runs: Mapping[str, Callable[[], object]], before: Callable[[], object]) -> dict[str, float]:
-        """Ms of the device of several that take turns, with `before` called before each."""
-        for run in runs.values():
-            for _ in range(min(3, self.repeats)):
-                run()
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(self.repeats):
-            for name, run in runs.items():
-                start, end = self._event(), self._event()
-                before()
-                start.record()
-                run()
-                end.record()
-                end.synchronize()
-                times[name].append(start.elapsed_time(end))
-        return {name: float(np.median(taken)) for name, taken in times.items()}
-
-    def host_ms(self, run: Callable[[], object]) -> float:
-        """Of the host, from the call to its return, with nothing to wait for on the device."""
-        times = []
-        for _ in range(self.repeats):
-            self.synchronize()
-            times.append(seconds(run))
-        return 1e3 * float(np.median(times))
-
-    def share(self, moved: float, ms: float) -> float:
-        """Of the bandwidth, that so many bytes in so many ms are."""
-        return 1e3 * moved / ms / self.bandwidth
-
-    def fitting(self, rows: int, row_bytes: int) -> int:
-        """As many rows, or as fit the device's memory; says so where it is fewer."""
-        gc.collect()
-        fit = rows
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            while fit * row_bytes > 0.9 * torch.cuda.mem_get_info()[0]:
-                fit //= 2
-        if fit < rows:
-            print(f"{rows:,} rows of {row_bytes} bytes do not fit the device's free memory: {fit:,} are taken")
-        return fit
 
 
 def copy_bandwidth(size: int) -> float:

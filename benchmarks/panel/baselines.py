@@ -17,11 +17,8 @@ import numpy as np
 import polars as pl
 
 from panel.boosting import boosting
-from panel.choosing import Chosen
-from panel.ftrl import ftrl
-from panel.logistic import logistic
+from panel.linear import Chosen, ftrl, logistic, vw
 from panel.logs import Kind, PanelLog
-from panel.vw import vw
 
 Baseline = Callable[[pl.DataFrame, pl.DataFrame, Mapping[str, Kind], str, bool], Chosen]
 """Training rows, test rows, column → kind, label column, whether to choose among nothing → what it says."""

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from panel.choosing import Chosen, best_of, tail_of
-from panel.design import tag_lists
+from panel.linear import Chosen, best_of, tag_lists, tail_of
 from panel.logs import Kind
 
 LEAVES = (15, 63)

@@ -14,10 +14,8 @@ import out_of_the_box
 from command import Run
 from panel import baselines
 from panel.baselines import BASELINES, BaselineCache, Said
-from panel.choosing import Chosen, tail_of
 from panel.contest import OURS, contest, verdict_of
-from panel.design import Design
-from panel.ftrl import BETA, passes_of
+from panel.linear import BETA, Chosen, Design, passes_of, tail_of
 from panel.logs import PanelLog, read
 from panel.ours import OwnRun
 
