@@ -43,7 +43,7 @@ def pool_ragged(vectors: Tensor, offsets: Tensor, bags: int, mode: BagMode = "me
 
 
 def bag_of_each(offsets: Tensor, bags: int, vectors: Tensor) -> Tensor:
-    """Which bag each vector is in, `[n]` int64 on the vectors' device; the arguments are those of `pool_ragged`.
+    """Which bag each vector is in, `[n]` int64 on the vectors' device; the arguments are `pool_ragged`'s.
 
     Examples:
         >>> import torch

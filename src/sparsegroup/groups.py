@@ -14,7 +14,7 @@ GroupSpec = Literal["rows", "columns", "channels", "all"] | int | Tensor
 class Along:
     """The groups of a tensor of `shape`: one per index of the non-negative dimension `dim`; if None, one in all.
 
-    As those of `ByIndex`, which has the same methods, results broadcast against the tensor unless said otherwise.
+    The methods are those of `ByIndex`; results broadcast against the tensor unless said otherwise.
     """
 
     shape: torch.Size
@@ -124,7 +124,7 @@ def check_groups(spec: object, shape: torch.Size, where: str) -> None:
     elif spec == "columns" and len(shape) == 1:
         raise ValueError(
             f"groups='columns' needs a parameter with at least 2 dimensions, got shape {list(shape)} ({where}); "
-            "put biases in a param group of their own with groups='rows' or 'all'"
+            "put biases in a separate param group with groups='rows' or 'all'"
         )
 
 

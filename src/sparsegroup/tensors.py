@@ -1,4 +1,4 @@
-"""Tensors in messages, and functions that torch.compile calls as they are."""
+"""Tensors in messages, and functions that torch.compile does not trace."""
 
 import sys
 from collections.abc import Callable

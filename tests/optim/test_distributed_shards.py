@@ -270,7 +270,7 @@ def foreign_gradient() -> str:
     parameter = nn.Parameter(distribute_tensor(torch.ones(6, 4), init_device_mesh("cpu", (2,)), [Shard(0)]))
     optimizer = GroupAdam([parameter])
     parameter.grad = torch.ones(6, 4)
-    with pytest.raises(ValueError, match="the gradient of a DTensor must be one, too, got Tensor") as raised:
+    with pytest.raises(ValueError, match="the gradient of a DTensor must also be one, got Tensor") as raised:
         optimizer.step()
     return str(raised.value)
 

@@ -183,7 +183,7 @@ def test_an_embedding_with_a_forward_of_its_own_is_left_alone() -> None:
     model = convert(nn.Sequential(Scaled(10, 8), nn.Sequential(embedding())))
     assert type(model[0]) is Scaled
     assert isinstance(model[1][0], TableEmbedding)
-    with pytest.raises(ValueError, match="0: Scaled has a `forward` of its own"):
+    with pytest.raises(ValueError, match="0: Scaled has a custom `forward`"):
         convert(nn.Sequential(Scaled(10, 8)), choose=lambda name, module: True)
 
 

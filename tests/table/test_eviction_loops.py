@@ -365,7 +365,7 @@ def test_the_count_of_features_never_shrinks() -> None:
     [
         ({"clock": torch.zeros(0, dtype=torch.int64)}, "clock: 1 number"),
         ({"clock": torch.tensor([1 << 40])}, "clock: numbers from 0"),
-        ({"last_used": None}, "would have to be there"),
+        ({"last_used": None}, "are also needed"),
         ({"counters": torch.tensor([1])}, "counters: 4 number"),
     ],
 )

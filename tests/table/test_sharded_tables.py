@@ -118,7 +118,7 @@ def test_data_parallel_training_keeps_ranks_equal(four_ranks: Ranks) -> None:
 
 
 def refused() -> None:
-    with pytest.raises(ValueError, match="would differ from those of the other ranks"):
+    with pytest.raises(ValueError, match="would differ from the other ranks' tables"):
         data_parallel(nn.Sequential(HashEmbedding(4), nn.Linear(4, 1)))
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(filled())

@@ -46,7 +46,7 @@ def name_errors(path: object) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[None]:
-    """Create a folder, with those above it; if the block raises, those of them that are empty are removed."""
+    """Create a folder, with those above it; if the block raises, the empty ones among them are removed."""
     created = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -5,7 +5,7 @@ A manifest is a JSON object. Its header:
 - `format`: name of the format, such as "checkpoint".
 - `version`: of the format.
 - `written_by`: the package that wrote it, with its version.
-- `id`: names this folder in those that build on it.
+- `id`: names this folder in folders that build on it.
 - `parent`: `id` and `path` of the folder that this one builds on, the path as seen from this one; or null.
 - `files`: name of each other file → its size and XXH3_64.
 - `checksum`: XXH3_64 of all the rest as JSON with sorted keys, no spaces, and letters beyond ASCII escaped.
@@ -113,7 +113,7 @@ class Manifest:
     Their annotations say which values are valid; `check` compares them with one another.
     """
 
-    # names this folder in those that build on it; "" until it is written, then a digest of all the rest unless the
+    # names this folder in folders that build on it; "" until it is written, then a digest of all the rest unless the
     # format gives another
     id: str = ""
     parent: Parent | None = None  # the folder that this one builds on, or None

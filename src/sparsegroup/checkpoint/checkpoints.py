@@ -86,7 +86,7 @@ class Checkpoints:
         Args:
             step: The training step, larger than those before.
             model, optimizer, scheduler, extra: See `save_checkpoint`.
-            whole: Write all rows, whatever has changed.
+            whole: Write all rows, changed or not.
 
         Returns:
             The new folder.

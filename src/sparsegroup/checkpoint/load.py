@@ -188,7 +188,7 @@ def _state(folder: Path, manifest: CheckpointManifest) -> SavedState:
 
 
 def _rows(chain: Sequence[tuple[Path, CheckpointManifest]], where: str, table: Table, ranks: CheckpointRanks) -> Table:
-    """A table's rows, or those of this rank; only files that may have some are read."""
+    """A table's rows, or this rank's; only files that may have some are read."""
     wanted = ALL if table.ranks is None else ranks.routing.range_of(ranks.rank)
     levels = [manifest.parts(folder, where) for folder, manifest in chain]
     if not all(levels):
@@ -227,7 +227,7 @@ def _check_room(folder: Path, rows: int, table: Table, ranks: int = 1) -> None:
 
 
 def _check_model(folder: Path, saved: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise unless names, shapes and dtypes are those of the model."""
+    """Raise unless names, shapes and dtypes are the model's."""
     with rows_left_out():
         own = model.state_dict()
     for name in sorted(saved.keys() | own.keys()):
@@ -378,7 +378,7 @@ def _with_inner(scheduler: LRScheduler | None) -> list[LRScheduler]:
 
 
 def _set_random_numbers(saved: SavedRank, rank: int) -> None:
-    """Set the global generators; a rank that was not there continues from those of the first, with another seed."""
+    """Set the global generators; a new rank continues from the first rank's, with another seed."""
     set_rng_state(saved.rng)
     if rank:
         seed = int(torch.randint(1 << 31, ())) + rank

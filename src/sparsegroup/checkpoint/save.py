@@ -163,7 +163,7 @@ def _generator_state(optimizer: Optimizer) -> Tensor | None:
 def _written_tables(
     place: Path, ranks: CheckpointRanks, before: Parent | None
 ) -> tuple[dict[str, FileFacts], dict[str, tuple[str, TableFacts]]]:
-    """Write this rank's rows, and on the first rank also those of tables without ranks; gives the files' facts."""
+    """Write this rank's rows, and on the first rank also tables without ranks; gives the files' facts."""
     written: dict[str, FileFacts] = {}
     facts: dict[str, tuple[str, TableFacts]] = {}
     for where, table in ranks.tables.items():

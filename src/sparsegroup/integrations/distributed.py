@@ -34,7 +34,7 @@ def data_parallel(model: nn.Module, **options: Any) -> DistributedDataParallel:
     for name, table in tables_in(model).items():
         if table.across is None and not table.per_rank:
             raise ValueError(
-                f"the table {name or 'itself'!r} would differ from those of the other ranks: make it with "
+                f"the table {name or 'itself'!r} would differ from the other ranks' tables: make it with "
                 "process_group=torch.distributed.group.WORLD, or with per_rank=True for a separate one on each rank"
             )
         ignored.append(f"{name}.weight" if name else "weight")
@@ -53,7 +53,7 @@ class SavedTable:
     """A table, or an optimizer's state of one."""
 
     place: str  # the flat name under which its entries are
-    own: RankShard  # whose rows those of the state dict are
+    own: RankShard  # the rank of the state dict's rows
     parts: Mapping[RankShard, Sizes]  # those in the checkpoint that have rows of these → their entries by name
 
     def entry_of(self, flat: str) -> str | None:
@@ -69,7 +69,7 @@ def joined_name(prefix: str, name: str) -> str:
 
 
 def _is_of_rows(entry: str, entries: Container[str]) -> bool:
-    """Whether an entry is of rows, next to others: those of a table, or of an optimizer's state of one."""
+    """Whether an entry holds rows of a table, or of an optimizer's state of one."""
     return entry in ENTRIES if DROPPED in entries else "." not in entry and entry != _STEP
 
 
@@ -120,11 +120,11 @@ class TableLoadPlanner(DefaultLoadPlanner):
     and `dropped`, an optimizer's state of one by `keys` and `step`.
 
     A table on several ranks (`process_group`) has the entries of each rank under separate names, `rank_0_of_2.keys`.
-    Whatever number of ranks, or a single process, has written them: each rank reads the parts that contain rows of its
+    Any number of ranks may have written them: each rank reads the parts that contain rows of its
     own, and loads only these rows.
 
     Args:
-        **options: Those of `DefaultLoadPlanner`.
+        **options: `DefaultLoadPlanner`'s.
 
     Raises:
         ValueError: In `load`: the checkpoint has an entry of a table that is missing in the state dict, which has no

@@ -77,7 +77,7 @@ def plan_tables(
 
     Args:
         model: Not changed.
-        options: Name of a table → arguments of its `HashEmbedding`, added to those of all tables.
+        options: Name of a table → arguments of its `HashEmbedding`, added to the arguments of all tables.
         process_group: That of `DistributedModelParallel`; None: all ranks.
         device: Where the tables will be: the one that `DistributedModelParallel` is given.
         **every: Arguments of the `HashEmbedding` of all tables.
@@ -106,7 +106,7 @@ def plan_tables(
 
 
 def _even_rows(config: EmbeddingConfig, ranks: int, device: str) -> EnumerableShardingSpec:
-    """What TorchRec wants to know of the shards of a weight. Those of a table have no fixed rows."""
+    """TorchRec's description of the shards of a weight. A table's shards have no fixed rows."""
     size = -(-config.num_embeddings // ranks)
     return EnumerableShardingSpec(
         [
@@ -130,7 +130,7 @@ def table_arguments(config: EmbeddingConfig, options: Mapping[str, Any], number:
         if name in options:
             raise ValueError(
                 f"the table {config.name!r}: {name!r} is no option of a table that TorchRec shards; its ranks, device "
-                "and exchange are those of DistributedModelParallel, and the ranks' fallback vectors would differ"
+                "and exchange are DistributedModelParallel's, and the ranks' fallback vectors would differ"
             )
     arguments = {"dtype": data_type_to_dtype(config.data_type), "seed": number, **options}
     if "std" not in options:
@@ -162,7 +162,7 @@ class HashFeaturesDist(RwSparseFeaturesDist):  # type: ignore[misc]
 
 
 class HashRowWiseSharding(RwSequenceEmbeddingSharding):  # type: ignore[misc]
-    """Row-wise sharding by the hash of keys: TorchRec's, but for where a key goes."""
+    """Row-wise sharding by the hash of keys: TorchRec's, except for the rank of a key."""
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         return HashFeaturesDist(
@@ -193,14 +193,14 @@ def _by_rank(features: KeyedJaggedTensor, routing: Routing) -> tuple[KeyedJagged
 
 
 class TableLookup(nn.Module):
-    """Looks the features of a batch up: `tables` are those of its features in order, with the number of each."""
+    """Looks the features of a batch up: `tables` are its features' in order, with the number of each."""
 
     def __init__(self, tables: Sequence[tuple[HashEmbedding, int]]) -> None:
         super().__init__()
         self._tables = list(tables)  # no submodules: the collection has them, under their names
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """The vectors of all values, `[n, dim]`, those of the first feature first. All of them belong to this rank."""
+        """The vectors of all values, `[n, dim]`, the first feature's first. All of them belong to this rank."""
         sizes = iter(features.length_per_key())
         of_table = [sum(islice(sizes, number)) for _, number in self._tables]
         keys = torch.split(features.values(), of_table)
@@ -245,7 +245,7 @@ class ShardedHashCollection(ShardedEmbeddingCollection):  # type: ignore[misc]
             self._lookups.append(TableLookup(its))
 
     def _initialize_torch_state(self, skip_registering: bool = False) -> None:
-        """Nothing: parameters and state dict are those of the tables, which are submodules."""
+        """Nothing: parameters and state dict are the tables', which are submodules."""
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Load the tables' state, or the dense weights of an unsharded collection. All ranks must call it.

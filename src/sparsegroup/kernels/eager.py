@@ -5,7 +5,7 @@ m = 0 and σ as the rule would give it for a gradient of zero at this step, its 
 
     z = u - σ x,  s and x⁺ as in `sparsegroup.prox`
 
-A group lives where ‖weigh(s)‖ > √d λ21 (scaled to the norm), whatever the penalty: so
+A group lives where ‖weigh(s)‖ > √d λ21 (scaled to the norm), for any penalty: so
 
     ‖weigh(s)‖ / √d
 

@@ -46,7 +46,7 @@ def array_of(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of arithmetic, and of state unless another is asked for: float64 for float64, else float32."""
+    """The dtype of arithmetic, and, by default, of state: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -208,7 +208,7 @@ class TensorPlan:
 
 
 def check_rows(rows: Tensor, count: int, where: object) -> None:
-    """Raise IndexError unless all `rows` lie in [0, count): kernels and torch's coalesce write there unchecked."""
+    """Raise IndexError unless all `rows` are in [0, count): kernels and torch's coalesce write there unchecked."""
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
         raise IndexError(
             f"a sparse gradient has rows {int(rows.min())} to {int(rows.max())}, the parameter has {count} ({where})"

@@ -91,7 +91,7 @@ def _rademacher(like: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def _like(product: Tensor | None, gradient: Tensor, vector: Tensor) -> Tensor:
-    """H v in the layout of `vector`: the rows of a sparse gradient, whatever layout autograd gave."""
+    """H v in the layout of `vector`: the rows of a sparse gradient, from any layout of autograd."""
     if product is None:
         return torch.zeros_like(vector)
     if gradient.layout != torch.sparse_coo:
@@ -107,7 +107,7 @@ def _like(product: Tensor | None, gradient: Tensor, vector: Tensor) -> Tensor:
 def block_average(diagonal: Tensor, block_sizes: Sequence[int], parameter_ndim: int) -> Tensor:
     """Mean of |D| over blocks (AdaHessian, "spatial averaging"), shaped as `diagonal`, of all or of some rows.
 
-    A block is so many consecutive elements, by the number of dimensions, or for -1 nothing (0-d, 1-d), each row (2-d)
+    A block is this many consecutive elements, by the number of dimensions, or for -1 nothing (0-d, 1-d), each row (2-d)
     or all but the first two dimensions. ValueError if it does not divide the row (1-d: the tensor).
     """
     diagonal = diagonal.abs()

@@ -60,7 +60,7 @@ REFUSED: Mapping[str, str] = {
 """Arguments of torch.optim and of the published AdaHessian that change the result: accepted at their default only."""
 
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {"hessian_power": (1,)}
-"""Values of refused arguments that ask for nothing; of those not named here None, False and 0."""
+"""Values of refused arguments that have no effect; of arguments not named here None, False and 0."""
 
 
 def check_given(params: Any, optimizer: str, where: str = "") -> None:
@@ -83,7 +83,7 @@ def check_given(params: Any, optimizer: str, where: str = "") -> None:
 def known_options(
     options: Mapping[str, Any], known: Collection[str], optimizer: str, where: str = ""
 ) -> dict[str, Any]:
-    """Those of `options` that are `known`, after refusing what is not supported. `where` ends the messages.
+    """The `known` among `options`, after refusing what is not supported. `where` ends the messages.
 
     ValueError for an argument of torch at another value than its default, TypeError for an unknown one.
     """

@@ -1,4 +1,4 @@
-"""A parameter that is spread over ranks (a DTensor): its part on this rank, and whether the groups lie in the parts."""
+"""A parameter that is spread over ranks (a DTensor): its part on this rank, and whether parts cut groups."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -29,12 +29,12 @@ def as_sharded(tensor: Tensor) -> "DTensor":
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What lies on this rank of a DTensor: the same object at each call, unlike `to_local()` of a parameter."""
+    """This rank's part of a DTensor: the same object at each call, unlike `to_local()` of a parameter."""
     return as_sharded(tensor)._local_tensor
 
 
 def local_entry(entry: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A parameter's state with what lies on this rank of each DTensor in it."""
+    """A parameter's state with this rank's part of each DTensor in it."""
     return {name: local_part(value) if is_sharded(type(value)) else value for name, value in entry.items()}
 
 
@@ -82,7 +82,7 @@ def check_groups_are_whole(parameter: Tensor, spec: GroupSpec, where: object) ->
     sharding = "" if dim is None else f"shard its dimension {dim} (fully_shard: by shard_placement_fn), "
     raise ValueError(
         f"groups={given} cannot be regularized in a DTensor of shape {list(parameter.shape)} placed as ({placed}): the "
-        f"elements of a group lie on several ranks, each of which knows only its own ({where}). Replicate the "
+        f"elements of a group are on several ranks, each of which knows only its part ({where}). Replicate the "
         f"parameter, {sharding}choose other groups, or give it a param group without l1, l21 and l2"
     )
 

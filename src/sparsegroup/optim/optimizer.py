@@ -192,7 +192,7 @@ class GroupOptimizer(Optimizer):
     def state_dict(self) -> StateDict:
         """The state, as any torch optimizer gives it.
 
-        For a `HashEmbedding` it holds copies of what lies in the table's rows: "keys" `[n]`, and u and the rule's
+        For a `HashEmbedding` it holds copies of the table's rows: "keys" `[n]`, and u and the rule's
         state, `[n, dim]` each, and "step".
         """
         state_dict: StateDict = plain(super().state_dict)()
@@ -206,7 +206,7 @@ class GroupOptimizer(Optimizer):
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state of this optimizer, or of its counterpart in torch.optim (then u = 0).
 
-        State keeps the compute dtype whatever the parameter's: float32 for bfloat16 parameters.
+        State keeps the compute dtype for any parameter's: float32 for bfloat16 parameters.
 
         Raises:
             ValueError: State that the rule has not or that it lacks, or of another shape; nothing is changed.
@@ -313,7 +313,7 @@ class GroupOptimizer(Optimizer):
         return planned
 
     def _on_all_ranks(self, action: Callable[[], Result], what: str) -> Result:
-        """The result of an action; if tables lie on several ranks, it raises on all of them if it does on one."""
+        """The result of an action; with tables on several ranks, it raises on all of them if it does on one."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return action()
         stores = (store_of(parameter) for group in self.param_groups for parameter in group["params"])
@@ -330,7 +330,7 @@ class GroupOptimizer(Optimizer):
 
         So a λ that has changed reaches rows that no batch has touched since: what no longer insists becomes exactly
         zero, what does comes back. The base optimizer's state, the step count, param groups without λ, parameters
-        frozen by `requires_grad_(False)`, and groups that never had a non-zero gradient stay as they are. With the
+        frozen by `requires_grad_(False)`, and groups that never had a non-zero gradient do not change. With the
         lasso, norm "s" and λ2 = 0, a second sweep changes nothing. Where the learning rate is 0 it is taken as 2⁻²⁰.
 
         Args:
@@ -485,7 +485,7 @@ def _warn_of_decay(group: ParamGroup, where: str) -> None:
     tensors = [item[1] if isinstance(item, tuple) else item for item in items]
     if any(x.ndim > 1 and len(x) >= _MANY_ROWS and store_of(x) is None for x in tensors):
         warnings.warn(
-            f"weight_decay={group['weight_decay']:g} updates every row of an embedding, also those that no batch has "
+            f"weight_decay={group['weight_decay']:g} updates every row of an embedding, also rows that no batch has "
             f"held, and with l21={group['l21']:g} these become zero ({where}). Give l2 in place of weight_decay, which "
             "leaves such rows alone",
             RuntimeWarning,

@@ -110,7 +110,7 @@ class GroupAdagrad(GroupOptimizer):
         >>> x = torch.nn.Parameter(torch.ones(2))
         >>> optimizer = GroupAdagrad([x], lr=0.25)
         >>> x.grad = torch.tensor([100.0, -0.01])
-        >>> optimizer.step()  # the first step has the length lr, whatever the gradient's
+        >>> optimizer.step()  # the first step has the length lr for any gradient
         >>> x.tolist()
         [0.75, 1.25]
     """
@@ -135,10 +135,10 @@ class GroupRowWiseAdagrad(GroupAdagrad):
     """Row-wise Adagrad with sparse group lasso: Adagrad with one accumulator per group, of the mean of g² in it.
 
     With all λ = 0 it is `torchrec.optim.RowWiseAdagrad` and FBGEMM's EXACT_ROWWISE_ADAGRAD. A `HashEmbedding` of
-    float32 on the CPU keeps one float32 number a row of the accumulator, whatever `state_dtype` is, which is u's then;
+    float32 on the CPU keeps one float32 number a row of the accumulator, for any `state_dtype`, which is u's then;
     everywhere else it is stored for each element.
 
-    The arguments are those of `GroupAdagrad`.
+    The arguments are `GroupAdagrad`'s.
 
     Examples:
         >>> import torch
@@ -157,7 +157,7 @@ class GroupRowWiseAdagrad(GroupAdagrad):
 class GroupAdam(GroupOptimizer):
     """Adam with sparse group lasso (Algorithm 2). With all λ = 0 it is `torch.optim.Adam`.
 
-    On sparse gradients it is lazy and is `torch.optim.SparseAdam` but for ε: ours is Adam's, constant beside
+    On sparse gradients it is lazy and is `torch.optim.SparseAdam` except for ε: ours is Adam's, constant beside
     √(V / (1 - β2^t)), for dense and sparse gradients alike.
 
     Args:
@@ -197,7 +197,7 @@ class GroupAdam(GroupOptimizer):
 class GroupAMSGrad(GroupAdam):
     """AMSGrad with sparse group lasso. With all λ = 0 it is `torch.optim.Adam(amsgrad=True)`.
 
-    The arguments are those of `GroupAdam`.
+    The arguments are `GroupAdam`'s.
 
     Examples:
         >>> import torch

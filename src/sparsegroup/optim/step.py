@@ -369,7 +369,7 @@ class GroupStep:
     def _memory(
         self, plan: TensorPlan, states: Mapping[Tensor, Entry], memories: dict[int, ParameterMemory]
     ) -> ParameterMemory:
-        """Where the tensor and its state lie; what the state lacks is added."""
+        """Addresses of the tensor and its state; missing state is added."""
         parameter = plan.parameter
         if plan.whole is None:
             entry = states[parameter]

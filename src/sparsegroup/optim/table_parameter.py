@@ -1,4 +1,4 @@
-"""Parameters whose rows lie in a table, and their gradients."""
+"""Parameters whose rows are in a table, and their gradients."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ Floats = npt.NDArray[Any]
 
 aten = torch.ops.aten
 
-_IN_A_WORLD = """; let DistributedDataParallel leave it out: wrap the modules beside the table, or name it by
+_IN_A_WORLD = """; let DistributedDataParallel leave it out: wrap the other modules, or name it by
 DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["table.weight"])""".replace("\n", " ")
 
 
@@ -164,7 +164,7 @@ KEYS = "keys"
 
 
 ROWS_LEFT_OUT: ContextVar[bool] = ContextVar("ROWS_LEFT_OUT", default=False)
-"""Whether state dicts leave out what lies in stores."""
+"""Whether state dicts leave out the rows of stores."""
 
 
 @contextmanager
@@ -215,7 +215,7 @@ def summed(gradient: Tensor) -> Tensor:
 
 
 class StoredGradient(Tensor):
-    """The sparse gradient of a `StoredParameter`: a plain tensor but for what torch's clipping does with it.
+    """The sparse gradient of a `StoredParameter`: a plain tensor except in torch's clipping.
 
     PyTorch has no norms of sparse tensors by `torch.linalg.vector_norm`, nor can it clamp them; and what it multiplies
     in place gets row numbers of its own, with which what the lookup knew of them would be lost. So
@@ -298,7 +298,7 @@ class StoredParameter(Tensor):
     """A parameter without a tensor: its rows are in `store`.
 
     Autograd knows it as `[2**40, dim]` and gives it sparse (COO) gradients whose indices are row numbers. In Python
-    it has the shape of the rows that there are. Arithmetic on it raises, but for what averaging needs.
+    it has the shape of the rows that there are. Arithmetic on it raises, except for averaging.
     """
 
     store: RowStore
@@ -365,7 +365,7 @@ class StoredParameter(Tensor):
         if function is torch.ops.aten.detach.default:
             return cls(arguments[0].store, requires_grad=False)
         if function is torch.ops.aten.clone.default:
-            return cls(copy.copy(arguments[0].store), requires_grad=False)  # with rows of its own: a store copies all
+            return cls(copy.copy(arguments[0].store), requires_grad=False)  # with separate rows: a store copies all
         return computed(function, arguments, keywords or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StoredParameter":

@@ -23,7 +23,7 @@ CONTROLS = 50
 _INTERVAL = 200
 
 _SLACK = 0.05
-"""How far the rate may be from what the schedule asks for before all groups are looked at."""
+"""How far the rate may be from the schedule's before all groups are examined."""
 
 _NEARLY = 0.98
 """Share of the target below which the user is warned."""
@@ -42,7 +42,7 @@ class SizeTarget(ABC):
         count: Steps so far.
         l21: λ21 as it was set last.
         rate: Live groups over groups seen, as of the last setting; None before the first.
-        scheduled_rate: What the schedule asked for then.
+        scheduled_rate: The schedule's rate then.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SizeTarget(ABC):
         return (self.count + 1) % self.interval == 0 or self.count + 1 == self.steps
 
     def settle(self) -> None:
-        """Set λ21 by all groups and sweep: the live share is what the schedule asks for at this moment.
+        """Set λ21 by all groups and sweep: the live share becomes the schedule's at this moment.
 
         Rows of a table that were looked up and never had a non-zero gradient go first; see `GroupOptimizer.sweep`.
         """
@@ -125,7 +125,7 @@ class SizeTarget(ABC):
         self.optimizer.sweep(zero_untrained=True)
 
     def set_l21(self, sample: int) -> float | None:
-        """Set λ21 to what the schedule asks for at this moment, without a sweep.
+        """Set λ21 for the schedule's rate at this moment, without a sweep.
 
         Args:
             sample: How many groups of a parameter to look at, at most; 0 for all.
@@ -179,7 +179,7 @@ class SizeTarget(ABC):
     def restart(self) -> None:
         """Restart the schedule at the share that lives now: for groups that start again in another epoch.
 
-        `steps` and `ramp` are then those of one epoch.
+        `steps` and `ramp` then count within one epoch.
         """
         self.count, self.l21 = 0, 0.0
         self.rate = self.scheduled_rate = None
@@ -201,7 +201,7 @@ class SizeTarget(ABC):
         return {"count": self.count, "begin": self._begun_at, "l21": self.l21, **rates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` found another target with the same arguments."""
+        """Continue from the `state_dict` of another target with the same arguments."""
         self.count = int(state["count"])
         self.rate, self.scheduled_rate = state["rate"], state["scheduled_rate"]
         self._begun_at, self.l21 = float(state["begin"]), float(state["l21"])
@@ -238,7 +238,7 @@ def _chosen(optimizer: GroupOptimizer, numbers: Sequence[int] | None) -> tuple[i
 
 
 class TargetRate(SizeTarget):
-    """Keeps a share of the groups: λ21 follows a schedule from all of them to `rate`, and nobody has to guess it.
+    """Keeps a share of the groups: λ21 follows a schedule from all of them to `rate`, which no user has to guess.
 
     Every some steps λ21 becomes the quantile of what groups outlive, ‖u - σ x‖ / √d for norm "s", over those seen, such
     that the scheduled share of them lives. The share falls along a cubic, as in gradual pruning (Zhu and Gupta, 2017),

@@ -73,7 +73,7 @@ _TAKEN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class TensorStepper:
-    """See `Stepper`. State of a tensor lies in tensors of the same shape."""
+    """See `Stepper`. State of a tensor is tensors of the same shape."""
 
     def check(self, parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
         if parameter.layout != torch.strided:
@@ -144,7 +144,7 @@ class TensorStepper:
         return entry
 
     def restore(self, parameter: Tensor, entry: Entry, rule: Rule, group: Mapping[str, Any]) -> None:
-        """See `Stepper.restore`: u and the state keep their dtype, whatever the parameter's is."""
+        """See `Stepper.restore`: u and the state keep their dtype, regardless of the parameter's."""
         for name, value in entry.items():
             if isinstance(value, UncastTensor):
                 if not is_sharded(type(parameter)):
@@ -156,7 +156,7 @@ def _read(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> 
     """The plan of a tensor whose gradient must be checked or changed."""
     group = step.group
     site = step.site(number)
-    # Whether a kernel on a device may read the gradient unchanged, so that nobody waits for the device.
+    # Whether a kernel on a device may read the gradient unchanged, so that the host does not wait for the device.
     for_device = step.wants_kernels and parameter.dtype in runtime.WEIGHT_DTYPES and runtime.serves(parameter.device)
     if gradient.layout == torch.sparse_coo:
         plan = _read_sparse(parameter, gradient, step, for_device, site)
@@ -224,7 +224,7 @@ class ShardStepper(TensorStepper):
             check_groups_are_whole(parameter, step.groups, site)
         if type(gradient) is not type(parameter):
             raise ValueError(
-                f"the gradient of a DTensor must be one, too, got {type(gradient).__name__} ({site}): "
+                f"the gradient of a DTensor must also be one, got {type(gradient).__name__} ({site}): "
                 "distribute_tensor(gradient, parameter.device_mesh, parameter.placements) makes one"
             )
         laid_out = laid_out_as(parameter, gradient)

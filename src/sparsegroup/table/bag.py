@@ -16,7 +16,7 @@ from sparsegroup.table.lookup.lookup import as_int64, checked_keys, field_keys
 class Jagged(Protocol):
     """A `torchrec.JaggedTensor`, or a `KeyedJaggedTensor`, which also has `keys` and `stride`."""
 
-    def values(self) -> Tensor: ...  # [n], of all bags, those of the first feature first
+    def values(self) -> Tensor: ...  # [n], of all bags, the first feature's first
     def lengths(self) -> Tensor: ...  # [features * batch], how many values each bag has
     def weights_or_none(self) -> Tensor | None: ...  # [n]
 
@@ -24,7 +24,7 @@ class Jagged(Protocol):
 def _jagged_keys(
     batch: Any, fields: Mapping[str, int] | None, field_bits: int
 ) -> tuple[Tensor, Tensor, Tensor | None, int | None]:
-    """The keys of a jagged batch, those of the first feature first, or of the first of `fields`.
+    """The keys of a jagged batch, the first feature's first, or of the first of `fields`.
 
     Returns:
         Keys `[n]` int64; ends `[bags + 1]` int64, bag i being `keys[ends[i] : ends[i + 1]]`; weights `[n]` or None; and

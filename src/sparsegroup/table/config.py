@@ -60,7 +60,7 @@ class TableConfig:
                 f"with max_bytes occurrences are counted to {HIGHEST}: k must be <= {HIGHEST} in {self.admission}"
             )
         if self.ranking is not None and self.max_bytes is None:
-            raise ValueError("ranking says which rows go first where max_bytes is reached; give max_bytes, too")
+            raise ValueError("ranking says which rows go first where max_bytes is reached; also give max_bytes")
         if isinstance(self.std, bool) or not isinstance(self.std, Real):
             raise TypeError(f"std must be a number, got {self.std!r}")
         if not 0 <= float(self.std) < float("inf"):

@@ -167,21 +167,21 @@ def convert(
 
     Each becomes a `TableEmbedding` or `TableEmbeddingBag` with the same arguments and attributes, which holds a
     `HashEmbedding` or `HashEmbeddingBag`; an id is its key. Modules that are used in several places, and modules that
-    share a weight, share a table. A vector at `padding_idx` stays as it is, untrained, outside of the table. Make the
+    share a weight, share a table. A vector at `padding_idx` is kept, untrained, outside of the table. Make the
     optimizer afterwards: one that was made before still holds the old weights.
 
     New keys start with normal numbers of the weight's standard deviation (zeros for zeros).
 
     A loss that regularizes whole weights cannot go over a table's rows: build models of DeepCTR-Torch with
-    `l2_reg_embedding=0` and `l2_reg_linear=0`, those of FuxiCTR with `embedding_regularizer=None`, and give l1, l21 and
+    `l2_reg_embedding=0` and `l2_reg_linear=0`, FuxiCTR's with `embedding_regularizer=None`, and give l1, l21 and
     l2 to `param_groups`.
 
     Args:
         model: Changed in place; if it is an embedding itself, only the result is new.
         choose: Name, as in `named_modules`, and module → whether to replace it. None: every embedding that is trained
             and has the `forward` of its class in torch.
-        rows: "all": every row goes into the table as it is, and counts as seen; the model computes what it did.
-            "none": a row appears when training first sees its id, drawn anew. That is for models which have
+        rows: "all": every row goes into the table unchanged, and counts as seen; the model computes the same.
+            "none": a row appears when training first sees its id, drawn at random. That is for models which have
             not been trained: memory and feature rate then go by the ids that come.
         **options: Arguments of `HashEmbedding`. By default `std`, `device` and `dtype` are the weight's, and `seed` is
             drawn from torch's generator, as an initializer's numbers are. A second table has the seed after the first
@@ -274,7 +274,7 @@ def _chosen(model: nn.Module, choose: Callable[[str, nn.Module], bool] | None) -
         own = type(module).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward)
         if choose(name, module) if choose is not None else module.weight.requires_grad and not own:
             if own:
-                raise ValueError(f"{name or _ALONE}: {type(module).__name__} has a `forward` of its own: leave it out")
+                raise ValueError(f"{name or _ALONE}: {type(module).__name__} has a custom `forward`: leave it out")
             found[name] = module
     if not found:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`FieldTables`: tables of several widths as one embedding, so that each field has vectors of its own size."""
+"""`FieldTables`: tables of several widths as one embedding, so that fields may have vectors of different sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ class FieldTables(TableCounts, nn.Module):
     """An embedding whose fields have vectors of different sizes: a `HashEmbedding` per size, and what joins them.
 
     A vector v of size d < `dim` becomes P v, with a learned P `[dim, d]` for each size, as in mixed dimension
-    embeddings (Ginart et al. 2019, arXiv:1909.11810); those of size `dim` stay as they are. P starts with orthonormal
+    embeddings (Ginart et al. 2019, arXiv:1909.11810); those of size `dim` unchanged. P starts with orthonormal
     columns: P v is as long as v, and the gradient of v as long as its part in the subspace of P, so that λ21, which
     counts per √d, asks the same of every table. The rows hold the vectors v; it is v that lives, dies and takes memory.
     Frozen by `requires_grad_(False)`, the tables look up as in evaluation mode.
@@ -81,7 +81,7 @@ class FieldTables(TableCounts, nn.Module):
         self.register_buffer("place", place, persistent=False)
 
     def _counted(self) -> list[Table]:
-        tables: Any = self.tables.values()  # those of an export are frozen
+        tables: Any = self.tables.values()  # an export's are frozen
         return [table.table if isinstance(table, HashEmbedding) else table for table in tables]
 
     @property

@@ -36,7 +36,7 @@ def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
     if ROWS_LEFT_OUT.get():
         return
     for name, tensor in table.snapshot((WEIGHT,)).tensors().items():
-        destination[prefix + table.part.named(name)] = tensor  # no one takes those of several ranks for copies
+        destination[prefix + table.part.named(name)] = tensor  # entries of several ranks are not copies
 
 
 def _entry(name: str) -> property:
@@ -124,7 +124,7 @@ def _part_in(state_dict: Mapping[str, Tensor], prefix: str, table: Table) -> Ran
 
 
 class TableCounts:
-    """The counts of a module that holds tables, summed over these. Of a sharded table they are those of its rank."""
+    """The counts of a module that holds tables, summed over these. Of a sharded table, its rank's."""
 
     def _counted(self) -> Sequence[Table]:
         raise NotImplementedError
@@ -203,7 +203,7 @@ class HashEmbedding(TableCounts, nn.Module):
     In training mode a key without a row gets one; in evaluation mode it gives zeros and nothing is inserted (the
     mode decides, not `torch.no_grad`). Frozen by `requires_grad_(False)`, it looks up as in evaluation mode and drops
     no rows. Any optimizer of this library trains it; u and the optimizer's state are stored in the rows, next to the
-    weights. Its gradients are sparse, as those of `nn.Embedding(sparse=True)`. All arguments except `dim` are given by
+    weights. Its gradients are sparse, like `nn.Embedding(sparse=True)`'s. All arguments except `dim` are given by
     name.
 
     Args: Vectors
@@ -322,7 +322,7 @@ class HashEmbedding(TableCounts, nn.Module):
             check_not_sharded(reduction, wire_dtype)
         else:
             if per_rank:
-                raise ValueError("a table lies on the ranks of its process_group, or each has its own by per_rank")
+                raise ValueError("a table is divided by its process_group, or each rank has one by per_rank")
             described = f"dim={dim}, dtype={config.weight_dtype}, fallback={fallback}, seed={seed}"
             shards = Shards(process_group, reduction, wire_dtype, config.scratch_bytes, described)
         self.table = Table(config, ranks=shards, per_rank=bool(per_rank))
@@ -446,7 +446,7 @@ class HashEmbedding(TableCounts, nn.Module):
     def assign(self, keys: Tensor, vectors: Tensor) -> None:
         """Set the vectors of `keys`: pretrained ones, say, or zeros for rows to be pruned.
 
-        Keys without a row get one, and count as seen. The optimizer's state of the rows stays as it is.
+        Keys without a row get one, and count as seen. The optimizer's state of the rows does not change.
 
         Args:
             keys: int64, any shape, distinct.
@@ -474,7 +474,7 @@ class HashEmbedding(TableCounts, nn.Module):
 
     @property
     def keys(self) -> Tensor:
-        """The keys of all rows, `[rows]` int64 on the CPU, those of zero vectors included: a copy. This rank's."""
+        """The keys of all rows, `[rows]` int64 on the CPU, including zero vectors: a copy. This rank's."""
         return torch.from_numpy(self.table.snapshot(()).keys)
 
     def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:

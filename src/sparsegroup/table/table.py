@@ -44,7 +44,7 @@ class TableMemory:
         index: What the index's slots take.
         rows: What the rows take, in whole pages of the system's (2 MiB where they are huge).
         dropped: What is remembered of keys without a row, dropped or not admitted, to count them and their occurrences;
-            and of rows, when they were used, where a policy asks for that.
+            and of rows, when they were used, if a policy needs that.
         scratch: Working memory of lookups that is kept for the next one: 256 MiB at most
             (twice that on several ranks), and 1/32 of `max_bytes` at most.
         parts: What the rows hold: "weight", "u" and the optimizer's state → rows × what such a part takes.
@@ -68,7 +68,7 @@ class TableMemory:
 
     @classmethod
     def total_of(cls, memories: Iterable["TableMemory"]) -> "TableMemory":
-        """Those of several tables added up."""
+        """The sum over several tables."""
         each = list(memories)
         parts: Counter[str] = sum((Counter(memory.parts) for memory in each), Counter())
         index, rows, dropped, scratch = (
@@ -122,7 +122,7 @@ _ROWS_AT_A_TIME = 1 << 16
 class Table:
     """Keys, their rows, and the optimizer's state in them. All methods may be called from any thread.
 
-    `directory` and `storage` are to be read at rest. `ranks` are those that other rows of the same table are on, None
+    Read `directory` and `storage` at rest only. `ranks` are the ranks of the table's other rows, None
     where all are here; with `per_rank` each rank trains a separate table.
     """
 

@@ -360,7 +360,7 @@ def sweep(
         turns, work, pages, shift, stride, lines, initial, constants, penalty, weigh_at, shrink_at: As for `step`.
         count: The number of rows.
         d: Elements of a part of a row, at most `BLOCK`.
-        base, tau: One line of those of `step`.
+        base, tau: One line of `step`'s.
         rows: `[count]` int64, distinct if `applies`; or empty: then they are the rows 0, …, count - 1.
         scalars: `[1, s]`, from the rule.
         norms: `[count]`: set to ‖weigh(s)‖ of each row; infinite if it never had a non-zero gradient.

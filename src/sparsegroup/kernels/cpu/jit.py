@@ -281,7 +281,7 @@ class Kernel:
 
     @cached_property
     def compiled(self) -> Any:
-        """Numba's dispatcher, made when it is asked for: its digest takes a thousandth of a second."""
+        """Numba's dispatcher, made on first access: its digest takes a thousandth of a second."""
         bound = _bound_for_cache(self._function, self._bindings)
         compiled = _njit(**COMPILER)(bound)
         try:
@@ -314,7 +314,7 @@ class Kernel:
 def instruction(returns: Any, *takes: Any) -> Callable[[Callable[..., Any]], Any]:
     """Make of a function (LLVM's builder, *values) → value one for use inside kernels.
 
-    `returns` and `takes` are Numba's types; a type None is whatever is passed.
+    `returns` and `takes` are Numba's types; None accepts any type.
     """
 
     def made(emit: Callable[..., Any]) -> Any:

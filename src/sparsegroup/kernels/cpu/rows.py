@@ -1,4 +1,4 @@
-"""Rows of a table gathered into blocks and scattered back, whatever dtype their parts have."""
+"""Rows of a table gathered into blocks and scattered back, for parts of any dtype."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def find_rows(
 ) -> None:  # fmt: skip
     """The addresses of rows, into `places`, while the memory of the rows `ahead` numbers later is prefetched.
 
-    `rows`, `pages`, `shift`, `stride` and `lines` are those of `block.step`; if `rows` is empty, row i is the ith.
+    `rows`, `pages`, `shift`, `stride` and `lines` are `block.step`'s; if `rows` is empty, row i is the ith.
     `first` is the first of the `groups` rows by its place in `rows`, `last` one past the last that may be prefetched.
     """
     mask = (np.int64(1) << np.int64(shift)) - 1

@@ -85,7 +85,7 @@ def advance_tensors(
     scalars: npt.NDArray[Any],
     settings: StepConstants,
 ) -> None:
-    """The step over tensors of one dtype, float32 or float64; `gradients` and `scalars` are those of `block.step`."""
+    """The step over tensors of one dtype, float32 or float64; `gradients` and `scalars` are `block.step`'s."""
     taus = _taus(settings, dtype, tensors.key)
     threads.share(
         step_kernel(rule, tensors.kinds, tensors.is_wide),
@@ -110,7 +110,7 @@ def advance_rows(
 ) -> int:
     """The step over distinct rows `[n]` of `width` elements; gives how many more of them are non-zero than before.
 
-    The arithmetic is in `dtype`, float32 or float64. `gradients`, `scalars` and `seed` are those of `block.step`.
+    The arithmetic is in `dtype`, float32 or float64. `gradients`, `scalars` and `seed` are `block.step`'s.
     """
     where = (*pages, layout.stride, layout.lines, rows, seed)
     work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
@@ -217,7 +217,7 @@ def is_ready(rule: Rule, kinds: Kinds, is_wide: bool, dtype: np.dtype[Any]) -> b
 def step_kernel(rule: Rule, kinds: Kinds, is_wide: bool) -> Any:
     """`block.step` for a rule, also for groups of more than `block.BLOCK` elements if it `is_wide`.
 
-    `kinds` are those of the weights, of u if it is carried (else there is the base optimizer only), and of each state;
+    `kinds` are of the weights, of u if it is carried (else there is the base optimizer only), and of each state;
     see `rows.copiers`. Tensors need parts that are `WHOLE`.
     """
     first_state = len(kinds) - len(rule.state)

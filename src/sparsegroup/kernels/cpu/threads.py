@@ -26,7 +26,7 @@ from sparsegroup.kernels.cpu.jit import Kernel, fetch_and_add, jitted, kernel, l
 
 Int64s = npt.NDArray[np.int64]
 
-# Places in the int64 array of a job, each in a cache line of its own.
+# Places in the int64 array of a job, each in a separate cache line.
 _LINE = 8
 _ENTERED, _LEFT, RESULT, _TAKEN, _FRONT, _BACK, _DONE = range(0, 7 * _LINE, _LINE)
 _PHASE = 4 * _LINE
@@ -55,7 +55,7 @@ def enter(turns: Any) -> Any:
 
 @jitted
 def take(turns: Any, phase: Any, thread: Any, pieces: Any) -> Any:
-    """One of the numbers from 0 to `pieces` - 1 that nobody has taken, or -1. `thread` is what `enter` gave."""
+    """One of the numbers from 0 to `pieces` - 1 that no thread has taken, or -1. `thread` is the result of `enter`."""
     if fetch_and_add(_at(turns, _TAKEN + _PHASE * phase), np.int64(1)) >= pieces:
         return np.int64(-1)
     if thread == 0:

@@ -28,7 +28,7 @@ class Watch:
         self._event: Any = None
 
     def send(self) -> None:
-        """Ask for the counts of now, unless an answer is still on its way or a graph is captured."""
+        """Request the current counts, unless an answer is still on its way or a graph is captured."""
         if self.counters.device.type != "cuda":
             self._arrived.copy_(self.counters)
             self._event = True
@@ -61,7 +61,7 @@ _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.
 
 
 class Transfer:
-    """Sends arrays through two pinned buffers in turn, on a stream of its own, to which the current stream then waits.
+    """Sends arrays through two pinned buffers in turn, on a separate stream, for which the current stream then waits.
 
     To the CPU, arrays are copied.
     """

@@ -72,7 +72,7 @@ def row_kernels() -> SimpleNamespace:
 
 
 class _ForTriton(ast.NodeTransformer):
-    """Removes annotations, except those of constants, names `xp`'s functions, and lets `/` round as the CPU does."""
+    """Removes annotations, except of constants, names `xp`'s functions, and lets `/` round like the CPU."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None

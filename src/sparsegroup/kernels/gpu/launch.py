@@ -19,7 +19,7 @@ TILE = 1024
 """Elements that a program takes."""
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-"""Without fused multiply-add the numbers are those of the CPU; the kernels wait for memory in any case."""
+"""Without fused multiply-add the numbers are the CPU's; the kernels wait for memory in any case."""
 
 MOST_TENSORS = 256
 """How many tensors one launch steps at most."""

@@ -155,7 +155,7 @@ class OccurrenceSketch:
         return np.maximum(self.stored(keys) + (not again), 1)
 
     def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool = False) -> None:
-        """Raise the counters of distinct keys, except those of the admitted keys."""
+        """Raise the counters of distinct keys, except of the admitted keys."""
         waiting = ~admitted
         _note_kernel(keys[waiting], np.minimum(counts[waiting], HIGHEST), self._counters)
         self._lookups += not again
@@ -174,7 +174,7 @@ class OccurrenceSketch:
         return {"sketch": self._counters.copy(), "sketch_age": age} if self.nbytes else {}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Have the counters of some content, or those of its exact counts, if any."""
+        """Set the counters from saved content, or from its exact counts, if any."""
         self._counters[:], self._since_halving, self._lookups = 0, 0, 0
         if not self.nbytes:
             return

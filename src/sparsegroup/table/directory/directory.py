@@ -167,7 +167,7 @@ class Directory:
     # Rows that go
 
     def retain(self, surviving: Bools) -> tuple[Int64s, Int64s]:
-        """Drop all rows but those of a mask, which are renumbered in their order; gives keys and rows of the others."""
+        """Drop all rows outside of a mask and renumber the others; gives keys and rows of the dropped ones."""
         gone, rows = keep_rows(self.index, surviving)
         if self.uses is not None:
             self.uses.retain(surviving)
@@ -176,7 +176,7 @@ class Directory:
         return gone, rows
 
     def masked_without(self, keys: Int64s) -> Bools:
-        """`[num_rows]`, the rows but those of `keys`."""
+        """`[num_rows]`, a mask without the rows of `keys`."""
         mask = np.ones(self.num_rows, np.bool_)
         rows = self.find(keys)
         mask[rows[rows != ABSENT]] = False
@@ -214,7 +214,7 @@ class Directory:
         self.seen.recount(lambda: np.concatenate([self.keys(), self.keys_without_row()]), total)
 
     def keys_without_row(self) -> Int64s:
-        """Keys that training has seen and that have no row now, as far as they are known: dropped, or not admitted."""
+        """Keys that training has seen and that have no row now, as far as known: dropped, or not admitted."""
         known = np.union1d(self.dropped, self.occurrences.keys().view(np.uint64)).view(np.int64)
         return known[self.find(known) == ABSENT] if len(known) else known
 
@@ -339,7 +339,7 @@ class Evictor:
             yield slice(first, first + len(block)), answer(method, dtype, block)
 
     def _without_lowest(self, number: int, mask: Bools | None = None) -> Bools:
-        """The mask without `number` of its rows: those of the lowest ranks, of equal ones the oldest."""
+        """The mask without `number` of its rows: the lowest ranks go, of equal ones the oldest."""
         mask = np.ones(self._directory.num_rows, np.bool_) if mask is None else mask
         lowest = self._lowest_ranks(number, mask)
         highest = lowest.max()
@@ -371,7 +371,7 @@ class Evictor:
             self.fit_index(self._directory.num_rows + new)
 
     def check_room(self, new: int, present: int = 0, *, parts_may_come: bool = False) -> None:
-        """Raise RuntimeError unless a limit has room for this many more rows than `present`, as large as they are."""
+        """Raise RuntimeError unless a limit has room for this many more rows than `present`, of their size."""
         if self._limit is None:
             return
         limit, memory = self._limit, self._storage.rows

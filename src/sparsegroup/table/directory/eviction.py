@@ -100,7 +100,7 @@ _mark_kernel = kernel(_mark_all, "the rows' uses")
 
 
 class RowBlock:
-    """Some rows, as a policy looks at them. What it does not ask for is not read."""
+    """Some rows, as a policy looks at them. Parts that it does not use are not read."""
 
     def __init__(
         self, memory: Rows, keys_of_all: Callable[[], Int64s], uses: RowUses | None, first: int, last: int

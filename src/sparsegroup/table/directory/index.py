@@ -10,7 +10,7 @@ order stretched: every home moves up. It can therefore grow where it is, from it
 further. Nothing is copied aside, no step pays for the whole, and a large table is between 60 % and 75 % full whatever
 its size.
 
-The hash has a secret that each index draws for itself, so that nobody can write a log whose keys share their homes. No
+The hash has a secret that each index draws for itself, so that no forged log can make its keys share homes. No
 result depends on it, and no file holds it.
 """
 
@@ -150,7 +150,7 @@ class Index:
 
     @property
     def buckets(self) -> int:
-        """Homes, those of a growth that is under way included."""
+        """Homes, including those of a growth that is under way."""
         return int(self.state[NEW])
 
     def _buckets_for(self, count: int) -> int:
@@ -174,7 +174,7 @@ class Index:
         return other
 
     def shrunk(self) -> "Index":
-        """The same keys in an index half as large, or smaller, if so much of it is not needed; else itself."""
+        """The same keys in an index half as large, or smaller, if that is enough; else itself."""
         least = Index.buckets_for(self.num_keys)
         return self.with_buckets(least) if 2 * least <= self.buckets else self
 
@@ -187,7 +187,7 @@ class Index:
             self._stretch(int(self.state[OLD]) + 1)
 
     def settle(self, inserted: int) -> None:
-        """Go on with the growth, in proportion to the keys just inserted."""
+        """Continue the growth, in proportion to the keys just inserted."""
         if inserted and self.state[OLD] != self.state[NEW]:
             self._stretch(_SPEED * inserted)
             self._prefault(2 * _SPEED * inserted)
@@ -210,7 +210,7 @@ class Index:
         self.state[PHYSICAL] = len(self._pages) * PAGE_BUCKETS
 
     def extend(self) -> None:
-        """Add slack: so many keys crowd at the upper end that they don't fit behind their homes.
+        """Add slack: the keys at the upper end don't fit behind their homes.
 
         Only keys made for it do that; they are found all the same, if slowly.
         """

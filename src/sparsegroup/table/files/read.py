@@ -1,4 +1,4 @@
-"""Reading a table from its files: all of it, or the part of one rank, whatever ranks have written it."""
+"""Reading a table from its files: all of it, or the part of one rank, written by any number of ranks."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,7 +48,7 @@ class TableFile:
 def read_table(config: TableConfig, chain: Sequence[Sequence[TableFile]], wanted: range = ALL) -> Table:
     """The table that has been written, or its rows in the logical buckets `wanted`.
 
-    `chain` has the files of all rows, then those of changes in the order in which they were written: one of each rank,
+    `chain` has the files of all rows, then of changes in the order of writing: one of each rank,
     the same ranks each time. Their facts agree with the config.
     """
     levels = [[file for file in level if file.share_in(wanted)] for level in chain]

@@ -92,9 +92,7 @@ def check_state(state: Mapping[str, Array], config: TableConfig, num_rows: int) 
             raise ValueError(f"{name}: {entry.length} number(s) are expected, got {len(array)}")
     for together in _TOGETHER:
         if missing := together - state.keys() if together & state.keys() else set():
-            raise ValueError(
-                f"{min(together & state.keys())}: {', '.join(sorted(missing))} would have to be there, too"
-            )
+            raise ValueError(f"{min(together & state.keys())}: {', '.join(sorted(missing))} are also needed")
     if config.unit is not None and any(len(state[name]) != num_rows for name in OF_ROWS & state.keys()):
         raise ValueError(f"{', '.join(sorted(OF_ROWS))}: int64 [{num_rows}] is expected, one for each row")
     _check_seen(state, config)

@@ -2,7 +2,7 @@
 
 A file holds `keys` [n], `dropped` [k] (keys that had a row and lost it) and `rows` [n, parts, dim]: the vectors, u and
 the optimizer's state, in the order of `parts`. The state of the directory follows, by the names in `DIRECTORY_STATE`.
-Reading it (`files/read`) drops the rows of `dropped` and sets those of `keys`, so that a file of all rows is one of
+Reading it (`files/read`) drops the rows of `dropped` and sets the rows of `keys`, so that a file of all rows is one of
 changes to an empty table. Rows keep their order and with it their numbers. Each rank of a sharded table writes one.
 """
 
@@ -95,7 +95,7 @@ class TableFacts:
 
     @property
     def sensible_buckets(self) -> int:
-        """`buckets`, but not out of proportion, whatever the manifest says: an index grows where it must."""
+        """`buckets`, within proportion even if a manifest claims more: an index grows where it must."""
         return min(self.buckets, 2 * self.rows + (1 << 12))
 
     def mismatch(self, config: TableConfig) -> str | None:

@@ -160,7 +160,7 @@ class GradientLines:
         return self.order is None
 
     def without_absent(self, count: int) -> "GradientLines | None":
-        """Those of the `count` lines that have a row; None if that is not known."""
+        """The lines of `count` that have a row; None if unknown."""
         return replace(self, count=count) if self.order is None else None
 
 

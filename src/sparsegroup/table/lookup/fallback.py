@@ -11,7 +11,7 @@ from sparsegroup.table.lookup.autograd import LookupResult
 from sparsegroup.table.lookup.compile import wants_operator
 
 _SALT = np.int64(0x5EED_F0A1_1BAC_0DE5)
-"""Makes the draw that a key gets here differ from those of its start and its admission."""
+"""Makes a key's draw here differ from the draws of its initial vector and its admission."""
 
 _MOST = 1 - 2.0**-53
 """The largest share whose bound is below 2⁶⁴."""

@@ -162,7 +162,7 @@ def _find(
 
 @jitted
 def _ask_for(rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int) -> Any:
-    """Ask for the memory of some rows, of all of each; the number of `ABSENT` ones."""
+    """Prefetch the memory of some rows, of all of each; the number of `ABSENT` ones."""
     absent = 0
     for i in range(first, last):
         if rows[i] == ABSENT:

@@ -38,8 +38,8 @@ def check_world(per_rank: bool) -> None:
             f"a HashEmbedding is trained on rank {dist.get_rank()} of {world}: each rank would train a table of its "
             "own, and these would diverge without a word, because DistributedDataParallel leaves tables alone and row "
             "numbers of different ranks mean different keys. One table on all ranks: HashEmbedding(..., "
-            "process_group=torch.distributed.group.WORLD). If each rank shall have a table of its own (it trains a "
-            "model of its own, or has keys of its own), say so: HashEmbedding(..., per_rank=True), or "
+            "process_group=torch.distributed.group.WORLD). If each rank should have a separate table (it trains a "
+            "separate model, or has keys that no other has), use HashEmbedding(..., per_rank=True), or "
             "table.per_rank = True"
         )
 
@@ -391,7 +391,7 @@ class RowLookup:
         return max(0, self._limit.most_rows(self._storage.rows) - self._directory.num_rows)
 
     def _insert(self, search: KeySearch, admission: AdmissionPolicy, *, is_counted: bool) -> None:
-        """Give rows to those of the search's keys that have none and are admitted."""
+        """Give rows to the search's keys that have none and are admitted."""
         rows, directory = search.row_array, self._directory
         distinct = self._scratch.distinct[: len(rows)]
         decision = directory.decide(

@@ -69,7 +69,7 @@ class RowParts:
         return torch.bfloat16 if self.kinds[part] == BFLOAT16 else TORCH_DTYPES[self._dtype]
 
     def stored(self, part: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Values `[…, dim]` of a part, or one for all elements, as they are stored: bfloat16 to the nearest."""
+        """Values `[…, dim]` of a part, or one for all elements, as stored: bfloat16 to the nearest."""
         numbers = np.asarray(values, self._dtype)
         if self.kinds[part] == SCALAR:
             numbers = numbers[..., :1]
@@ -83,7 +83,7 @@ class RowParts:
         return widened(stored) if self.kinds[part] == BFLOAT16 else stored
 
     def words(self, rows: npt.NDArray[Any]) -> Floats:
-        """Whole rows of `record` as numbers of `dtype`, whatever they are."""
+        """Whole rows of `record` as numbers of `dtype`."""
         return rows.view(self._dtype).reshape(len(rows), self.record.itemsize // self._dtype.itemsize)
 
     def joined(self, rows: npt.NDArray[Any]) -> Floats:
@@ -106,7 +106,7 @@ _PAGE_BYTES = 16 << 20
 
 
 class HostRows(Rows):
-    """Rows in the host's memory; with `has_bfloat16`, parts after weights are bfloat16, but for state of groups."""
+    """Rows in the host's memory; with `has_bfloat16`, parts after weights are bfloat16, except the state of groups."""
 
     def __init__(
         self, dim: int, dtype: np.dtype[Any], huge_pages: bool, initial: Mapping[str, float], has_bfloat16: bool = False
@@ -179,7 +179,7 @@ class HostRows(Rows):
             yield self._row.joined(rows)
 
     def new_row(self) -> Floats:
-        """What follows the weights in a new row, as numbers of `dtype`, whatever they are."""
+        """What follows the weights in a new row, as numbers of `dtype`."""
         row = np.zeros(1, self._row.record)
         for part, value in self.initial.items():
             row[part] = self._row.stored(part, [value])

@@ -151,7 +151,7 @@ class NewRowBuffer(NamedTuple):
     addresses: Int64s  # `[p]` int64, of pages
     shift: int  # a page has 2**shift rows
     row_bytes: int  # from row to row
-    initial: Floats  # what follows the weights in a new row, as numbers of their dtype, whatever they are
+    initial: Floats  # what follows the weights in a new row, as numbers of their dtype
 
 
 class RowStorage(ABC):
@@ -224,7 +224,7 @@ class RowStorage(ABC):
 
     @abstractmethod
     def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
-        """The dtype of state where `requested`, or none, was asked for. Raises ValueError if it cannot be that."""
+        """The dtype of state for the `requested` one, or None. Raises ValueError if it cannot be that."""
 
     def check_reports(self, describe: Callable[[Int64s], str]) -> None:
         """Raise FloatingPointError if a device has reported that an earlier step met a non-finite gradient."""

@@ -42,7 +42,7 @@ class Changes:
         _mark(rows, self._changed)
 
     def keep(self, kept: npt.NDArray[np.bool_], keys: Int64s) -> None:
-        """The rows of the mask `kept` stay, renumbered in their order; `keys` are those of the others."""
+        """Keep the rows of the mask `kept`, renumbered in their order; `keys` are the dropped ones'."""
         before = kept[: self.known]
         self._changed = self._changed[before]
         self.known = len(self._changed)
@@ -128,7 +128,7 @@ class RowSteps:
         if group["capturable"]:
             raise ValueError(
                 f"capturable=True cannot be for a HashEmbedding, whose rows differ from step to step ({where}); give "
-                "it a param group of its own"
+                "it a separate param group"
             )
         check_device(parameter, group, where)
 

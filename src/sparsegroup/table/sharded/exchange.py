@@ -190,7 +190,7 @@ class Collectives:
         return [line.tobytes().rstrip(b"\0").decode(errors="ignore") for line in received.numpy()]
 
     def _all_to_all(self, lines: npt.NDArray[Any], what: str) -> Tensor:
-        """The line `[n]` of each rank for this one, `[ranks, n]` on the host; `lines` are those of this rank."""
+        """The line `[n]` of each rank for this one, `[ranks, n]` on the host; `lines` are this rank's."""
         sent = torch.from_numpy(lines).to(self.device)
         received = torch.empty_like(sent)
         with self._operation(what):
@@ -251,7 +251,7 @@ class Collectives:
         return [one for part in parts for one in pickle.loads(part.numpy().tobytes())]
 
     def from_first(self, value: Result, what: str) -> Result:
-        """The value of rank 0, which is pickled; those of other ranks are ignored."""
+        """The value of rank 0, which is pickled; the values of other ranks are ignored."""
         if self.ranks == 1:
             return value
         data, error = attempt(lambda: pickle.dumps(value)) if self.rank == 0 else (b"", None)
@@ -330,13 +330,13 @@ class KeyExchange:
     """The keys that ranks send each other in one lookup."""
 
     own: SendPlan  # the keys that this rank sends
-    keys: Int64s  # `[m]`, the received ones: first those of rank 0; distinct from each rank
+    keys: Int64s  # `[m]`, the received ones: rank 0's first; distinct from each rank
     counts: Sequence[int]  # `[ranks]`, how many it receives from each
     name: str  # names the lookup in messages
 
 
 class _Exchange(Function):
-    """Vectors to the ranks that have asked for them, or, `back`, their gradients."""
+    """Vectors to the ranks that requested them, or, `back`, their gradients."""
 
     @staticmethod
     def forward(
@@ -402,7 +402,7 @@ class Shards:
     # Lookups
 
     def exchange_keys(self, keys: Int64s, purpose: str, error: Exception | None = None) -> KeyExchange:
-        """Send each rank those of `keys` `[n]` that belong to it, for a `purpose` that is the same on all ranks."""
+        """Send each rank its part of `keys` `[n]`, for a `purpose` that is the same on all ranks."""
         with self.waiting():
             return self._run(self._exchange_keys, keys, purpose, error)
 
@@ -495,7 +495,7 @@ class Shards:
         return RankShard(self.rank, self.ranks)
 
     def norm(self, own: Tensor, order: float) -> Tensor:
-        """The p-norm, p being `order`, of a vector of which each rank has a part, by the norm of its own."""
+        """The p-norm, p being `order`, of a vector of which each rank has a part, from the parts' norms."""
         return self._run(self._collectives.norm, own, order)
 
     def of_all(self, own: list[Any], what: str) -> list[Any]:
@@ -518,4 +518,4 @@ class Shards:
 def check_not_sharded(reduction: Reduction, wire_dtype: torch.dtype | None) -> None:
     """Raise ValueError for options that a table without ranks does not have."""
     if reduction != "mean" or wire_dtype is not None:
-        raise ValueError("reduction and wire_dtype are of tables that lie on several ranks: give process_group, too")
+        raise ValueError("reduction and wire_dtype are for tables on several ranks: also give process_group")

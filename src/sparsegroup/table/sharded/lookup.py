@@ -77,7 +77,7 @@ class ShardedLookup:
         return expand(mine, exchange.own.inverse)
 
     def rows(self, keys: Int64s) -> Tensor:
-        """The rows of `keys` as they are, `[n, dim]`, zeros for those without one."""
+        """The rows of `keys`, `[n, dim]`, zeros for keys without one."""
         exchange = self.shards.exchange_keys(keys, "lookup()")
         found, error = attempt(lambda: self.table.look_up(torch.from_numpy(exchange.keys), insert=False).vectors)
         self.shards.agree(exchange, (), error)
@@ -101,7 +101,7 @@ class ShardedLookup:
         twice = len(exchange.keys) - len(np.unique(exchange.keys))
         received = shards.values(vectors, exchange)
         if shards.totals([twice], "keys that came twice")[0]:
-            raise ValueError("keys must be distinct, also those that different ranks give")
+            raise ValueError("keys must be distinct, also among different ranks")
         shards.do(lambda: self.table.assign(exchange.keys, received.numpy()), "assigning vectors")
 
     def prefetch(self, keys: Int64s, insert: bool) -> None:

@@ -60,7 +60,7 @@ class RankShard:
 
 
 def joined_shards(shards: Mapping[RankShard, Mapping[str, Tensor]], wanted: RankShard) -> dict[str, Tensor]:
-    """The entries of one shard, made of those of all that have keys in its buckets.
+    """The entries of one shard, from the entries of all shards that have keys in its buckets.
 
     The entries are `keys` `[n]`, others of the same rows, and in modules' state dicts `dropped` and `DIRECTORY_STATE`.
     Raises ValueError if one is of other rows than `keys`, or not in all shards.
@@ -97,5 +97,5 @@ def needed_shards(found: Sequence[RankShard], wanted: RankShard) -> list[RankSha
     needed = [RankShard(rank, counts[0]) for rank in range(counts[0])]
     needed = [shard for shard in needed if shard.buckets.start < its.stop and its.start < shard.buckets.stop]
     if missing := [shard for shard in needed if shard not in found]:
-        raise ValueError(f"the rows of {missing[0]} are missing: there are those of {', '.join(map(str, found))}")
+        raise ValueError(f"the rows of {missing[0]} are missing: there are {', '.join(map(str, found))}")
     return needed

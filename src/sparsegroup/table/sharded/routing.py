@@ -20,7 +20,7 @@ HASH = "murmur3-fmix64"
 """The name of the hash: `sparsegroup.table.directory.buckets.mix` of the key, salted."""
 
 _SALT = np.uint64(0xB0CE_75A1_7C0D_E5D1)
-"""Makes it another hash than those of a row's start, its admission and its fallback."""
+"""Makes it differ from the hashes of a row's initial vector, its admission and its fallback."""
 
 _SHIFT = np.uint64(64 - 12)
 
@@ -47,7 +47,7 @@ class Routing:
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= BUCKETS:
-            raise ValueError(f"a table can lie on 1 to {BUCKETS:,} ranks, got {self.ranks}")
+            raise ValueError(f"a table can be divided among 1 to {BUCKETS:,} ranks, got {self.ranks}")
 
     @property
     def edges(self) -> Int64s:
@@ -133,7 +133,7 @@ _sort = kernel(_sort_by_rank, "the keys of a sharded table")
 class SendPlan:
     """The distinct keys of a batch, in the order of the ranks that they belong to."""
 
-    keys: Int64s  # `[distinct]`, those of rank 0 first; of one rank, in the order in which they appeared
+    keys: Int64s  # `[distinct]`, rank 0's first; of one rank, in the order in which they appeared
     counts: Int64s  # `[ranks]`, how many belong to each
     inverse: Int32s  # `[n]`, the place among them of each key that was looked up
 
