@@ -93,7 +93,7 @@ paper-small: $(VENV)/.installed  ## All experiments on the small logs in DATA=fo
 	  --dataset globo --data $(DATA)/globo_clicks.csv.xz
 	$(PAPER) run all --scale small --out $(RUNS)/synthetic --report $(RESULTS)/synthetic --dataset synthetic
 	$(PAPER) run regret --out $(RUNS)/regret --report $(RESULTS)/regret
-	$(PAPER) overview $(RESULTS)
+	$(PAPER) overview $(RESULTS) --into docs/paper.md
 
 CRITEO = $(RUNS)/synthetic-criteo
 
@@ -101,7 +101,7 @@ paper-criteo: $(VENV)/.installed  ## Tables 2 to 4 and 8, one seed, on a synthet
 	test -f $(CRITEO)/log/log.json || $(RUN)/sparsegroup-paper synthesize criteo $(CRITEO)/log --rows 11666667
 	$(PAPER) run sparsity-vs-auc fine-tune best-auc embedding-dim --runs 1 --recipe paper \
 	  --out $(CRITEO) --report $(RESULTS)/synthetic-criteo --dataset criteo --data $(CRITEO)/log
-	$(PAPER) overview $(RESULTS)
+	$(PAPER) overview $(RESULTS) --into docs/paper.md
 
 clean:  ## Remove environments, caches and what was built
 	rm -rf $(VENV) .venv-* dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,7 +24,7 @@ from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config, HistoryPoint, predict
 from sparsegroup.training.compare import train_and_test
 from sparsegroup_paper.learner import Learner
-from sparsegroup_paper.magnitude import magnitude_pruning
+from sparsegroup_paper.pruning import magnitude_pruning
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 from sparsegroup_paper.runs import Pruned
 

@@ -137,7 +137,6 @@ def outcome(auc: float = 0.7, rate: float = 0.1, **others: Any) -> Outcome:
         "live": round(1000 * rate),
         "seen": 1000,
         "seconds": 1.0,
-        "survivors": (),
         "resampled": np.full(8, auc, np.float32),
     }
     return Outcome(auc, feature_rate=rate, **(values | others))

@@ -19,13 +19,12 @@ from experiment_cases import (
 from sparsegroup.data import MemoryLog
 from sparsegroup.training import Config
 from sparsegroup_paper.choices import TOLERANCE, best, choose_l21, grid
-from sparsegroup_paper.contenders import L2S, Contender
-from sparsegroup_paper.excerpt import Excerpt, excerpt
+from sparsegroup_paper.datasets import Excerpt, excerpt
 from sparsegroup_paper.execution import Worker
+from sparsegroup_paper.frontier import L2S
 from sparsegroup_paper.lab import Lab, Sample
 from sparsegroup_paper.published import published
-from sparsegroup_paper.recovery import recovery_figure
-from sparsegroup_paper.runs import Method, Run, Survivors
+from sparsegroup_paper.runs import Method, Run
 from sparsegroup_paper.statistics import Interval, verdict
 from sparsegroup_paper.versus import at_rate, tally, versus
 
@@ -48,7 +47,6 @@ def test_training_on_an_excerpt_is_training_on_its_rows(log: MemoryLog) -> None:
     rows = MemoryLog("rows", log.fields, log.keys[1_800:2_800], log.labels[1_800:2_800], 900, log.informative)
     ours = result_of(Worker(excerpt(log, 1_000)), Run(BASE))
     assert_same(ours, result_of(Worker(rows), Run(BASE)))
-    assert ours.survivors
 
 
 def test_an_excerpt_of_all_rows_is_the_log(log: MemoryLog) -> None:
@@ -128,14 +126,6 @@ def test_a_method_that_diverged_is_said_to_have() -> None:
     one = versus(diverged, well)
     assert one.cells == (None, None, None, None, None, "diverged")
     assert tally([one]) == "better at 0, within noise at 0, worse at 0, diverged at 1 of 1; non-inferior at 0"
-
-
-def test_what_diverged_is_left_out_of_the_precision() -> None:
-    survivors = (Survivors(1, 1, 10, 4, 5, 3),)
-    well = outcome(0.7, 0.5, survivors=survivors)
-    diverged = outcome(math.nan, 1.0, survivors=())
-    one = Contender("x", ("a", "b"), (Sample((well, diverged)), Sample((well, well))), ("c", "c"))
-    assert recovery_figure([one]).series[0].y == (0.6,)
 
 
 # Choices

@@ -1,7 +1,6 @@
 """The methods that the experiments compare with: magnitude pruning, frequency cut-off, DeepLight."""
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,15 +23,10 @@ from experiment_cases import (
 from sparsegroup import HashEmbedding
 from sparsegroup.data import Bags, Batch, MemoryLog
 from sparsegroup.training import Config, predict, prune_rows
-from sparsegroup_paper import deeplight as deeplight_module
-from sparsegroup_paper import frequency
-from sparsegroup_paper.cut_off import WithoutRare
-from sparsegroup_paper.deeplight import deeplight, prune_weights
+from sparsegroup_paper import pruning
 from sparsegroup_paper.execution import Worker
-from sparsegroup_paper.frequency import Counts, count_keys, survivors
-from sparsegroup_paper.gradual import gradual
 from sparsegroup_paper.learner import Learner
-from sparsegroup_paper.magnitude import magnitude_pruning
+from sparsegroup_paper.pruning import WithoutRare, count_keys, deeplight, gradual, magnitude_pruning, prune_weights
 from sparsegroup_paper.runs import CutOff, DeepLight, Plain, Pruned, Run
 
 # Magnitude pruning
@@ -155,7 +149,6 @@ def test_the_rate_of_a_cut_off_counts_a_feature_for_each_field_with_rare_ones(lo
         fields = {key >> 56 for key in counts if key not in kept}
         assert (result.live, result.seen) == (len(kept) + len(fields), len(counts))
         assert result.feature_rate == result.live / result.seen
-        assert sum(part.live for part in result.survivors) == len(kept)
         mapped = np.array([[k if k in kept else k | (1 << 56) - 1 for k in row] for row in log.keys.tolist()])
         assert result.auc == trained(replace(log, keys=mapped), BASE)[0].test.auc
 
@@ -192,7 +185,7 @@ def test_deeplight_prunes_more_and_more_every_tenth_step(log: MemoryLog, monkeyp
         wanted.append(sparsity)
         found.append(1 - sum(int(v.count_nonzero()) for _, v in table.items()) / (table.num_seen * table.dim))
 
-    monkeypatch.setattr(deeplight_module, "prune_weights", recording)
+    monkeypatch.setattr(pruning, "prune_weights", recording)
     learner = Learner(log, BASE.replace(batch_size=50))  # 54 steps
     deeplight(learner, 0.9, 2_700)
     # S (1 - D^(k/Ω)), with the Ω for which the last step comes to .99 S: D^(54/Ω) = .01.
@@ -214,8 +207,8 @@ def test_a_run_of_deeplight_ends_at_its_sparsity(worker: Worker) -> None:
 @pytest.mark.parametrize("merged", [1, 50, 1 << 22])
 @pytest.mark.parametrize("rows", [0, 1, 299, 400])
 def test_keys_are_counted_as_a_counter_does(merged: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frequency, "MERGED", merged)
-    monkeypatch.setattr(frequency, "ROWS", 16)
+    monkeypatch.setattr(pruning, "MERGED", merged)
+    monkeypatch.setattr(pruning, "ROWS", 16)
     log = bags_log()
     counts = count_keys(log, rows)
     expected = Counter(keys_in(log.batch[:rows]))
@@ -223,31 +216,6 @@ def test_keys_are_counted_as_a_counter_does(merged: int, rows: int, monkeypatch:
     assert len(counts) == len(expected)
     assert (np.diff(counts.keys) > 0).all()
     assert counts.at_least(3).tolist() == sorted(key for key, count in expected.items() if count >= 3)
-
-
-@pytest.mark.parametrize("seen", [[1] * 30, list(range(1, 21)), [1] * 11 + [2] * 4 + [9], [5], [3, 3, 1, 1, 1, 7] * 4])
-def test_survivors_are_counted_by_tenths_and_equal_counts_stay_together(seen: list[int]) -> None:
-    generator = np.random.default_rng(1)
-    number = len(seen)
-    informative, live = generator.random(number) < 0.3, generator.random(number) < 0.6
-    parts = survivors(Counts(np.arange(number), np.array(seen)), informative, live)
-    ordered = sorted(seen)
-    ends = sorted({ordered[math.ceil(number * tenth / 10) - 1] for tenth in range(1, 11)})
-    assert len(parts) == len(ends)
-    for start, end, part in zip([0, *ends], ends, parts, strict=False):
-        here = [i for i, count in enumerate(seen) if start < count <= end]
-        assert (part.least, part.most) == (min(seen[i] for i in here), max(seen[i] for i in here))
-        assert part.features == len(here)
-        assert part.informative == sum(bool(informative[i]) for i in here)
-        assert part.live == sum(bool(live[i]) for i in here)
-        assert part.live_informative == sum(bool(live[i] and informative[i]) for i in here)
-    assert sum(part.features for part in parts) == number
-    assert sum(part.live for part in parts) == live.sum()
-
-
-def test_no_features_have_no_survivors() -> None:
-    nothing = np.zeros(0, bool)
-    assert survivors(Counts(np.zeros(0, np.int64), np.zeros(0, np.int64)), nothing, nothing) == ()
 
 
 def test_pruning_by_saliency_keeps_those_with_the_largest_u_minus_sigma_x(log: MemoryLog, config: Config) -> None:

@@ -1,26 +1,22 @@
-"""`overview`: counts over reports, as the paper counts, from the tables that the reports hold."""
+"""`overview`: claims, counts and verdicts over reports, from the tables that the reports hold."""
 
 from pathlib import Path
 
 import pytest
 
-from sparsegroup_paper.overview import write_overview
-from sparsegroup_paper.recipe import RECIPE
+from sparsegroup.errors import UserError
+from sparsegroup_paper.frontier import PRUNED, RECIPE
+from sparsegroup_paper.overview import MARKS, write_overview
 from sparsegroup_paper.report import write_report, write_section
-from sparsegroup_paper.section import Cell, Column, Facts, Section, SectionTable
+from sparsegroup_paper.section import Cell, Facts, Section, SectionTable, columns
 
 FACTS = Facts("made up", (("rows", "100"), ("network", "DCN")), "sparsegroup-paper run …", "2026-01-02", 1.25, ())
-POINTS = ("λ21", "feature rate", "difference", "95 % low", "95 % high", "p", "verdict")
-AGAINST_BEST = ("feature rate", "method", "test AUC", "best of the others", "its AUC", "difference", "verdict")
-COMPARED = ("feature rate", "method", "test AUC", "difference", "verdict")
+POINTS = "λ21; feature rate; difference; 95 % low; 95 % high; p; verdict"
+COMPARED = "feature rate; method; test AUC; difference; verdict"
 
 
-def table(name: str, columns: tuple[str, ...], rows: list[tuple[Cell, ...]]) -> SectionTable:
-    return SectionTable(name, name, tuple(map(Column, columns)), tuple(rows))
-
-
-def section(name: str, *tables: SectionTable) -> Section:
-    return Section(name, name, ("found",), (), tables)
+def section(name: str, table: str, specs: str, *rows: tuple[Cell, ...]) -> Section:
+    return Section(name, name, ("found",), (), (SectionTable(table, table, columns(specs), rows),))
 
 
 def report(folder: Path, *sections: Section) -> None:
@@ -29,73 +25,67 @@ def report(folder: Path, *sections: Section) -> None:
     write_report(folder, FACTS)
 
 
-@pytest.fixture
-def overview(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reports")
     report(
-        tmp_path / "first",
+        folder / "first",
         section(
-            "sparsity-vs-auc",
-            table(
-                "points",
-                POINTS,
-                [
-                    (1e-4, 0.5, 0.002, 0.001, 0.003, 0.04, "better"),
-                    (1e-3, 0.04, 0.01, 0.008, 0.02, 0.001, "better"),
-                    (1e-2, 0.01, -0.0005, -0.0009, -0.0001, 0.02, "worse, non-inferior"),
-                ],
-            ),
+            *("sparsity-vs-auc", "points", POINTS),
+            (1e-4, 0.5, 0.002, 0.001, 0.003, 0.04, "better"),
+            (1e-3, 0.04, 0.01, 0.008, 0.02, 0.001, "better"),
+            (1e-2, 0.01, -0.0005, -0.0009, -0.0001, 0.02, "worse, non-inferior"),
         ),
         section(
-            "frontier",
-            table(
-                "compared",
-                COMPARED,
-                [
-                    (0.5, RECIPE, 0.70, 0.0, "within noise"),
-                    (0.5, "Group Adam, hard", 0.72, 0.02, "better"),
-                    (0.3, RECIPE, 0.705, 0.005, "within noise"),
-                    (0.3, "Group Adam, hard", 0.71, 0.01, "better"),
-                    (0.1, RECIPE, 0.72, 0.02, "better"),
-                    (0.1, "Group Adam, hard", 0.71, 0.01, "better"),
-                    (0.1, "Adam, pruned and fine-tuned", 0.70, None, None),
-                    (0.05, RECIPE, 0.71, 0.01, "within noise, non-inferior"),
-                ],
-            ),
-            table(
-                "against-best",
-                AGAINST_BEST,
-                [
-                    (0.5, RECIPE, 0.70, "Group Adam, hard", 0.72, -0.02, "worse"),
-                    (0.3, RECIPE, 0.705, "Group Adam, hard", 0.71, -0.005, "worse"),
-                    (0.1, RECIPE, 0.72, "Group Adam, hard", 0.71, 0.01, "better"),
-                    (0.05, RECIPE, 0.71, "DeepLight", 0.71, 0.0, "within noise, non-inferior"),
-                ],
-            ),
+            *("frontier", "compared", COMPARED),
+            (0.5, RECIPE, 0.70, 0.0, "within noise"),
+            (0.5, "DeepLight", 0.72, 0.02, "better"),
+            (0.3, RECIPE, 0.705, 0.005, "within noise"),
+            (0.3, "DeepLight", 0.71, 0.01, "better"),
+            (0.1, RECIPE, 0.72, 0.02, "better"),
+            (0.1, "DeepLight", 0.71, 0.01, "better"),
+            (0.1, PRUNED, 0.70, None, None),
+            (0.05, RECIPE, 0.71, 0.01, "within noise, non-inferior"),
+        ),
+        section("l1-vs-l21", "values", "value; times", (1e-4, 1.5), (1e-3, 0.9)),
+        section("embedding-dim", "dimensions", "dimension; feature rate", (4, 0.3), (8, 0.2)),
+        section(
+            *("norm", "compared", "other norm; verdict"),
+            ("‖s̃‖", "better"),
+            ("‖s̃‖", "within noise"),
+            ("metric", "worse, non-inferior"),
         ),
     )
-    report(
-        tmp_path / "second",
-        section("sparsity-vs-auc", table("points", POINTS, [(1e-4, 0.03, -0.01, -0.03, 0.01, 0.3, "within noise")])),
-    )
-    report(
-        tmp_path / "one-seed",
-        section("sparsity-vs-auc", table("points", POINTS, [(1e-4, 0.03, 0.01, 0.009, 0.011, None, "better")])),
-    )
-    assert write_overview(tmp_path) == ["first", "one-seed", "second"]
-    return (tmp_path / "index.md").read_text()
+    noise = section("sparsity-vs-auc", "points", POINTS, (1e-4, 0.03, -0.01, -0.03, 0.01, 0.3, "within noise"))
+    report(folder / "second", noise)
+    one_seed = section("sparsity-vs-auc", "points", POINTS, (1e-4, 0.03, 0.01, 0.009, 0.011, None, "better"))
+    report(folder / "one-seed", one_seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def overview(reports: Path) -> str:
+    assert write_overview(reports) == ["first", "one-seed", "second"]
+    return (reports / "index.md").read_text()
 
 
 def test_each_report_has_a_line_with_its_counts(overview: str) -> None:
-    assert (
-        "| [first](first/report.json) | rows: 100; network: DCN | sparsity-vs-auc, frontier | 2026-01-02 | 1.2 h |"
-        in (overview)
-    )
+    experiments = "sparsity-vs-auc, norm, l1-vs-l21, embedding-dim, frontier"
+    line = f"| [first](first/report.json) | rows: 100; network: DCN | {experiments} | 2026-01-02 | 1.2 h |"
+    assert line in overview
     assert "| first | 3 | 0.5 – 0.01 | 2 | 0 | 1 | 3 | -0.0005 | +0.0100 |" in overview
     assert "| second | 1 | 0.03 – 0.03 | 0 | 1 | 0 | 0 | -0.0100 | -0.0100 |" in overview
 
 
-def test_significance_is_counted_as_the_paper_does_over_reports_with_several_seeds(overview: str) -> None:
-    assert "at 2 of 4 points (50%; the paper: 60%), and below a feature rate of 0.05 at 1 of 3 (33%;" in overview
+def test_claims_are_counted_over_all_reports(overview: str) -> None:
+    assert "| at 2 of 4 points (50%; the paper: 60%), below a feature rate of 0.05 at 1 of 3 (33%;" in overview.replace(
+        "significantly at 90% confidence ", ""
+    )
+    assert "| λ21 keeps fewer features than an equal λ1 | Figure 3 | at 1 of 2 values |" in overview
+    assert "| The feature rate falls as the dimension grows | Table 4 | in 1 of 1 reports |" in overview
+    assert "| ‖s‖ against ‖s̃‖ at the same feature rate | Figure 2, Table 9 | better 1, within noise 1, worse 0 |" in (
+        overview
+    )
 
 
 def test_the_strength_at_a_rate_lies_between_the_points(overview: str) -> None:
@@ -106,21 +96,26 @@ def test_the_strength_at_a_rate_lies_between_the_points(overview: str) -> None:
     assert cells[-1] == "1.0e-2"
 
 
-def test_the_leaders_and_the_verdicts_come_from_the_frontier(overview: str) -> None:
-    assert (
-        "| first | Group Adam, hard (0.7200) | Group Adam, hard (0.7100) | Recommended recipe (0.7200) | "
-        "Recommended recipe (0.7100) |"
-    ) in overview
-    assert "Group Adam, hard 3 / 0 / 0" in overview
+def test_methods_are_counted_against_pruning_and_the_recipe_is_compared_with_the_best(overview: str) -> None:
+    assert "| DeepLight | 3 | 0 | 0 |" in overview
+    assert f"| {RECIPE} | 1 | 3 | 0 |" in overview
+    assert "| first | recipe | 0.7000 (within noise) | 0.7050 (within noise) | 0.7200 (better) |" in overview
+    assert "| first | best of the others | 0.7200 (DeepLight) |" in overview
+    assert "higher mean AUC than the recommended recipe at 2 of 3 rates of first (by 0.0200 at most)." in overview
 
 
-def test_the_recipe_is_counted_against_the_best_of_the_others_and_where_any_beats_pruning(overview: str) -> None:
-    assert (
-        "Recommended recipe against the best of all others at rates of 0.3 and below, better / within noise / worse: "
-        "1 / 1 / 1 (first at 0.3 by 0.0050). Where any method is better than pruned and fine-tuned Adam, so is it at 1 "
-        "of 2."
-    ) in overview
-    assert "| first | 0.3 | Recommended recipe | 0.7050 | Group Adam, hard | 0.7100 | -0.0050 | worse |" in overview
+def test_an_overview_goes_into_a_page(reports: Path, tmp_path: Path, overview: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n{}\nold\n{}\nafter\n".format(*MARKS))
+    write_overview(reports, page)
+    text = page.read_text()
+    assert text.startswith(f"before\n{MARKS[0]}\n\n| report |")
+    assert text.endswith(f"\n\n{MARKS[1]}\nafter\n")
+    assert "old" not in text
+    assert "/first/report.json)" in text
+    (tmp_path / "bare.md").write_text("no lines\n")
+    with pytest.raises(UserError, match="wants the lines"):
+        write_overview(reports, tmp_path / "bare.md")
 
 
 def test_nothing_is_written_where_there_is_no_report(tmp_path: Path) -> None:

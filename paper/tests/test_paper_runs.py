@@ -17,7 +17,6 @@ from experiment_cases import (
     assert_same,
     counted,
     dataset_of,
-    live_keys,
     outcome,
     result_of,
     tiny_log,
@@ -30,8 +29,7 @@ from sparsegroup_paper.datasets import PLAIN, open_dataset
 from sparsegroup_paper.execution import Worker, jobs_of
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.resampling import resampled_aucs
-from sparsegroup_paper.results import Results
-from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Method, Plain, Pruned, Run, Survivors
+from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Method, Plain, Pruned, Results, Run
 
 # Runs
 
@@ -104,8 +102,7 @@ def test_runs_that_share_their_training_are_one_job() -> None:
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     results = Results(tmp_path / "runs")
-    tables = (Survivors(1, 1, 50, 5, 3, 2), Survivors(2, 9, 40, 4, 40, 4))
-    exact = outcome(0.1 + 0.2, 1 / 3, survivors=tables, resampled=np.random.default_rng(0).random(99, np.float32))
+    exact = outcome(0.1 + 0.2, 1 / 3, resampled=np.random.default_rng(0).random(99, np.float32))
     diverged = outcome(math.nan, resampled=np.full(3, np.nan, np.float32))
     results[Run(BASE)] = exact
     results[Run(BASE, Pruned(0.1))] = diverged
@@ -196,13 +193,6 @@ def test_a_plain_run_is_plain_training(log: MemoryLog, worker: Worker, validate:
     assert 0 < result.live < result.seen == len(counted(log, 2_430 if validate else 2_700))
     values = np.concatenate([vectors.numpy().ravel() for _, vectors in model.embedding.items()])
     assert result.parameter_rate == np.count_nonzero(values) / (4 * result.seen)
-    # Which features matter is known, and so which of the survivors do.
-    keys, live = set(counted(log, 2_430 if validate else 2_700)), live_keys(model)
-    assert log.informative is not None
-    informative = keys & set(log.informative.tolist())
-    sums = [sum(getattr(part, name) for part in result.survivors) for name in ("features", "informative", "live")]
-    assert sums == [len(keys), len(informative), len(live)]
-    assert sum(part.live_informative for part in result.survivors) == len(live & informative)
 
 
 def test_a_run_over_time_ends_with_its_tenth(log: MemoryLog, worker: Worker) -> None:

@@ -22,7 +22,7 @@ from sparsegroup.errors import UserError
 from sparsegroup_paper.catalog import EXPERIMENTS, REGRET
 from sparsegroup_paper.datasets import NETWORKS, SYNTHETIC, Dataset, Scale, open_dataset
 from sparsegroup_paper.lab import Lab, Recipe
-from sparsegroup_paper.overview import INDEX, write_overview
+from sparsegroup_paper.overview import INDEX, MARKS, write_overview
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 from sparsegroup_paper.published import published
 from sparsegroup_paper.regret import regret
@@ -218,12 +218,18 @@ def report_command(
 @app.command("overview")
 def overview_command(
     folder: Annotated[Path, typer.Argument(help="Its subfolders are reports that `run` has written.")],
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PAGE", help=f"A page with the lines {' and '.join(MARKS)}.", show_default=f"FOLDER/{INDEX}"
+        ),
+    ] = None,
 ) -> None:
-    """Set several reports side by side, in index.md beside them."""
-    names = write_overview(folder)
+    """Sum up several reports, in a page of their own or between two lines of a page."""
+    names = write_overview(folder, into)
     if not names:
         raise UserError(f"{folder}: no reports in its subfolders")
-    console.print(f"{folder / INDEX}: {', '.join(names)}", highlight=False, soft_wrap=True)
+    console.print(f"{into or folder / INDEX}: {', '.join(names)}", highlight=False, soft_wrap=True)
 
 
 @app.command("synthesize")

@@ -1,16 +1,18 @@
 """The data sets of the experiments: which log, how much of it, and which network."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from sparsegroup.artifact import write_atomically
 from sparsegroup.data import (
+    Batch,
     ClickLogError,
     Log,
     LogOptionError,
+    LogView,
     PreparationProgress,
     PreparedLog,
     SyntheticConfig,
@@ -21,7 +23,6 @@ from sparsegroup.data import (
 from sparsegroup.data.raw.files import LogPaths, paths_of, shown
 from sparsegroup.settings.names import ModelName
 from sparsegroup.training import Config, read_config
-from sparsegroup_paper.excerpt import excerpt
 
 Scale = Literal["small", "full"]
 
@@ -46,6 +47,41 @@ NETWORKS: Mapping[str, ModelName] = {
 """Data set → network: the paper's three, and DCN for the others."""
 
 SYNTHETIC = "synthetic"
+
+
+class Excerpt(LogView):
+    """Consecutive rows of a log: its last `train_rows` training rows and its first `test_rows` test rows."""
+
+    def __init__(self, log: Log, train_rows: int, test_rows: int) -> None:
+        tests = len(log) - log.train_rows
+        if not 0 < train_rows <= log.train_rows or not 0 <= test_rows <= tests:
+            raise ValueError(
+                f"{log.name} has {log.train_rows:,} training and {tests:,} test rows, "
+                f"got train_rows={train_rows:,}, test_rows={test_rows:,}"
+            )
+        super().__init__(log)
+        self.train_rows, self.test_rows = train_rows, test_rows
+
+    def __len__(self) -> int:
+        return self.train_rows + self.test_rows
+
+    @property
+    def features(self) -> int | None:
+        """Number of distinct features in the training rows; None unless they are all those of the log."""
+        return self.log.features if self.train_rows == self.log.train_rows else None
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Rows `start` to `stop` of the excerpt, `size` at a time."""
+        first = self.log.train_rows - self.train_rows
+        return self.log.batches(first + start, first + stop, size)
+
+
+def excerpt(log: Log, rows: int) -> Excerpt:
+    """At most `rows` rows around the first test row, with the same share of training rows as the whole log."""
+    if len(log) <= rows:
+        return Excerpt(log, log.train_rows, len(log) - log.train_rows)
+    train_rows = max(1, rows * log.train_rows // len(log))
+    return Excerpt(log, train_rows, rows - train_rows)
 
 
 @dataclass(frozen=True)
@@ -159,7 +195,7 @@ def open_dataset(
     return Dataset(f"{SYNTHETIC}-{synthetic}" if synthetic else name, log.folder, ROWS[scale], config)
 
 
-def claim(folder: Path, dataset: Dataset) -> None:
+def reserve(folder: Path, dataset: Dataset) -> None:
     """Let `folder` hold the results on this data set, and on no other.
 
     Raises:

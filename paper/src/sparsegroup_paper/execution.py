@@ -1,25 +1,19 @@
-"""Runs are carried out here, several that share their training at once."""
+"""Runs are carried out here, several that share their training together."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from time import perf_counter
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from sparsegroup.data import Log, LogView, MemoryLog, PreparedLog
-from sparsegroup.training import evaluate
-from sparsegroup_paper.cut_off import WithoutRare
-from sparsegroup_paper.deeplight import deeplight
-from sparsegroup_paper.frequency import Counts, count_keys, survivors
-from sparsegroup_paper.gradual import gradual
+from sparsegroup.data import Log
+from sparsegroup.training import predict
 from sparsegroup_paper.learner import Learner
-from sparsegroup_paper.magnitude import magnitude_pruning
-from sparsegroup_paper.public_shapes import effects
+from sparsegroup_paper.pruning import WithoutRare, count_keys, deeplight, gradual, magnitude_pruning
 from sparsegroup_paper.resampling import resampled_aucs
-from sparsegroup_paper.runs import LAST_TENTH, CutOff, DeepLight, Gradual, Outcome, Plain, Pruned, Run, Survivors
+from sparsegroup_paper.runs import LAST_TENTH, CutOff, DeepLight, Gradual, Outcome, Plain, Pruned, Run
 
 REPLICATES = 1000
 """Resamplings of the rows that a run is measured on."""
@@ -35,18 +29,6 @@ def jobs_of(runs: Sequence[Run]) -> list[list[Run]]:
     return list(jobs.values())
 
 
-def truth_of(log: Log) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None:
-    """Which of given keys have an effect on the label; None if the log is not a synthetic one, or made of one."""
-    while isinstance(log, LogView):
-        log = log.log
-    if isinstance(log, MemoryLog) and log.informative is not None:
-        return log.are_informative
-    if isinstance(log, PreparedLog) and "synthetic" in log.manifest.source:
-        seed = int(log.manifest.source["seed"])
-        return lambda keys: effects(keys, seed) != 0
-    return None
-
-
 class Worker:
     """Carries out runs on a log.
 
@@ -56,7 +38,6 @@ class Worker:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.truth = truth_of(log)
         self.counts = lru_cache(maxsize=2)(lambda rows: count_keys(self.log, rows))
 
     def carry_out(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
@@ -73,7 +54,7 @@ class Worker:
         except FloatingPointError:
             nothing = np.full(REPLICATES, np.nan, np.float32)
             for run in left:
-                yield run, Outcome(math.nan, math.nan, 1.0, 1.0, 0, 0, perf_counter() - begin, (), nothing)
+                yield run, Outcome(math.nan, math.nan, 1.0, 1.0, 0, 0, perf_counter() - begin, nothing)
 
     def _carry_out(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
         run = runs[0]
@@ -110,13 +91,14 @@ class Worker:
 
     def _measure(self, run: Run, learner: Learner, stop: int, end: int, begin: float) -> Outcome:
         table = learner.model.table
-        predictions = learner.predict(stop, end)
-        if not np.isfinite(predictions.probabilities).all():
+        predictions = predict(learner.model, learner.log.batches(stop, end, 4096))
+        probabilities, labels = predictions.probabilities(), predictions.labels()
+        if not np.isfinite(probabilities).all():
             raise FloatingPointError("predictions are not finite")
-        metrics = evaluate(predictions.labels, predictions.probabilities, predictions.weights)
+        metrics = predictions.metrics()
         seen = len(self.counts(stop)) if isinstance(run.method, CutOff) else table.num_seen
         non_zero = sum(int(torch.count_nonzero(vectors)) for _, vectors in table.items())
-        resampled = resampled_aucs(predictions.labels, predictions.probabilities, REPLICATES)
+        resampled = resampled_aucs(labels, probabilities, REPLICATES)
         return Outcome(
             auc=metrics.auc,
             log_loss=metrics.log_loss,
@@ -125,12 +107,5 @@ class Worker:
             live=table.num_live,
             seen=seen,
             seconds=perf_counter() - begin,
-            survivors=() if self.truth is None else self._survivors(learner, self.counts(stop)),
             resampled=resampled.astype(np.float32),
         )
-
-    def _survivors(self, learner: Learner, counts: Counts) -> tuple[Survivors, ...]:
-        assert self.truth is not None
-        live = [keys.numpy() for keys, _ in learner.model.table.items()]
-        is_live = np.isin(counts.keys, np.concatenate(live)) if live else np.zeros(len(counts), bool)
-        return survivors(counts, self.truth(counts.keys), is_live)

@@ -1,168 +1,247 @@
-"""Beyond the paper: AUC against feature rate for all ways to a small table, for a user to choose from."""
+"""Beyond the paper: AUC against feature rate for ways to a small table, for a user to choose from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from sparsegroup_paper.against_best import against_best
-from sparsegroup_paper.choices import TENTHS, TRIAL_SEEDS
-from sparsegroup_paper.contenders import CUT_OFF, GROUP_ADAM, L2S, PRUNED, RATES, Contender, contenders, of
-from sparsegroup_paper.lab import Lab
-from sparsegroup_paper.recipe import (
-    FACTORS,
-    LEARNING_RATE,
-    PRUNED_BY_RATE,
-    PRUNED_UNTUNED,
-    RECIPE,
-    UNTUNED,
-    pruned_by_rate,
-    pruned_untuned,
-    recipe,
-    untuned,
-)
-from sparsegroup_paper.recovery import is_known, recovery_figure, recovery_table
-from sparsegroup_paper.section import Cell, Column, Figure, Section, SectionTable, Series
+from sparsegroup.training import Config
+from sparsegroup_paper.choices import LOWEST_RATE, NO_PENALTY, choose, grid, mid_strength, tuned
+from sparsegroup_paper.lab import Lab, Sample
+from sparsegroup_paper.pruning import count_keys
+from sparsegroup_paper.published import published
+from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Method, Plain, Pruned
+from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, columns
 from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
 
-SHOWN = (UNTUNED, PRUNED, PRUNED_UNTUNED, GROUP_ADAM, CUT_OFF)
-"""In the first figure; all are in the last."""
+L2S = (0.0, 1e-6, 1e-5, 1e-4)
+"""λ2 that are tried for each method; pruning has as many fine-tuning schedules instead."""
 
-REST = "best of all others"
+SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
+"""DeepLight's values of its sparsity S."""
+
+RATES = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
+"""Feature rates at which the methods are compared, and the target rates of the methods that have one."""
+
+MIDDLE = 0.1
+"""Feature rate at which choices are made."""
+
+RECIPE = "Recommended recipe"
+PRUNED = "Adam, pruned and fine-tuned"
+GROUP_ADAM = "Group Adam, lasso"
+CUT_OFF = "Frequency cut-off"
+
+RECIPE_RATE, RECIPE_FINE_TUNE = 0.03, 0.1
+"""The recipe's learning rate, and the share of the samples for fine-tuning where its start is pruned instead."""
+
+Trial = tuple[Config, Method]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method at several strengths.
+
+    Attributes:
+        name: The method, as reports call it.
+        strengths: The varied setting, in words, by point.
+        samples: Each point's sample.
+        chosen: Learning rate and the other choice, in words.
+    """
+
+    name: str
+    strengths: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    chosen: str
+
+
+def contenders(lab: Lab) -> list[Contender]:
+    """All of them on the data set of a lab."""
+    adam, adagrad = (lab.config.replace(optimizer=name, **NO_PENALTY) for name in ("adam", "adagrad"))
+    start = adagrad.replace(lr=RECIPE_RATE, fallback=True)
+    first = f"adagrad, lr = {RECIPE_RATE:g}"
+
+    def untuned(name: str, at: Callable[[Config, float], Trial], chosen: str) -> Contender:
+        samples = lab.samples([at(start, rate) for rate in RATES], name=name)
+        return Contender(name, _rates(RATES), tuple(samples), chosen)
+
+    return [
+        untuned(RECIPE, _sized, f"{first}, λ2 = 0, hard"),
+        _regularized(lab, GROUP_ADAM, adam.replace(penalty="lasso"), "l21"),
+        _tuned(lab, "Group Adam, hard, target rate", adam, _sized),
+        _tuned(lab, "Group Adagrad, hard, target rate", adagrad, _sized),
+        _pruned(lab, PRUNED, adam),
+        _pruned(lab, "Adam, pruned by ‖s‖ and fine-tuned", adam, by="s"),
+        untuned(
+            "Adagrad with fallback, pruned and fine-tuned",
+            lambda config, rate: (config, Pruned(rate, RECIPE_FINE_TUNE)),
+            f"{first}, fine-tuned on {RECIPE_FINE_TUNE:.0%}",
+        ),
+        _tuned(lab, "Adam, gradual magnitude pruning", adam, lambda config, rate: (config, Gradual(rate))),
+        _regularized(lab, "Adam, element-wise l1", adam, "l1"),
+        _cut_off(lab, adam),
+        _tuned(
+            lab,
+            "DeepLight",
+            adam,
+            lambda config, sparsity: (config, DeepLight(sparsity)),
+            middle=1 - MIDDLE,
+            strengths=lambda _: SPARSITIES,
+            words=lambda values: tuple(f"{value:g} of the weights" for value in values),
+        ),
+    ]
+
+
+def _rates(rates: Sequence[float]) -> tuple[str, ...]:
+    return tuple(f"rate = {rate:g}" for rate in rates)
+
+
+def _sized(config: Config, rate: float) -> Trial:
+    """λ21 moves along the pass until the target rate remains: `sparsegroup.TargetRate`."""
+    return config.replace(target_rate=rate, penalty="hard", fallback=config.model.fallback), Plain()
+
+
+def _tuned(
+    lab: Lab,
+    name: str,
+    config: Config,
+    at: Callable[[Config, float], Trial],
+    middle: float = MIDDLE,
+    strengths: Callable[[Config], Sequence[float]] = lambda _: RATES,
+    words: Callable[[Sequence[float]], tuple[str, ...]] = _rates,
+) -> Contender:
+    """A method with the learning rate, and then λ2, of the best validation AUC.
+
+    Args:
+        lab: Where it is run.
+        name: The method.
+        config: Without λ.
+        at: Config and strength → what is run.
+        middle: The strength at which choices are made.
+        strengths: Tuned config → the points.
+        words: The points in words.
+    """
+    config = tuned(lab, config)
+    rates = published().setup.learning_rate_grid
+    number = choose(lab, [at(config.replace(lr=rate), middle) for rate in rates], f"learning rate: {name}")
+    config = config.replace(lr=rates[number])
+    number = choose(lab, [at(config.replace(l2=l2), middle) for l2 in L2S], f"λ2: {name}")
+    config = config.replace(l2=L2S[number])
+    values = strengths(config)
+    samples = lab.samples([at(config, value) for value in values], name=name)
+    chosen = f"lr = {config.optimizer.lr:g}, λ2 = {config.optimizer.l2:g}"
+    return Contender(name, words(values), tuple(samples), chosen)
+
+
+def _regularized(lab: Lab, name: str, config: Config, strength: Literal["l1", "l21"]) -> Contender:
+    at_best_rate = tuned(lab, config)
+    return _tuned(
+        lab,
+        name,
+        config,
+        lambda one, value: (one.replace(**{strength: value}), Plain()),
+        middle=mid_strength(lab, at_best_rate, grid(lab, at_best_rate, strength), strength),
+        strengths=lambda one: grid(lab, one, strength),
+        words=lambda values: tuple(f"{'λ1' if strength == 'l1' else 'λ21'} = {value:g}" for value in values),
+    )
+
+
+def _pruned(lab: Lab, name: str, config: Config, by: Literal["x", "s"] = "x") -> Contender:
+    config = tuned(lab, config)
+    shares = published().setup.fine_tune_shares
+    share = shares[choose(lab, [(config, Pruned(MIDDLE, share, by)) for share in shares], f"schedule: {name}")]
+    samples = lab.samples([(config, Pruned(rate, share, by)) for rate in RATES], name=name)
+    return Contender(name, _rates(RATES), tuple(samples), f"lr = {config.optimizer.lr:g}, fine-tuned on {share:.0%}")
+
+
+def _cut_off(lab: Lab, config: Config) -> Contender:
+    counts = count_keys(lab.log, lab.log.train_rows)
+    leasts, share = [], 1.0
+    for least in (factor * 10**power for power in range(9) for factor in (1, 2, 3, 5)):
+        if least > 1 and share > LOWEST_RATE:  # the first one below the lowest rate is the last one
+            leasts.append(least)
+        share = len(counts.at_least(least)) / len(counts)
+    return _tuned(
+        lab,
+        CUT_OFF,
+        config,
+        lambda one, least: (one, CutOff(int(least))),
+        middle=min(leasts, key=lambda least: abs(len(counts.at_least(least)) / len(counts) - MIDDLE)),
+        strengths=lambda _: leasts,
+        words=lambda values: tuple(f"seen ≥ {least:,} times" for least in values),
+    )
 
 
 def frontier(lab: Lab) -> Section:
     """Run it."""
-    found = [recipe(lab), untuned(lab), *contenders(lab), pruned_by_rate(lab), pruned_untuned(lab)]
-    pruned = of(found, PRUNED)
+    methods = contenders(lab)
+    pruned = next(one for one in methods if one.name == PRUNED)
     compared: list[tuple[Cell, ...]] = []
-    by_method: dict[str, list[Versus]] = {}
-    leaders, rest = [], {}
+    comparisons: dict[str, list[Versus]] = {}
+    leaders = []
     for rate in RATES:
-        aucs = {}
+        reached = [(one.name, sample) for one in methods if (sample := at_rate(one.samples, rate)) is not None]
         baseline = at_rate(pruned.samples, rate)
-        for one in found:
-            sample = at_rate(one.samples, rate)
-            if sample is None:
-                continue
-            aucs[one.name] = sample.auc
+        for name, sample in reached:
             cells: tuple[Cell, ...] = (None,) * len(COLUMNS)
-            if one is not pruned and baseline is not None:
+            if name != PRUNED and baseline is not None:
                 comparison = versus(sample, baseline)
-                by_method.setdefault(one.name, []).append(comparison)
+                comparisons.setdefault(name, []).append(comparison)
                 cells = comparison.cells
-            compared.append((rate, one.name, sample.auc, sample.auc_deviation, *cells))
-        if aucs:
-            top = max(aucs, key=lambda name: aucs[name])
-            leaders.append(f"{top} at {rate:g} ({aucs[top]:.4f})")
-        if others := [auc for name, auc in aucs.items() if name not in (RECIPE, *SHOWN)]:
-            rest[rate] = max(others)
+            compared.append((rate, name, sample.auc, sample.auc_deviation, *cells))
+        if reached:
+            name, sample = max(reached, key=lambda one: one[1].auc)
+            leaders.append(f"{name} at {rate:g} ({sample.auc:.4f})")
+    points = [
+        (one.name, one.chosen, strength, s.rate, float(s.parameter_rates.mean()), s.auc, s.auc_deviation)
+        for one in methods
+        for strength, s in zip(one.strengths, one.samples, strict=True)
+    ]
     findings = [f"Highest mean AUC: {', '.join(leaders)}."]
-    against, sentences = against_best(found)
-    findings += sentences
-    findings += [f"{name} against {PRUNED}: {tally(comparisons)}." for name, comparisons in by_method.items()]
-    tables = [
-        against,
-        SectionTable(
-            "compared",
-            f"AUC at the same feature rate, against “{PRUNED}”",
-            (
-                Column("feature rate"),
-                Column("method"),
-                Column("test AUC", ".4f"),
-                Column("± sd", ".4f"),
-                *COLUMNS,
-            ),
-            tuple(compared),
-            "Each between its two nearest points, linearly in the logarithm of the rate, seed by seed. A method is "
-            f"left out at rates that it does not reach, or between points more than {WIDEST_GAP:g} times apart.",
-        ),
-    ]
-    figures = [
-        _figure(
-            "frontier",
-            "AUC against feature rate",
-            [of(found, name) for name in SHOWN],
-            Series(REST, tuple(rest), tuple(rest.values()), style="points"),
-        )
-    ]
-    if is_known(found):
-        table, sentence = recovery_table(found)
-        tables.append(table)
-        findings.append(sentence)
-        figures.append(recovery_figure(found))
-    figures.append(_figure("all-methods", "AUC against feature rate, all methods", found))
-    tables.append(_points(found))
+    findings += [f"{name} against {PRUNED}: {tally(of_method)}." for name, of_method in comparisons.items()]
+    return frontier_section(findings, compared, points)
+
+
+def frontier_section(
+    findings: Sequence[str], compared: Sequence[tuple[Cell, ...]], points: Sequence[tuple[Cell, ...]]
+) -> Section:
+    """The section of these rows."""
+    series = []
+    for name in dict.fromkeys(str(row[0]) for row in points):
+        drawn = [(float(row[3]), float(row[5])) for row in points if row[0] == name and row[3] and row[5] is not None]
+        series.append(Series(name, tuple(rate for rate, _ in drawn), tuple(auc for _, auc in drawn)))
     return Section(
         name="frontier",
-        title="The frontier: AUC against feature rate, for all methods",
+        title="The frontier: AUC against feature rate",
         findings=tuple(findings),
         method=(
-            f"“{RECIPE}” is a size that is asked for (`TargetRate`), the hard threshold and a learned vector per field "
-            f"for features without a live row, with Group Adagrad at a learning rate of {LEARNING_RATE:g}, unless "
-            "validation at that feature rate says otherwise: Adam or Adagrad, another learning rate, λ2, mcp. "
-            f"“{UNTUNED}” asks no validation. “{PRUNED_BY_RATE}” has the same beginning and the same freedom, with the "
-            f"fine-tuning schedule in place of λ2 and mcp; “{PRUNED_UNTUNED}” has the beginning alone.",
-            "Beside it are Group Adam and Group Adagrad (also known as Group FTRL) with each penalty, at constant λ21 "
-            "and with λ21 set along the way for a feature rate that was asked for, the hard threshold also with such a "
-            "vector; Adam with magnitude pruning and fine-tuning; Adam with λ1 alone; "
-            "Adam on a log in which each field's features seen less than k times "
+            f"“{RECIPE}” is a target rate (`TargetRate`), the hard threshold and a learned vector per field for "
+            f"features without a live row, with Group Adagrad at a learning rate of {RECIPE_RATE:g}; nothing is chosen "
+            "by validation. “Adagrad with fallback, pruned and fine-tuned” is the same without a penalty, pruned by "
+            "norm. The recipe was found on avazu_sample, criteo_sample and nycflights13, their test rows included, and "
+            "on no other log.",
+            "They are compared with Group Adam and a constant λ21; Group Adam and Group Adagrad with a target rate; "
+            "Adam with magnitude pruning and fine-tuning, by the norm of the vector or by what Group Adam compares; "
+            "gradual pruning; Adam with λ1 only; Adam on a log in which each field's features seen less than k times "
             "in the training rows are one; and DeepLight's pruning of single weights while training, with Adam.",
-            f"Every method has {5 + len(L2S)} trials on the last tenth of the training rows: the paper's five learning "
-            f"rates, then {len(L2S)} values of λ2, both near a feature rate of .1; pruning has the learning rates "
-            "before "
-            f"it prunes, and {len(L2S)} fine-tuning schedules. (Where to look for the rate of .1 is found with Adam's "
-            "or Adagrad's learning rate at λ = 0. Pruning and the frequency cut-off know the rate that they lead to "
-            "beforehand.)",
-            f"“{RECIPE}” has as many trials at each rate: its beginning, {len(FACTORS)} learning rates of Adam and of "
-            "Adagrad, half a decade apart around the best one at λ = 0; then, with the best, mcp and values of λ2. "
-            f"Each trial is validated on the last {len(TENTHS)} tenths of the training rows, each after training on "
-            "what is before it, with a seed of its own, and takes another's place if it is better on each of them: "
-            "one tenth tells of one day or one season. So a trial takes "
-            f"{len(TENTHS)} shorter runs where the others' take {TRIAL_SEEDS}, and the recipe is tuned at each rate "
-            "where they are tuned near .1. Its beginning was found on avazu_sample, criteo_sample and nycflights13, "
-            "their test rows included, and on no other log. Pruning with the same freedom tells the recipe from "
-            "its choices.",
+            f"These methods have {5 + len(L2S)} trials on the last tenth of the training rows: the paper's five "
+            f"learning rates, then {len(L2S)} values of λ2, both near a feature rate of {MIDDLE:g}; pruning has the "
+            f"learning rates before it prunes, and {len(L2S)} fine-tuning schedules.",
             STATISTICS,
         ),
-        tables=tuple(tables),
-        figures=tuple(figures),
-    )
-
-
-def _figure(name: str, title: str, shown: Sequence[Contender], *more: Series) -> Figure:
-    lines = [
-        Series(
-            one.name,
-            tuple(sample.rate for sample in one.samples if sample.rate > 0),
-            tuple(sample.auc for sample in one.samples if sample.rate > 0),
-        )
-        for one in shown
-    ]
-    return Figure(name, title, "feature rate", "test AUC", (*lines, *more), "log")
-
-
-def _points(found: list[Contender]) -> SectionTable:
-    return SectionTable(
-        "points",
-        "All points",
-        (
-            Column("method"),
-            Column("chosen"),
-            Column("strength"),
-            Column("feature rate", ".4f"),
-            Column("non-zero weights", ".4f"),
-            Column("test AUC", ".4f"),
-            Column("± sd", ".4f"),
+        tables=(
+            SectionTable(
+                "compared",
+                f"AUC at the same feature rate, against “{PRUNED}”",
+                (*columns("feature rate; method; test AUC|.4f; ± sd|.4f"), *COLUMNS),
+                tuple(compared),
+                "Each between its two nearest points, linearly in the logarithm of the rate, seed by seed. A method is "
+                f"left out at rates that it does not reach, or between points more than {WIDEST_GAP:g} times apart.",
+            ),
+            SectionTable(
+                "points",
+                "All points",
+                columns("method; chosen; strength; feature rate|.4f; non-zero weights|.4f; test AUC|.4f; ± sd|.4f"),
+                tuple(points),
+            ),
         ),
-        tuple(
-            (
-                one.name,
-                chosen,
-                strength,
-                sample.rate,
-                float(sample.parameter_rates.mean()),
-                sample.auc,
-                sample.auc_deviation,
-            )
-            for one in found
-            for strength, sample, chosen in zip(one.strengths, one.samples, one.chosen, strict=True)
-        ),
+        figures=(Figure("frontier", "AUC against feature rate", "feature rate", "test AUC", tuple(series), "log"),),
     )

@@ -18,10 +18,9 @@ import torch
 
 from sparsegroup.data import Log
 from sparsegroup.training import Config
-from sparsegroup_paper.datasets import Dataset, claim
+from sparsegroup_paper.datasets import Dataset, reserve
 from sparsegroup_paper.execution import Worker, jobs_of
-from sparsegroup_paper.results import Results
-from sparsegroup_paper.runs import LAST_TENTH, PLAIN, Method, Outcome, Run
+from sparsegroup_paper.runs import LAST_TENTH, PLAIN, Method, Outcome, Results, Run
 
 Recipe = Literal["searched", "paper"]
 
@@ -73,22 +72,20 @@ class Sample:
         """Mean feature rate."""
         return float(self.rates.mean())
 
-    def mixed(self, other: "Sample", share: float, rate: float) -> "Sample":
-        """Between this sample and another of the same seeds, `share` of the way to it; said to be at `rate`."""
-        pairs = zip(self.outcomes, other.outcomes, strict=True)
-        return Sample(tuple(_mixed(ours, theirs, share, rate) for ours, theirs in pairs))
-
-
-def _mixed(a: Outcome, b: Outcome, share: float, rate: float) -> Outcome:
-    """Between two outcomes."""
-    return replace(
-        a,
-        auc=(1 - share) * a.auc + share * b.auc,
-        log_loss=(1 - share) * a.log_loss + share * b.log_loss,
-        feature_rate=rate,
-        resampled=(1 - share) * a.resampled + share * b.resampled,
-        survivors=(),
-    )
+    def between(self, other: "Sample", share: float, rate: float) -> "Sample":
+        """`share` of the way from this sample to another of the same seeds, at feature rate `rate`."""
+        return Sample(
+            tuple(
+                replace(
+                    first,
+                    auc=(1 - share) * first.auc + share * second.auc,
+                    log_loss=(1 - share) * first.log_loss + share * second.log_loss,
+                    feature_rate=rate,
+                    resampled=(1 - share) * first.resampled + share * second.resampled,
+                )
+                for first, second in zip(self.outcomes, other.outcomes, strict=True)
+            )
+        )
 
 
 class Lab:
@@ -117,7 +114,7 @@ class Lab:
         recipe: Recipe = "searched",
         reporting: Reporting = lambda name, total: nullcontext(lambda done: None),
     ) -> None:
-        claim(folder, dataset)
+        reserve(folder, dataset)
         self.dataset, self.recipe, self.reporting = dataset, recipe, reporting
         self.seeds: Sequence[int] = range(runs)
         self.workers = os.cpu_count() or 1 if workers is None else workers

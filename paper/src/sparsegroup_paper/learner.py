@@ -1,19 +1,14 @@
-"""A model in training on a log: trained part by part, set back to where it was, and measured."""
+"""A model in training on a log: trained part by part, and set back to where it was."""
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from sparsegroup.data import Log
 from sparsegroup.training import Config, Trainer
-
-EVALUATED = 4096
-"""Rows that are predicted at once."""
 
 
 @dataclass(frozen=True)
@@ -23,21 +18,6 @@ class LearnerState:
     model: Any
     optimizer: Any
     generator: torch.Tensor
-
-
-@dataclass(frozen=True)
-class LearnerPredictions:
-    """For some rows.
-
-    Attributes:
-        labels: `[n]` float32.
-        probabilities: `[n]` float64.
-        weights: `[n]` float32, or None.
-    """
-
-    labels: npt.NDArray[np.float32]
-    probabilities: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float32] | None
 
 
 class Learner:
@@ -80,19 +60,3 @@ class Learner:
         self.model.load_state_dict(state.model)
         self.optimizer.load_state_dict(state.optimizer)
         torch.set_rng_state(state.generator)
-
-    @torch.no_grad()
-    def predict(self, start: int, stop: int) -> LearnerPredictions:
-        """Labels of rows `start` to `stop`, and the model's predictions."""
-        self.model.eval()
-        labels, logits, weights = [], [], []
-        for batch in self.log.batches(start, stop, EVALUATED):
-            logits.append(self.model(batch.keys, batch.numbers, batch.bags))
-            labels.append(batch.labels)
-            if batch.weights is not None:
-                weights.append(batch.weights)
-        return LearnerPredictions(
-            torch.cat(labels).numpy(),
-            torch.sigmoid(torch.cat(logits).double()).numpy(),
-            torch.cat(weights).numpy() if weights else None,
-        )

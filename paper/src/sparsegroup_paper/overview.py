@@ -1,138 +1,152 @@
-"""Several reports side by side: what came out on each data set, and in all."""
+"""Several reports summed up: what came out on each data set, and in all."""
 
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 
 from sparsegroup.artifact import write_atomically
-from sparsegroup_paper.against_best import AGAINST_BEST, RECIPES
+from sparsegroup.errors import UserError
+from sparsegroup_paper.frontier import PRUNED, RATES, RECIPE
 from sparsegroup_paper.markdown import section_markdown
 from sparsegroup_paper.published import published
-from sparsegroup_paper.recipe import RECIPE
 from sparsegroup_paper.report import REPORT, Report, read_report
-from sparsegroup_paper.section import Cell, Column, Section, SectionTable
-from sparsegroup_paper.statistics import Count, share_significant
+from sparsegroup_paper.section import Cell, Section, SectionTable, columns
+from sparsegroup_paper.statistics import MARGIN, share_significant
 
 INDEX = "index.md"
-
-STRENGTHS_AT = (0.5, 0.3, 0.1, 0.05, 0.03, 0.01)
-"""Feature rates at which λ21 is told."""
-
-GOAL_FROM = 0.3
-"""The highest feature rate at which the recipe is to be as good as any method."""
+MARKS = "<!-- overview -->", "<!-- end of the overview -->"
+"""Lines of a page between which the overview is written."""
 
 Row = Mapping[str, Cell]
 
 
-def write_overview(folder: Path) -> list[str]:
-    """Write `index.md`, on the reports in its subfolders.
+def write_overview(folder: Path, page: Path | None = None) -> list[str]:
+    """Write what the reports in the subfolders say.
 
     Args:
         folder: Its subfolders are reports.
+        page: Written between its `MARKS`; None: a page of its own, `index.md` in the folder.
 
     Returns:
         Names of the reports, in order; nothing is written if there are none.
+
+    Raises:
+        UserError: The page has no such lines.
     """
     names = sorted(path.parent.name for path in folder.glob(f"*/{REPORT}"))
     reports = {name: report for name in names if (report := read_report(folder / name)).facts is not None}
-    if reports:
-        summary = _summary({name: {one.name: one for one in report.sections} for name, report in reports.items()})
-        text = "\n".join([_HEAD, _reports(reports), section_markdown(summary)])
-        write_atomically(folder / INDEX, lambda path: path.write_text(text, encoding="utf-8"))
+    if not reports:
+        return []
+    if page is None:
+        text, path = f"# The paper's experiments, repeated\n\n{overview(reports, '')}", folder / INDEX
+    else:
+        first, last = MARKS
+        path, before = page, page.read_text(encoding="utf-8")
+        if not re.search(f"{first}\n.*{last}", before, re.DOTALL):
+            raise UserError(f"{page}: wants the lines {first} and {last}, between which the overview is written")
+        start, end = before.index(first) + len(first) + 1, before.index(last)
+        to_folder = f"{Path(os.path.relpath(folder, page.parent)).as_posix()}/"
+        text = f"{before[:start]}\n{overview(reports, to_folder)}\n{before[end:]}"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return list(reports)
 
 
-_HEAD = """# The paper's experiments, repeated
-
-Section 4 of Yue et al. (ECML-PKDD 2021) on data at hand, and on a synthetic log of Criteo's shape. Each report is a
-file of all its numbers, with the command that wrote it; `sparsegroup-paper report FOLDER` makes it a page.
-"""
-
-
-def _reports(reports: Mapping[str, Report]) -> str:
+def overview(reports: Mapping[str, Report], folder: str) -> str:
+    """Markdown; `folder` is the prefix of links to reports."""
     lines = ["| report | data | experiments | made | computing |", "| --- | --- | --- | --- | ---: |"]
     for name, report in reports.items():
         assert report.facts is not None
         about = "; ".join(f"{what}: {text}" for what, text in report.facts.data if what in ("rows", "network", "seeds"))
         hours = "–" if report.facts.hours is None else f"{report.facts.hours:.1f} h"
         experiments = ", ".join(section.name for section in report.sections)
-        lines.append(f"| [{name}]({name}/{REPORT}) | {about or '–'} | {experiments} | {report.facts.date} | {hours} |")
-    return "\n".join(lines) + "\n"
+        link = f"[{name}]({folder}{name}/{REPORT})"
+        lines.append(f"| {link} | {about or '–'} | {experiments} | {report.facts.date} | {hours} |")
+    return "\n".join([*lines, "", section_markdown(_summary(reports))])
 
 
-def rows_of(section: Section, table: str) -> list[Row]:
-    """The rows of a table, by the names of its columns."""
-    found = next(one for one in section.tables if one.name == table)
-    return [dict(zip((column.name for column in found.columns), row, strict=True)) for row in found.rows]
+def _summary(reports: Mapping[str, Report]) -> Section:
+    def rows_of(section: str, table: str) -> dict[str, list[Row]]:
+        """Report → rows of a table by the names of its columns, where there is one."""
+        tables = {
+            name: one
+            for name, report in reports.items()
+            for of in report.sections
+            for one in of.tables
+            if (of.name, one.name) == (section, table)
+        }
+        return {
+            name: [dict(zip((column.name for column in one.columns), row, strict=True)) for row in one.rows]
+            for name, one in tables.items()
+        }
 
-
-def _summary(sections: Mapping[str, Mapping[str, Section]]) -> Section:
-    tables, findings = [], []
-    against = {name: rows_of(of[_AGAINST], "points") for name, of in sections.items() if _AGAINST in of}
-    if against:
+    tables: list[SectionTable] = []
+    findings: list[str] = []
+    claims: list[tuple[Cell, ...]] = []
+    if against := rows_of("sparsity-vs-auc", "points"):
         tables += [_against_pruning(against), _strengths(against)]
-        findings += _counted([row for rows in against.values() for row in rows])
-    best = {name: rows_of(of["best-auc"], "best") for name, of in sections.items() if "best-auc" in of}
-    if best:
-        tables.append(_best(best))
-    frontiers = {name: rows_of(of["frontier"], "compared") for name, of in sections.items() if "frontier" in of}
-    if frontiers:
-        tables.append(_leaders(frontiers))
-        findings += _methods(row for rows in frontiers.values() for row in rows)
-    goals = {
-        name: rows_of(of["frontier"], AGAINST_BEST)
-        for name, of in sections.items()
-        if "frontier" in of and any(one.name == AGAINST_BEST for one in of["frontier"].tables)
-    }
-    if goals:
-        tables.append(_recipe(goals))
-        findings += [_goal(method, goals, frontiers) for method in RECIPES]
+        claims.append(("Group Adam is better than pruned Adam", "Table 2", _counted(list(chain(*against.values())))))
+    if best := rows_of("best-auc", "best"):
+        tables.append(_without_pruning(best))
+        found = _verdicts(chain(*best.values()))
+        claims.append(("Group versions lose no AUC with few features", "Table 3", f"against all features {found}"))
+    if family := rows_of("family", "family"):
+        found = _verdicts(chain(*family.values()))
+        claims.append(("The same for all six optimizers", "promised", f"against all features {found}"))
+    if norms := rows_of("norm", "compared"):
+        for norm in dict.fromkeys(str(row["other norm"]) for row in chain(*norms.values())):
+            found = _verdicts(row for row in chain(*norms.values()) if row["other norm"] == norm)
+            claims.append((f"‖s‖ against {norm} at the same feature rate", "Figure 2, Table 9", found))
+    if values := rows_of("l1-vs-l21", "values"):
+        times = [_number(row["times"]) for row in chain(*values.values())]
+        found = f"at {sum(one > 1 for one in times)} of {len(times)} values"
+        claims.append(("λ21 keeps fewer features than an equal λ1", "Figure 3", found))
+    if dimensions := rows_of("embedding-dim", "dimensions"):
+        rates = [[_number(row["feature rate"]) for row in rows] for rows in dimensions.values()]
+        falling = sum(all(one >= other for one, other in pairwise(of)) for of in rates)
+        found = f"in {falling} of {len(rates)} reports"
+        claims.append(("The feature rate falls as the dimension grows", "Table 4", found))
+    if claims:
+        title = "The paper's claims, and what came out over all reports"
+        tables.insert(0, SectionTable("claims", title, columns("claim; in the paper; here"), tuple(claims)))
+    if frontiers := rows_of("frontier", "compared"):
+        tables += [_methods(frontiers), _recipe(frontiers)]
+        findings.append(_higher(frontiers))
     return Section("overview", "What came out", tuple(findings), (), tuple(tables))
 
 
-_AGAINST = "sparsity-vs-auc"
+def _verdicts(rows: Iterable[Row]) -> str:
+    words = Counter(map(_verdict, rows))
+    return f"better {words['better']}, within noise {words['within noise']}, worse {words['worse']}"
 
 
 def _against_pruning(against: Mapping[str, Sequence[Row]]) -> SectionTable:
     rows: list[tuple[Cell, ...]] = []
     for name, points in against.items():
-        words = Counter(str(point["verdict"]).split(",")[0] for point in points)
-        safe = sum(_number(point["95 % low"]) > -0.001 for point in points)
-        differences = [_number(point["difference"]) for point in points]
-        rates = [_number(point["feature rate"]) for point in points]
+        words = Counter(map(_verdict, points))
+        differences, rates = ([_number(point[key]) for point in points] for key in ("difference", "feature rate"))
         rows.append(
             (
-                name,
-                len(points),
-                f"{max(rates):.2g} – {min(rates):.2g}",
-                words["better"],
-                words["within noise"],
-                words["worse"],
-                safe,
-                min(differences),
-                max(differences),
+                *(name, len(points), f"{max(rates):.2g} – {min(rates):.2g}"),
+                *(words["better"], words["within noise"], words["worse"]),
+                sum(_number(point["95 % low"]) > -MARGIN for point in points),
+                *(min(differences), max(differences)),
             )
         )
     return SectionTable(
         "against-pruning",
-        "Group Adam against Adam pruned to the same feature rate",
-        (
-            Column("report"),
-            Column("points"),
-            Column("feature rates"),
-            Column("better"),
-            Column("within noise"),
-            Column("worse"),
-            Column("non-inferior"),
-            Column("least difference", "+.4f"),
-            Column("largest", "+.4f"),
+        "Group Adam against Adam pruned to the same feature rate (Table 2)",
+        columns(
+            "report; points; feature rates; better; within noise; worse; non-inferior; "
+            "least difference|+.4f; largest|+.4f"
         ),
         tuple(rows),
-        "By the 95 % interval of a paired bootstrap over test rows and seeds (over rows alone where there is one "
-        "seed); "
-        "non-inferior is less than .001 AUC worse.",
+        "By the 95 % interval of a paired bootstrap over test rows and seeds (over rows only if there is one seed); "
+        f"non-inferior is less than {MARGIN:g} AUC worse.",
     )
 
 
@@ -143,129 +157,104 @@ def _strengths(against: Mapping[str, Sequence[Row]]) -> SectionTable:
         ordered = sorted(points, key=lambda point: _number(point["feature rate"]))
         rates = np.log([max(_number(point["feature rate"]), 1e-12) for point in ordered])
         strengths = np.log([_number(point["λ21"]) for point in ordered])
-        cells = [
-            float(np.exp(np.interp(np.log(rate), rates, strengths))) if rates[0] <= np.log(rate) <= rates[-1] else None
-            for rate in STRENGTHS_AT
-        ]
-        lines.append((name, *cells))
+        found = np.exp(np.interp(np.log(RATES), rates, strengths, np.nan, np.nan))
+        lines.append((name, *(float(value) if np.isfinite(value) else None for value in found)))
     return SectionTable(
         "strengths",
         "λ21 of Group Adam that leads to a feature rate",
-        (Column("report"), *(Column(f"{rate:g}", ".1e") for rate in STRENGTHS_AT)),
+        columns("; ".join(["report", *(f"{rate:g}|.1e" for rate in RATES)])),
         tuple(lines),
         "Between two points of the report, linearly in both logarithms.",
     )
 
 
-def _counted(points: Sequence[Row]) -> list[str]:
+def _counted(points: Sequence[Row]) -> str:
+    """As the paper counts, over all reports with several seeds."""
     claims = published().claims
-
-    def count(below: float | None) -> Count:
-        tested = [point for point in points if point["p"] is not None]
-        return share_significant(
-            [_number(point["p"]) for point in tested],
-            [_number(point["feature rate"]) for point in tested],
-            [_number(point["difference"]) for point in tested],
-            claims.confidence,
-            below,
-        )
-
-    everywhere, low = count(None), count(claims.low_feature_rate)
-    return [
-        "Counted as the paper does, over all reports with several seeds: Group Adam is significantly better than "
-        "pruned "
-        f"Adam at {claims.confidence:.0%} confidence at {everywhere.significant} of {everywhere.cells} points "
-        f"({everywhere.share:.0%}; the paper: {claims.share_significant:.0%}), and below a feature rate of "
+    tested = [point for point in points if point["p"] is not None]
+    values = ([_number(point[name]) for point in tested] for name in ("p", "feature rate", "difference"))
+    p_values, rates, differences = values
+    everywhere, low = (
+        share_significant(p_values, rates, differences, claims.confidence, below)
+        for below in (None, claims.low_feature_rate)
+    )
+    return (
+        f"significantly at {claims.confidence:.0%} confidence at {everywhere.significant} of {everywhere.cells} points "
+        f"({everywhere.share:.0%}; the paper: {claims.share_significant:.0%}), below a feature rate of "
         f"{claims.low_feature_rate:g} at {low.significant} of {low.cells} ({low.share:.0%}; the paper: "
-        f"{claims.share_significant_at_low_rate:.1%})."
-    ]
+        f"{claims.share_significant_at_low_rate:.1%})"
+    )
 
 
-def _best(best: Mapping[str, Sequence[Row]]) -> SectionTable:
+def _without_pruning(best: Mapping[str, Sequence[Row]]) -> SectionTable:
     names = ("optimizer", "settings", "AUC", "Group: AUC", "Group: feature rate", "difference", "verdict")
-    formats = ("", "", ".4f", ".4f", ".4f", "+.4f", "")
     return SectionTable(
         "without-pruning",
-        "Base optimizers with all features against their Group versions",
-        (Column("report"), *(Column(name, form) for name, form in zip(names, formats, strict=True))),
+        "Base optimizers with all features against their Group versions (Table 3)",
+        columns(
+            "report; optimizer; settings; AUC|.4f; Group: AUC|.4f; Group: feature rate|.4f; difference|+.4f; verdict"
+        ),
         tuple((report, *(row[name] for name in names)) for report, rows in best.items() for row in rows),
     )
 
 
-def _leaders(frontiers: Mapping[str, Sequence[Row]]) -> SectionTable:
-    rates = sorted({_number(row["feature rate"]) for rows in frontiers.values() for row in rows}, reverse=True)
-    lines: list[tuple[Cell, ...]] = []
-    for report, rows in frontiers.items():
-        cells: list[Cell] = [report]
-        for rate in rates:
-            at = [row for row in rows if row["feature rate"] == rate]
-            top = max(at, key=lambda row: _number(row["test AUC"]), default=None)
-            cells.append(None if top is None else f"{top['method']} ({_number(top['test AUC']):.4f})")
-        lines.append(tuple(cells))
-    return SectionTable(
-        "leaders",
-        "Highest mean AUC by feature rate",
-        (Column("report"), *(Column(f"at {rate:g}") for rate in rates)),
-        tuple(lines),
-        "A mean that is highest need not be so by more than noise: see the verdicts in the reports.",
-    )
-
-
-def _methods(rows: Iterable[Row]) -> list[str]:
+def _methods(frontiers: Mapping[str, Sequence[Row]]) -> SectionTable:
     """Each method of the frontier against pruning, over all reports."""
     verdicts: dict[str, Counter[str]] = {}
-    for row in rows:
+    for row in (row for rows in frontiers.values() for row in rows):
         if row["verdict"] is not None:
-            verdicts.setdefault(str(row["method"]), Counter())[str(row["verdict"]).split(",")[0]] += 1
-    parts = [
-        f"{method} {count['better']} / {count['within noise']} / {count['worse']}" for method, count in verdicts.items()
-    ]
-    return [
-        "Against pruned and fine-tuned Adam at the frontier's rates, better / within noise / worse: "
-        f"{'; '.join(parts)}."
-    ]
+            verdicts.setdefault(str(row["method"]), Counter())[_verdict(row)] += 1
+    words = ("better", "within noise", "worse")
+    return SectionTable(
+        "methods",
+        f"Methods against “{PRUNED}”, over all reports and the rates of the next table",
+        columns("method; better; within noise; worse"),
+        tuple((method, *(count[word] for word in words)) for method, count in verdicts.items()),
+    )
 
 
-def _recipe(goals: Mapping[str, Sequence[Row]]) -> SectionTable:
-    """The recommended recipe against the best of all others, by report and rate."""
-    names = ("feature rate", "method", "test AUC", "best of the others", "its AUC", "difference", "verdict")
-    formats = ("", "", ".4f", "", ".4f", "+.4f", "")
+def _at(rows: Sequence[Row], rate: float) -> dict[str, Row]:
+    return {str(row["method"]): row for row in rows if row["feature rate"] == rate}
+
+
+def _recipe(frontiers: Mapping[str, Sequence[Row]]) -> SectionTable:
+    """The recommended recipe, the best of the other methods, and pruning, by report and rate."""
+    lines: list[tuple[Cell, ...]] = []
+    for report, rows in frontiers.items():
+        cells: dict[str, list[Cell]] = {"recipe": [], "best of the others": [], "pruned": []}
+        for rate in RATES:
+            at = _at(rows, rate)
+            recipe = at.get(RECIPE)
+            others = [row for name, row in at.items() if name != RECIPE]
+            best = max(others, key=lambda row: _number(row["test AUC"]), default=None)
+            cells["recipe"].append(None if recipe is None else f"{recipe['test AUC']:.4f} ({_verdict(recipe)})")
+            cells["best of the others"].append(None if best is None else f"{best['test AUC']:.4f} ({best['method']})")
+            cells["pruned"].append(at[PRUNED]["test AUC"] if PRUNED in at else None)
+        lines += [(report, name, *of) for name, of in cells.items()]
     return SectionTable(
         "recipe",
-        f"{RECIPE} against the best of all others",
-        (Column("report"), *(Column(name, form) for name, form in zip(names, formats, strict=True))),
-        tuple((report, *(row[name] for name in names)) for report, rows in goals.items() for row in rows),
-        "The best of the others is that with the highest mean test AUC, which is luck in part: the recipe's choices "
-        "are made on training rows.",
+        f"Test AUC of the recommended recipe (compared with “{PRUNED}”), the best of the other methods, and pruning",
+        columns("; ".join(["report", "", *(f"{rate:g}|.4f" for rate in RATES)])),
+        tuple(lines),
+        "The best of the others is the one with the highest mean test AUC, in part by luck.",
     )
 
 
-def _goal(method: str, goals: Mapping[str, Sequence[Row]], frontiers: Mapping[str, Sequence[Row]]) -> str:
-    """How often it is as good as any, and better than pruning where any is, at the rates of the goal."""
-    words: Counter[str] = Counter()
-    worse, wins, wanted = [], 0, 0
-    for report, rows in goals.items():
-        for row in rows:
-            rate = _number(row["feature rate"])
-            if rate > GOAL_FROM or row["method"] != method:
-                continue
-            words[_word(row)] += 1
-            if _word(row) == "worse":
-                worse.append(f"{report} at {rate:g} by {-_number(row['difference']):.4f}")
-            better = {
-                one["method"] for one in frontiers[report] if one["feature rate"] == rate and _word(one) == "better"
-            }
-            wanted += bool(better)
-            wins += method in better
-    where = f" ({', '.join(worse)})" if worse else ""
-    return (
-        f"{method} against the best of all others at rates of {GOAL_FROM:g} and below, better / within noise / worse: "
-        f"{words['better']} / {words['within noise']} / {words['worse']}{where}. "
-        f"Where any method is better than pruned and fine-tuned Adam, so is it at {wins} of {wanted}."
-    )
+def _higher(frontiers: Mapping[str, Sequence[Row]]) -> str:
+    """Where another method has a higher mean AUC than the recipe."""
+    words = []
+    for report, rows in frontiers.items():
+        gaps = []
+        for rate in RATES:
+            at = {name: _number(row["test AUC"]) for name, row in _at(rows, rate).items()}
+            if RECIPE in at and len(at) > 1:
+                gaps.append(max(auc for name, auc in at.items() if name != RECIPE) - at[RECIPE])
+        if ahead := [gap for gap in gaps if gap > 0]:
+            words.append(f"{len(ahead)} of {len(gaps)} rates of {report} (by {max(ahead):.4f} at most)")
+    return f"Another method has a higher mean AUC than the recommended recipe at {', '.join(words) or 'no rate'}."
 
 
-def _word(row: Row) -> str:
+def _verdict(row: Row) -> str:
     return str(row["verdict"]).split(",")[0]
 
 

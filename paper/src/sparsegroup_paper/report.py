@@ -13,9 +13,15 @@ from pydantic import TypeAdapter
 
 from sparsegroup.artifact import write_atomically
 from sparsegroup.reporting.page import page_environment
-from sparsegroup_paper.cells import numeric_columns, table_texts
 from sparsegroup_paper.figures import describe, to_png, to_svg
-from sparsegroup_paper.markdown import figure_path, made, report_markdown, section_markdown
+from sparsegroup_paper.markdown import (
+    figure_path,
+    made,
+    numeric_columns,
+    report_markdown,
+    section_markdown,
+    table_texts,
+)
 from sparsegroup_paper.section import Facts, Section
 
 ORDER = (

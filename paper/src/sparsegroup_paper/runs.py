@@ -1,13 +1,16 @@
-"""A training run of an experiment, as it is asked for, and what comes of it."""
+"""A training run of an experiment, its outcome, and outcomes on disk: what has been run once is not run again."""
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from sparsegroup.artifact import write_atomically
 from sparsegroup.training import NETWORKS, Config
 
 
@@ -18,7 +21,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Pruned:
-    """Magnitude pruning with fine-tuning (§4.2), see `magnitude`.
+    """Magnitude pruning with fine-tuning (§4.2).
 
     Attributes:
         keep: Embedding vectors that are kept, as a share of the features seen in training.
@@ -33,7 +36,7 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Gradual:
-    """Gradual magnitude pruning of whole vectors, see `gradual`.
+    """Gradual magnitude pruning of whole vectors.
 
     Attributes:
         keep: Embedding vectors that are kept at the end, as a share of the features seen in training.
@@ -44,7 +47,7 @@ class Gradual:
 
 @dataclass(frozen=True)
 class CutOff:
-    """Frequency cut-off, see `cut_off`.
+    """Frequency cut-off.
 
     Attributes:
         min_count: Features seen less often than that in the training rows share one vector per field.
@@ -55,7 +58,7 @@ class CutOff:
 
 @dataclass(frozen=True)
 class DeepLight:
-    """DeepLight's pruning of single weights while training, see `deeplight`.
+    """DeepLight's pruning of single weights while training.
 
     Attributes:
         sparsity: Share of the embedding weights that are zero at the end.
@@ -117,26 +120,6 @@ def _fields_of(method: Method) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Survivors:
-    """The live features of those that were seen about as often as each other.
-
-    Attributes:
-        least, most: How often, in the training rows.
-        features: So many were seen.
-        informative: Those of them that have an effect on the label.
-        live: Those of them that have a non-zero vector.
-        live_informative: Those of them that are both.
-    """
-
-    least: int
-    most: int
-    features: int
-    informative: int
-    live: int
-    live_informative: int
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What comes of a run.
 
@@ -148,7 +131,6 @@ class Outcome:
         live: Features with a non-zero vector.
         seen: Features seen in training.
         seconds: Computing time.
-        survivors: By frequency, where it is known which features have an effect.
         resampled: AUC under resamplings of the rows `[replicates]` float32, the same for all runs on them.
     """
 
@@ -159,5 +141,54 @@ class Outcome:
     live: int
     seen: int
     seconds: float
-    survivors: tuple[Survivors, ...]
     resampled: npt.NDArray[np.float32]
+
+
+class Results:
+    """A folder of outcomes: `KEY.json`, written last, and `KEY.npy`, the resampled AUCs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __contains__(self, run: Run) -> bool:
+        return self._path(run, "json").exists()
+
+    def __getitem__(self, run: Run) -> Outcome:
+        """The outcome of a run.
+
+        Raises:
+            KeyError: It has not been run.
+        """
+        try:
+            content = json.loads(self._path(run, "json").read_text())["outcome"]
+        except FileNotFoundError:
+            raise KeyError(run) from None
+        content.pop("survivors", None)  # of earlier versions
+        return Outcome(**content, resampled=np.load(self._path(run, "npy")))
+
+    def __setitem__(self, run: Run, outcome: Outcome) -> None:
+        content = asdict(outcome)
+        content["resampled"] = np.asarray(content["resampled"], np.float32)
+        resampled = content.pop("resampled")
+        text = json.dumps({"run": run.as_dict(), "outcome": content}, indent=1) + "\n"
+
+        def save(path: Path) -> None:
+            with path.open("wb") as file:
+                np.save(file, resampled)
+
+        write_atomically(self._path(run, "npy"), save)
+        write_atomically(self._path(run, "json"), lambda path: path.write_text(text))
+
+    def seconds(self) -> float:
+        """Computing time of all runs, in seconds."""
+        return sum(float(json.loads(path.read_text())["outcome"]["seconds"]) for path in self._outcomes())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._outcomes())
+
+    def _outcomes(self) -> Iterable[Path]:
+        return self.folder.glob("[!.]*.json")
+
+    def _path(self, run: Run, kind: str) -> Path:
+        return self.folder / f"{run.key}.{kind}"

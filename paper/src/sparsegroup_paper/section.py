@@ -20,6 +20,11 @@ class Column:
     format: str = ""
 
 
+def columns(specs: str) -> tuple[Column, ...]:
+    """Columns separated by semicolons, each a name, or a name and a format: "method; test AUC|.4f"."""
+    return tuple(Column(*spec.split("|")) for spec in specs.split("; "))
+
+
 @dataclass(frozen=True)
 class SectionTable:
     """A table; a cell of None is empty.

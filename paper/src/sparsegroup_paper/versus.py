@@ -108,10 +108,10 @@ def at_rate(samples: Sequence[Sample], rate: float) -> Sample | None:
     )
     for sample in ordered:
         if abs(sample.rate / rate - 1) < SAME_RATE:
-            return sample.mixed(sample, 0.0, rate)
+            return sample.between(sample, 0.0, rate)
     for low, high in itertools.pairwise(ordered):
         if low.rate <= rate <= high.rate <= WIDEST_GAP * low.rate:
             span = np.log(high.rate / low.rate)
             share = float(np.log(rate / low.rate) / span) if span > 0 else 0.0
-            return low.mixed(high, share, rate)
+            return low.between(high, share, rate)
     return None

@@ -40,15 +40,13 @@ def few_points() -> Iterator[None]:
         for name, value in {
             "choices.HIGHEST_RATE": HIGHEST,
             "choices.LOWEST_RATE": LOWEST,
-            "contenders.LOWEST_RATE": LOWEST,
+            "frontier.LOWEST_RATE": LOWEST,
             "choices.FINER": FINER,
-            "contenders.L2S": L2S,
+            "frontier.L2S": L2S,
             "execution.REPLICATES": REPLICATES,
-            "contenders.SPARSITIES": SPARSITIES,
-            "contenders.RATES": RATES,
+            "frontier.SPARSITIES": SPARSITIES,
             "frontier.RATES": RATES,
-            "recipe.RATES": RATES,
-            "norm_choice.RATES": RATES,
+            "penalty.RATES": RATES,
         }.items():
             patch.setattr(f"sparsegroup_paper.{name}", value)
         published.cache_clear()

@@ -6,15 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsegroup_paper.convex_problems import (
-    Array,
-    Game,
-    Player,
-    Steady,
-    optimality_residual,
-    play,
-)
-from sparsegroup_paper.section import Cell
+from sparsegroup_paper.regret.problems import Array, Game, Player, Steady, play
 
 DELTA = 1.0
 """δ: no gradient of the problems has a larger element."""
@@ -65,10 +57,6 @@ class Terms:
     def theorem(self, h_0: float = 1.0) -> Array:
         """The right side of eq:rt_up with h_0 = h_0/2 ‖x - c‖²; as printed, h_0 is 1."""
         return self.penalty + self.proximal + (self.first / h_0 + self.later) / 2
-
-    def lemma_2_left(self) -> Array:
-        """The left side of eq:vt_7, with the h_0 given there."""
-        return self.first / self.lemma_h_0 + self.later
 
     @property
     def lemma_h_0(self) -> float:
@@ -146,18 +134,6 @@ def growth_exponent(rounds: Sequence[int], values: Sequence[float]) -> float | N
     return float(np.polyfit(np.log(rounds), np.log(values), 1)[0])
 
 
-def spread(values: Sequence[float]) -> float | None:
-    """Standard deviation (n - 1); None for fewer than two values."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-
-def intermediate_ratio(game: Game) -> float:
-    """The largest ratio of the two sides of eq:vt_5 at any step t ≥ 2."""
-    left = (game.m[1:] ** 2 / game.sigma[:-1]).sum(axis=-1)
-    right = game.player.alpha * own_norms(game.m, game.V)[1:]
-    return float((left / np.where(right > 0, right, np.inf)).max(initial=0.0))
-
-
 def largest_kappa(game: Game) -> float:
     """The largest V_{t-1} / V_t of a coordinate; 0/0 is 0."""
     return float((game.V[:-1] / np.where(game.V[1:] > 0, game.V[1:], np.inf)).max(initial=0.0))
@@ -178,27 +154,17 @@ class Analysis:
         weights: "0" or "> 0".
         player: Who played.
         path: `Terms` at growing T.
-        residual: The largest `optimality_residual` at these T.
-        least_sigma: The least σ_1.
         negative_share: Share of the elements of all Q_t that are negative.
-        intermediate, kappa, fall: See `intermediate_ratio`, `largest_kappa` and `first_fall`.
+        kappa, fall: See `largest_kappa` and `first_fall`.
     """
 
     problem: str
     weights: str
     player: Player
     path: tuple[Terms, ...]
-    residual: float
-    least_sigma: float
     negative_share: float
-    intermediate: float
     kappa: float
     fall: int | None
-
-    @property
-    def name(self) -> tuple[Cell, ...]:
-        """Problem, algorithm and λ, as every table begins."""
-        return self.problem, self.player.name, self.weights
 
     @property
     def last(self) -> Terms:
@@ -208,27 +174,10 @@ class Analysis:
         """The largest value over T and runs."""
         return max(float(of(terms).max()) for terms in self.path)
 
-    def worst_ratio(self) -> float:
-        """The largest share of Theorem 3's bound that the regret comes to."""
-        return self.worst(lambda terms: terms.regret / terms.theorem())
-
-    def exponent(
-        self, of: Callable[[Terms], Array] = lambda terms: terms.regret, earlier: bool = False
-    ) -> float | None:
-        """Fitted to the mean over runs in the last decade of T, or in the one before."""
-        decade = self._decade(earlier)
+    def exponent(self, of: Callable[[Terms], Array] = lambda terms: terms.regret) -> float | None:
+        """Fitted to the mean over runs in the last decade of T."""
+        decade = [terms for terms in self.path if self.last.T / 10 <= terms.T]
         return growth_exponent([terms.T for terms in decade], [float(of(terms).mean()) for terms in decade])
-
-    def exponents(self) -> list[float]:
-        """That of each run's regret, as far as there is one."""
-        decade = self._decade()
-        runs = np.array([terms.regret for terms in decade]).T
-        fits = [growth_exponent([terms.T for terms in decade], run.tolist()) for run in runs]
-        return [fit for fit in fits if fit is not None]
-
-    def _decade(self, earlier: bool = False) -> list[Terms]:
-        end = self.last.T / 10 if earlier else self.last.T
-        return [terms for terms in self.path if end / 10 <= terms.T <= end]
 
     def aligned(self) -> float:
         """Share of the steps t ≥ 2 at which eq:cond holds, with the last x*."""
@@ -248,10 +197,7 @@ def analyse(game: Game, weights: str, rounds: Sequence[int]) -> Analysis:
         weights=weights,
         player=game.player,
         path=tuple(terms(game, T) for T in rounds),
-        residual=max(optimality_residual(game, T) for T in rounds),
-        least_sigma=float(game.sigma[0].min()),
         negative_share=float((game.sigma_steps < 0).mean()),
-        intermediate=intermediate_ratio(game),
         kappa=largest_kappa(game),
         fall=first_fall(game),
     )
@@ -287,8 +233,16 @@ class Example:
 def counterexamples() -> tuple[Example, ...]:
     """Where a bound of Section 3 as printed is below the regret although its conditions hold."""
     cases: tuple[tuple[str, float, float, float, int, Callable[[Terms], Array], Callable[[Terms], Array]], ...] = (
-        ("Theorem 3", 1.0, 1.0, 20.0, 1, Terms.theorem, _with_monotone_h_0),
-        ("Theorem 3, Lemma 2's h_0", 0.01, 0.01, 12.0, 1, _with_lemma_h_0, _with_monotone_h_0),
+        ("Theorem 3", 1.0, 1.0, 20.0, 1, Terms.theorem, lambda terms: terms.theorem(terms.monotone_h_0)),
+        (
+            "Theorem 3, Lemma 2's h_0",
+            0.01,
+            0.01,
+            12.0,
+            1,
+            lambda terms: terms.theorem(terms.lemma_h_0),
+            lambda terms: terms.theorem(terms.monotone_h_0),
+        ),
         ("Corollary 1", 1.0, 100.0, 1.0, 100, Terms.corollary_1, Terms.corollary_1_with_delta),
     )
     examples = []
@@ -297,11 +251,3 @@ def counterexamples() -> tuple[Example, ...]:
         at_end = terms(play(Steady(steps, slope), player, steps), steps)
         examples.append(Example(statement, at_end, slope, float(printed(at_end)[0]), float(mended(at_end)[0])))
     return tuple(examples)
-
-
-def _with_lemma_h_0(terms: Terms) -> Array:
-    return terms.theorem(terms.lemma_h_0)
-
-
-def _with_monotone_h_0(terms: Terms) -> Array:
-    return terms.theorem(terms.monotone_h_0)

@@ -6,7 +6,16 @@ from typing import Literal
 
 import numpy as np
 
-from sparsegroup_paper.convex_problems import (
+from sparsegroup_paper.regret.bounds import (
+    DELTA,
+    WEIGHTS,
+    Analysis,
+    Example,
+    Terms,
+    analyse,
+    counterexamples,
+)
+from sparsegroup_paper.regret.problems import (
     Absolute,
     Adversary,
     Array,
@@ -15,17 +24,7 @@ from sparsegroup_paper.convex_problems import (
     Problem,
     play,
 )
-from sparsegroup_paper.regret_bounds import (
-    DELTA,
-    WEIGHTS,
-    Analysis,
-    Example,
-    Terms,
-    analyse,
-    counterexamples,
-    spread,
-)
-from sparsegroup_paper.section import Cell, Column, Figure, Section, SectionTable, Series
+from sparsegroup_paper.section import Figure, Section, SectionTable, Series, columns
 
 GROUPS, SIZE = 8, 4
 
@@ -66,187 +65,90 @@ def regret(steps: int = 10_000, runs: int = 5, on_progress: Callable[[float], No
         findings=(*_findings(analyses), *_example_findings(examples)),
         method=_method(steps, runs),
         tables=(
-            _conditions(analyses),
-            _lemmas(analyses),
             _bounds(analyses),
-            _corollaries(analyses),
+            _conditions(analyses),
             _examples(examples),
         ),
-        figures=tuple(_figure(name, analyses) for name in dict.fromkeys(a.problem for a in analyses)),
+        figures=tuple(_figure(problem.name, analyses) for problem in (Logistic, Adversary)),
     )
 
 
 def _examples(examples: Iterable[Example]) -> SectionTable:
-    rows = []
-    for example in examples:
-        player = example.at_end.player
-        values = (example.regret, example.printed, example.mended)
-        holds = "yes" if example.conditions_hold else "no"
-        rows.append((example.statement, example.slope, player.delta, player.alpha, example.at_end.T, holds, *values))
     return SectionTable(
         name="regret-counterexamples",
         title="Printed bounds at their limits: f_t(x) = slope |x - 1|, x_1 = 0, Group Adagrad, λ = 0",
-        columns=(
-            Column("statement"),
-            Column("slope = G", "g"),
-            Column("δ", "g"),
-            Column("α", "g"),
-            Column("T"),
-            Column("conditions hold"),
-            Column("regret", ".3f"),
-            Column("bound as printed", ".3f"),
-            Column("bound mended", ".3f"),
+        columns=columns(
+            "statement; slope = G|g; δ|g; α|g; T; conditions hold; regret|.3f; bound as printed|.3f; bound mended|.3f"
         ),
-        rows=tuple(rows),
+        rows=tuple(
+            (
+                *(example.statement, example.slope, example.at_end.player.delta, example.at_end.player.alpha),
+                *(example.at_end.T, "yes" if example.conditions_hold else "no"),
+                *(example.regret, example.printed, example.mended),
+            )
+            for example in examples
+        ),
         note="Mended: h_0 = δ/(2α) ‖x - c‖² in Theorem 3, so that h_1 ≥ h_0; in Corollary 1 √(δ² + T G²) for √T G "
         "where that bounds √(δ² + V_T).",
     )
 
 
-_NAMES = (Column("problem"), Column("algorithm"), Column("λ"))
-
-
 def _conditions(analyses: Iterable[Analysis]) -> SectionTable:
-    rows: list[tuple[Cell, ...]] = []
-    for analysis in analyses:
-        rows.append(
-            (
-                *analysis.name,
-                analysis.residual,
-                analysis.worst(lambda terms: terms.gradient) / analysis.player.delta,
-                analysis.least_sigma,
-                analysis.negative_share,
-                analysis.kappa,
-                analysis.fall,
-                analysis.aligned(),
-                analysis.sums_aligned() if analysis.player.gamma else None,
-            )
-        )
     return SectionTable(
         name="regret-conditions",
         title="The conditions of Section 3 along the run",
-        columns=(
-            *_NAMES,
-            Column("residual of eq. 6", ".0e"),
-            Column("max ‖g‖∞ / δ", ".3f"),
-            Column("least σ_1", ".2f"),
-            Column("Q_t < 0", ".1%"),
-            Column("κ", ".4f"),
-            Column("V first falls at t"),
-            Column("⟨m_{t-1}, x_t - x*⟩ ≥ 0", ".1%"),
-            Column("its sum ≥ 0", ".1%"),
+        columns=columns(
+            "problem; algorithm; λ; max ‖g‖∞ / δ|.3f; Q_t < 0|.1%; κ|.4f; V first falls at t; "
+            "⟨m_{t-1}, x_t - x*⟩ ≥ 0|.1%; its sum ≥ 0|.1%; Lemma 1, largest left/right|.3f"
         ),
-        rows=tuple(rows),
-        note="Residual: how far x_{T+1} is from the optimality conditions of the update, relative. σ_1 ≥ 1 is what "
-        "h_1 ≥ h_0 needs, Q_t ≥ 0 what h_{t+1} ≥ h_t needs; both are used in the proof and not stated. κ is the "
-        "largest V_{t-1}/V_t; condition 2 of Lemma 1 (η < 1) asks for κ < 1, condition 1 (η = 1) for nothing. "
-        "⟨m_{t-1}, x_t - x*⟩ ≥ 0 is eq:cond, as a share of the steps t ≥ 2; its sum over t ≤ T, as a share of T and "
-        "runs, is all that the proof uses, and only for γ > 0.",
-    )
-
-
-def _lemmas(analyses: Iterable[Analysis]) -> SectionTable:
-    rows = tuple(
-        (
-            *analysis.name,
-            float(analysis.last.lemma_left.mean()),
-            float(analysis.last.lemma_right.mean()),
-            analysis.worst(lambda terms: terms.lemma_left / terms.lemma_right),
-            analysis.intermediate,
-            analysis.worst(lambda terms: terms.lemma_2_left() / terms.lemma_right),
-        )
-        for analysis in analyses
-    )
-    return SectionTable(
-        name="regret-lemmas",
-        title="Lemma 1 and Lemma 2",
-        columns=(
-            *_NAMES,
-            Column("Lemma 1, left", ",.1f"),
-            Column("right", ",.1f"),
-            Column("largest left/right", ".3f"),
-            Column("eq:vt_5, largest left/right", ".3f"),
-            Column("Lemma 2, largest left/right", ".3f"),
+        rows=tuple(
+            (
+                *(analysis.problem, analysis.player.name, analysis.weights),
+                analysis.worst(lambda terms: terms.gradient) / analysis.player.delta,
+                *(analysis.negative_share, analysis.kappa, analysis.fall, analysis.aligned()),
+                analysis.sums_aligned() if analysis.player.gamma else None,
+                analysis.worst(_lemma_1),
+            )
+            for analysis in analyses
         ),
-        rows=rows,
-        note="The two sides at the last T, means over runs; the largest ratios are over all T and runs (eq:vt_5: all "
-        "steps). ν = γ throughout: for η < 1, where ν = max(γ, κ), that is the strongest form, and with κ ≥ 1 the "
-        "lemma claims nothing.",
+        note="Q_t ≥ 0 is what h_{t+1} ≥ h_t needs, which the proof uses and does not state. κ is the largest "
+        "V_{t-1}/V_t; condition 2 of Lemma 1 (η < 1) asks for κ < 1, condition 1 (η = 1) for nothing. ⟨m_{t-1}, x_t - "
+        "x*⟩ ≥ 0 is eq:cond, as a share of the steps t ≥ 2; its sum over t ≤ T, as a share of T and runs, is all that "
+        "the proof uses, and only for γ > 0. Lemma 1 with ν = γ, the strongest form.",
     )
 
 
 def _bounds(analyses: Iterable[Analysis]) -> SectionTable:
-    rows = tuple(
-        (
-            *analysis.name,
-            float(analysis.last.regret.mean()),
-            spread(analysis.last.regret.tolist()),
-            float(analysis.last.penalty.mean()),
-            float(analysis.last.proximal.mean()),
-            float((analysis.last.first + analysis.last.later).mean()) / 2,
-            float(analysis.last.theorem().mean()),
-            analysis.worst_ratio(),
-            analysis.exponent(),
-            spread(analysis.exponents()),
-            analysis.exponent(earlier=True),
-            analysis.exponent(Terms.theorem),
-        )
-        for analysis in analyses
-    )
     return SectionTable(
         name="regret-bounds",
-        title="Regret and Theorem 3's bound, term by term, at the last T",
-        columns=(
-            *_NAMES,
-            Column("regret", ",.1f"),
-            Column("± over runs", ",.1f"),
-            Column("Ψ_T(x*)", ",.1f"),
-            Column("h_T(x*)", ",.1f"),
-            Column("½ Σ ‖m_t‖²", ",.1f"),
-            Column("bound", ",.1f"),
-            Column("largest regret/bound", ".3f"),
-            Column("exponent of the regret", ".3f"),
-            Column("± over runs", ".3f"),
-            Column("a decade earlier", ".3f"),
-            Column("of the bound", ".3f"),
+        title="Regret and its bounds at the last T",
+        columns=columns(
+            "problem; algorithm; λ; regret|,.1f; Theorem 3|,.1f; Corollary 1|,.0f; Corollary 2|,.0f; "
+            "largest regret/Theorem 3|.3f; exponent of the regret|.3f; of Theorem 3|.3f"
         ),
-        rows=rows,
-        note="Means over runs; the largest ratio is over all T and runs. An exponent is the slope of log(mean over "
-        "runs) against log T over the last decade of T; empty where a mean is not positive.",
+        rows=tuple(
+            (
+                *(analysis.problem, analysis.player.name, analysis.weights),
+                *(float(values.mean()) for values in (last.regret, last.theorem())),
+                *(float(values.mean()) for values in (last.corollary_1(), last.corollary_2())),
+                analysis.worst(_theorem_3),
+                *(analysis.exponent(), analysis.exponent(Terms.theorem)),
+            )
+            for analysis in analyses
+            for last in (analysis.last,)
+        ),
+        note="Means over runs; the largest ratio is over all T and runs. "
+        "An exponent is the slope of log(mean over runs) against log T over the last decade of T; empty if a mean is "
+        "not positive.",
     )
 
 
-def _corollaries(analyses: Iterable[Analysis]) -> SectionTable:
-    rows = tuple(
-        (
-            *analysis.name,
-            *(float(values.max()) for values in (last.gradient, last.average_root, last.D1, last.D2)),
-            *(float(values.mean()) for values in (last.regret, last.corollary_1(), last.corollary_2())),
-            analysis.worst(lambda terms: terms.regret / terms.corollary_1()),
-            analysis.worst(lambda terms: terms.regret / terms.corollary_2()),
-        )
-        for analysis in analyses
-        for last in (analysis.last,)
-    )
-    return SectionTable(
-        name="regret-corollaries",
-        title="The corollaries' bounds with measured constants, at the last T",
-        columns=(
-            *_NAMES,
-            Column("G (1)", ".3f"),
-            Column("G (2)", ".3f"),
-            Column("D1", ".3f"),
-            Column("D2", ".3f"),
-            Column("regret", ",.1f"),
-            Column("Corollary 1", ",.0f"),
-            Column("Corollary 2", ",.0f"),
-            Column("largest regret/Corollary 1", ".4f"),
-            Column("largest regret/Corollary 2", ".4f"),
-        ),
-        rows=rows,
-        note="Constants: the largest over runs; every run's bound is computed with its own. G (1) = max ‖g_t‖∞; G (2) "
-        "is the least G with t G² ≥ δ² + V_t at every t, too. ν = γ, see the lemmas.",
-    )
+def _lemma_1(terms: Terms) -> Array:
+    return terms.lemma_left / terms.lemma_right
+
+
+def _theorem_3(terms: Terms) -> Array:
+    return terms.regret / terms.theorem()
 
 
 def _figure(problem: str, analyses: Iterable[Analysis]) -> Figure:
@@ -288,7 +190,7 @@ def _findings(analyses: Sequence[Analysis]) -> Iterable[str]:
         above = sum(int(excess.sum()) for excess, _ in excesses)
         unaligned = sum(int((excess & (terms.alignments.sum(axis=0) < 0)).sum()) for excess, terms in excesses)
         of_unaligned = f", at {unaligned:,} of which Σ ⟨m_{{t-1}}, x_t - x*⟩ < 0" if above and gamma else ""
-        worst = max(analysis.worst_ratio() for analysis in own)
+        worst = max(analysis.worst(_theorem_3) for analysis in own)
         yield (
             f"{name} (γ = {gamma:g}, η = {eta:g}): the regret is above Theorem 3's bound at {above:,} of {checked:,} "
             f"pairs of T and run{of_unaligned}; it comes to at most {worst:.3f} of the bound."
@@ -311,28 +213,23 @@ def _findings(analyses: Sequence[Analysis]) -> Iterable[str]:
 
 
 def _of_exponents(analyses: Sequence[Analysis]) -> str:
-    fits = [(exponent, analysis) for analysis in analyses if (exponent := analysis.exponent()) is not None]
-    exponents = [exponent for exponent, _ in fits]
+    exponents = [exponent for analysis in analyses if (exponent := analysis.exponent()) is not None]
     missing = len(analyses) - len(exponents)
     of_missing = f" ({missing} of {len(analyses)} have no fit: their mean regret is not positive)" if missing else ""
     if not exponents:
         return "no exponent could be fitted, the mean regret is not positive."
     at_most = sum(exponent <= 0.5 for exponent in exponents)
-    _, highest = max(fits, key=lambda fit: fit[0])
-    before = highest.exponent(earlier=True)
-    of_before = "" if before is None else f" (the largest was {before:.3f} a decade earlier)"
     return (
-        f"over the last decade of T the regret grows as T to the {min(exponents):.3f} to {max(exponents):.3f}"
-        f"{of_before}; the exponent is at most .5 in {at_most} of {len(exponents)} settings{of_missing}."
+        f"over the last decade of T the regret grows as T to the {min(exponents):.3f} to {max(exponents):.3f}; "
+        f"the exponent is at most .5 in {at_most} of {len(exponents)} settings{of_missing}."
     )
 
 
 def _of_lemmas(analyses: Sequence[Analysis]) -> str:
-    ratio_1 = max(analysis.worst(lambda terms: terms.lemma_left / terms.lemma_right) for analysis in analyses)
-    ratio_2 = max(analysis.worst(lambda terms: terms.lemma_2_left() / terms.lemma_right) for analysis in analyses)
-    text = f"the left side of Lemma 1 is at most {ratio_1:.3f} of the right one (Lemma 2: {ratio_2:.3f})"
+    ratio = max(analysis.worst(_lemma_1) for analysis in analyses)
+    text = f"the left side of Lemma 1 is at most {ratio:.3f} of the right one"
     if analyses[0].player.eta == 1:
-        return f"{text}, so that both {'hold' if max(ratio_1, ratio_2) < 1 else 'do not hold'}."
+        return f"{text}, so that it {'holds' if ratio < 1 else 'does not hold'}."
     kappas = [analysis.kappa for analysis in analyses]
     falls = [fall for analysis in analyses if (fall := analysis.fall) is not None]
     negative = max(analysis.negative_share for analysis in analyses)

@@ -1,4 +1,4 @@
-"""Convex online problems, the best fixed point in hindsight, and how an optimizer plays them.
+"""Convex online problems, the best fixed point in hindsight, and an optimizer that plays them.
 
 All runs of a problem are played side by side, as float64 `[runs, d]` arrays. No gradient element is larger than 1.
 """
@@ -23,11 +23,9 @@ LABELS = (0.05, 0.95)
 
 
 class Problem(Protocol):
-    """A sequence of convex losses f_1, f_2, … for each of some runs; one problem serves one player at a time.
+    """Convex losses f_1, f_2, … of several runs; x_1 is `start`, `[runs, groups, size]`, d = groups × size.
 
-    Attributes:
-        name: In tables.
-        start: x_1, `[runs, groups, size]`.
+    One problem serves one player at a time.
     """
 
     name: str
@@ -47,12 +45,6 @@ class Logistic:
     """Logistic regression, f_t(x) = log(1 + exp(a_t·x)) - b_t a_t·x; half of the groups have no effect.
 
     Features are uniform in [-1, 1]; labels are drawn by the true model and smoothed, see `LABELS`.
-
-    Args:
-        steps: Rounds.
-        runs: Runs.
-        groups, size: d = groups × size.
-        seed: Seed of features and labels.
     """
 
     name = "logistic"
@@ -69,14 +61,12 @@ class Logistic:
     def gradient(self, t: int, x: Array) -> Array:
         a = self.features[t]
         error: Array = sigmoid((a * x).sum(axis=1)) - self.labels[t]
-        result: Array = error[:, None] * a
-        return result
+        return np.asarray(error[:, None] * a)
 
     def losses(self, x: Array) -> Array:
         T = len(x)
         logits = np.einsum("trd,trd->tr", self.features[:T], x)
-        result: Array = np.logaddexp(0, logits) - self.labels[:T] * logits
-        return result
+        return np.asarray(np.logaddexp(0, logits) - self.labels[:T] * logits)
 
     def optimum(self, T: int) -> Array:
         runs = range(self.features.shape[1])
@@ -87,12 +77,6 @@ class Absolute:
     """Absolute loss, f_t(x) = ‖x - y_t‖₁; half of the groups have their median at exactly 0.
 
     In the other groups y_t scatters around a value of the coordinate's own.
-
-    Args:
-        steps: Rounds.
-        runs: Runs.
-        groups, size: d = groups × size.
-        seed: Seed of the targets.
     """
 
     name = "absolute"
@@ -107,30 +91,21 @@ class Absolute:
         self.start = np.zeros((runs, groups, size))
 
     def gradient(self, t: int, x: Array) -> Array:
-        result: Array = np.sign(x - self.targets[t])
-        return result
+        return np.asarray(np.sign(x - self.targets[t]))
 
     def losses(self, x: Array) -> Array:
-        result: Array = np.abs(x - self.targets[: len(x)]).sum(axis=2)
-        return result
+        return np.asarray(np.abs(x - self.targets[: len(x)]).sum(axis=2))
 
     def optimum(self, T: int) -> Array:
         """The median of each coordinate; of a whole interval of medians its point nearest to 0."""
         ordered = np.partition(self.targets[:T], ((T - 1) // 2, T // 2), axis=0)
-        result: Array = np.clip(0.0, ordered[(T - 1) // 2], ordered[T // 2])
-        return result
+        return np.asarray(np.clip(0.0, ordered[(T - 1) // 2], ordered[T // 2]))
 
 
 class Adversary(Absolute):
     """Absolute loss against an adversary: y_t is -1 or 1, in every coordinate the one that x_t is farther from.
 
     x_t = 0 gets a random one. The start x_1 is random in [-1, 1].
-
-    Args:
-        steps: Rounds.
-        runs: Runs.
-        groups, size: d = groups × size.
-        seed: Seed of the start and of the choices at 0.
     """
 
     name = "adversary"
@@ -147,12 +122,7 @@ class Adversary(Absolute):
 
 
 class Steady(Absolute):
-    """f_t(x) = slope · |x - 1| in one dimension, from x_1 = 0, in every round.
-
-    Args:
-        steps: Rounds.
-        slope: In (0, 1].
-    """
+    """f_t(x) = slope · |x - 1| in one dimension, from x_1 = 0, in every round; the slope is in (0, 1]."""
 
     name = "steady"
 
@@ -170,20 +140,11 @@ class Steady(Absolute):
 
 def sigmoid(logits: Array) -> Array:
     """1 / (1 + exp(-logits)), without overflow."""
-    result: Array = 0.5 * (1 + np.tanh(0.5 * logits))
-    return result
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits)))
 
 
 def logistic_minimizer(features: Array, labels: Array) -> Array:
-    """argmin_x Σ_t log(1 + exp(a_t·x)) - b_t a_t·x by Newton's method; of several minimizers one of least norm.
-
-    Args:
-        features: a_t, `[T, d]`.
-        labels: b_t in (0, 1), `[T]`.
-
-    Raises:
-        RuntimeError: The gradient's elements do not come below 1e-10 T.
-    """
+    """argmin_x Σ_t log(1 + exp(a_t·x)) - b_t a_t·x by Newton's method; of several minimizers one of least norm."""
     x = np.zeros(features.shape[1])
 
     def value(x: Array) -> float:
@@ -218,16 +179,7 @@ def _update(g: Any, m: Any, V: Any, gamma: Any, eta: Any, delta_squared: Any, in
 
 
 class MomentOptimizer(GroupOptimizer):
-    """The moments that Section 3 assumes, eq:mt and eq:vt, with sparse group lasso.
-
-    Args:
-        params: The point.
-        lr: α.
-        gamma: γ < 1.
-        eta: η ≤ 1.
-        delta: δ; δ² is added to V_t.
-        **options: See `GroupOptimizer`.
-    """
+    """The moments that Section 3 assumes, eq:mt and eq:vt, with sparse group lasso; δ² is added to V_t."""
 
     rule = Rule(
         "section-3 moments",

@@ -1,0 +1,219 @@
+"""Other ways to a small table: magnitude pruning as in §4.2, gradual, DeepLight's, and a frequency cut-off."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+from torch import Tensor
+
+from sparsegroup.data import VALUE_BITS, Bags, Batch, Log, LogView
+from sparsegroup.optim.target import RAMP
+from sparsegroup.table import HashEmbedding
+from sparsegroup.training import prune_rows
+from sparsegroup_paper.learner import Learner
+from sparsegroup_paper.runs import Pruned
+
+Int64s = npt.NDArray[np.int64]
+
+TIMES = 50
+"""How often `gradual` prunes along a pass."""
+
+DAMPING, EVERY, REACHED = 0.99, 10, 0.99
+"""DeepLight's D, the steps between two prunings, and the share of S that the last step of a pass has."""
+
+RARE = (1 << VALUE_BITS) - 1
+"""Value part of the key that rare features get."""
+
+ROWS, MERGED = 1 << 16, 1 << 22
+"""Rows that are counted at a time, and counted keys that are merged in one call, at least."""
+
+
+def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) -> Iterator[Pruned]:
+    """Train once on the first `stop` rows, and prune and fine-tune in each of the ways asked for.
+
+    A share of the samples, the last ones, is kept for fine-tuning. When the others have been trained on, the top N
+    embedding vectors by norm stay and the others are set to zero. Fine-tuning changes both: a pruned feature that
+    comes again starts from zero and may grow, and new features come in. So at the end the top N stay again.
+
+    Args:
+        learner: Freshly initialized.
+        methods: What is asked for.
+        stop: Training rows.
+
+    Yields:
+        Each of `methods`, when `learner` holds its model.
+    """
+    size = learner.config.training.batch_size
+    trained = 0
+    for share in sorted({method.fine_tune for method in methods}, reverse=True):
+        # Whole batches, so that the first phase is a part of the plain pass.
+        mark = min(stop, round((1 - share) * stop / size) * size) if share else stop
+        learner.fit(trained, mark)
+        trained = mark
+        before = learner.state()
+        for method in methods:
+            if method.fine_tune == share:
+                _prune(learner, method)
+                if mark < stop:
+                    learner.fit(mark, stop)
+                    _prune(learner, method)
+                yield method
+                learner.restore(before)
+
+
+def _prune(learner: Learner, method: Pruned) -> None:
+    """Keep N vectors: the share of the features seen so far, which at the end are all of the training rows'."""
+    table = learner.model.table
+    count = min(round(method.keep * table.num_seen), table.num_live)
+    if method.by == "x":
+        prune_rows(table, count)
+    else:
+        _prune_by_saliency(learner, count)
+
+
+@torch.no_grad()
+def _prune_by_saliency(learner: Learner, count: int) -> None:
+    """Keep the vectors with the largest ‖u - σx‖; ties fall to the lower key."""
+    table = learner.model.table
+    parts = [keys for keys, _ in table.items()]
+    if not parts:
+        return
+    keys = torch.cat(parts).sort().values
+    (census,) = learner.optimizer.census(0)
+    saliency = torch.from_numpy(census.critical[table.table.find(keys.numpy())])
+    dropped = keys[torch.argsort(saliency, descending=True, stable=True)[count:]]
+    table.assign(dropped, torch.zeros(len(dropped), table.dim))
+
+
+def gradual(learner: Learner, keep: float, stop: int) -> None:
+    """Gradual magnitude pruning (Zhu and Gupta, 2017) of whole vectors, on the schedule of `TargetRate`.
+
+    The share that is kept falls from 1 to r = `keep` along r + (1 - r) (1 - p)³, with p the share of the ramp, 80 % of
+    the pass, that is behind. A pruned vector that is trained on again grows from zero.
+    """
+    table = learner.model.table
+    steps = math.ceil(stop / learner.config.training.batch_size)
+    ramp, interval = math.ceil(RAMP * steps), max(1, steps // TIMES)
+    done = 0
+
+    def prune(share: float) -> None:
+        prune_rows(table, min(round(share * table.num_seen), table.num_live))
+
+    def after_batch(samples: int, loss: float) -> None:
+        nonlocal done
+        done += 1
+        if done % interval == 0:
+            prune(keep + (1 - keep) * (1 - min(1.0, done / ramp)) ** 3)
+
+    learner.fit(0, stop, after_batch)
+    prune(keep)
+
+
+def deeplight(learner: Learner, sparsity: float, stop: int) -> None:
+    """DeepLight's pruning of single weights while training (Deng et al., "DeepLight", WSDM 2021).
+
+    At step k the smallest weights by magnitude are set to zero, so that the share S (1 - D^(k/Ω)) of all is zero, with
+    D = .99; they may grow again. DeepLight takes some 100,000 steps to come near S with Ω = 100. A pass of one epoch
+    may have a hundredth of them, so Ω is chosen such that the last step reaches 99 % of S; then the rest is pruned.
+
+    Args:
+        learner: Freshly initialized.
+        sparsity: S, the share of the weights of all features seen that are zero at the end, in [0, 1).
+        stop: Training rows.
+    """
+    table = learner.model.table
+    steps = math.ceil(stop / learner.config.training.batch_size)
+    omega = steps * math.log(DAMPING) / math.log(1 - REACHED)
+    done = 0
+
+    def after_batch(samples: int, loss: float) -> None:
+        nonlocal done
+        done += 1
+        if done % EVERY == 0:
+            prune_weights(table, sparsity * (1 - DAMPING ** (done / omega)))
+
+    learner.fit(0, stop, after_batch)
+    prune_weights(table, sparsity)
+
+
+@torch.no_grad()
+def prune_weights(table: HashEmbedding, sparsity: float) -> None:
+    """Set the smallest weights by magnitude to zero, so that the share `sparsity` of all features' weights is."""
+    parts = list(table.items())
+    if not parts:
+        return
+    keys, vectors = (torch.cat(part) for part in zip(*parts, strict=True))
+    weights = vectors.abs().flatten().numpy()
+    keep = round((1 - sparsity) * table.num_seen * table.dim)
+    drop = len(weights) - keep  # those of rows that are zero are dropped already
+    if drop <= 0:
+        return
+    threshold = float(np.partition(weights, drop - 1)[drop - 1])
+    small = vectors.abs() <= threshold
+    changed = (small & (vectors != 0)).any(1)
+    table.assign(keys[changed], torch.where(small, 0.0, vectors)[changed])
+
+
+class WithoutRare(LogView):
+    """A log in which each field's rare features are one, those of the test rows included.
+
+    Args:
+        log: The log.
+        kept: Keys of the features that stay as they are, ascending.
+    """
+
+    def __init__(self, log: Log, kept: npt.NDArray[np.int64]) -> None:
+        super().__init__(log)
+        self.kept = kept
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """Rows `start` to `stop`, `size` at a time."""
+        for batch in self.log.batches(start, stop, size):
+            bags = tuple(Bags(self._joined(bag.keys), bag.offsets) for bag in batch.bags)
+            yield replace(batch, keys=self._joined(batch.keys), bags=bags)
+
+    def _joined(self, keys: Tensor) -> Tensor:
+        given = keys.numpy()
+        place = np.searchsorted(self.kept, given)
+        is_kept = self.kept[np.minimum(place, len(self.kept) - 1)] == given if len(self.kept) else given != given
+        # The low bits all set, the field's bits as they are.
+        return torch.from_numpy(np.where(is_kept, given, given | RARE))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often features were seen: `keys` `[features]`, ascending, and `counts` `[features]`."""
+
+    keys: Int64s
+    counts: Int64s
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def at_least(self, count: int) -> Int64s:
+        """Keys seen so often, ascending."""
+        return self.keys[self.counts >= count]
+
+
+def count_keys(log: Log, rows: int) -> Counts:
+    """How often each feature is in the first `rows` rows."""
+    parts: list[pl.DataFrame] = []
+    merged = 0
+    for batch in log.batches(0, rows, ROWS):
+        keys = torch.cat([batch.keys.flatten(), *(bag.keys for bag in batch.bags)]).numpy()
+        parts.append(pl.DataFrame({"key": keys}).group_by("key").agg(pl.len().cast(pl.Int64)))
+        if sum(map(len, parts[1:])) > max(merged, MERGED):  # so that each key is merged a few times only
+            parts = [_merged(parts)]
+            merged = len(parts[0])
+    if not parts:
+        return Counts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    total = _merged(parts).sort("key")
+    return Counts(total["key"].to_numpy(), total["len"].to_numpy())
+
+
+def _merged(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    return pl.concat(parts).group_by("key").agg(pl.col("len").sum())
