@@ -6,7 +6,7 @@ CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_
 new-venv = $(PYTHON) -m venv $(1) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(1); }
 INSTALL := $(CONSTRAINED) $(RUN)/python -m pip install --quiet
 
-.PHONY: help demo test test-slow test-wheel test-torch test-clients check bench docs paper-small paper-criteo clean
+.PHONY: help demo test test-fast test-slow test-wheel test-torch test-clients check bench docs paper-small paper-criteo clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
@@ -16,6 +16,12 @@ demo: $(VENV)/.installed  ## Adam, pruned Adam and Group Adam on a synthetic cli
 
 test: check  ## Lint, types and the whole test suite
 	$(RUN)/pytest --numprocesses auto --maxprocesses 8
+
+FAST = $(addprefix tests/,rules penalties optim kernels table artifact house settings models)
+
+test-fast: $(VENV)/.installed-dev  ## What to run while working: mathematics, kernels, tables, settings; no commands or processes
+	$(RUN)/pytest --numprocesses auto --maxprocesses 8 --ignore-glob='*gpu*' --ignore-glob='*device*' \
+	  -m 'not slow and not whole' $(FAST)
 
 test-slow: $(VENV)/.installed-dev  ## The long tests: many more kills, flipped bits and random sequences; an hour
 	$(RUN)/pytest --numprocesses auto --maxprocesses 8 -m slow --hypothesis-profile nightly -o faulthandler_timeout=3600

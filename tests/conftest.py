@@ -26,6 +26,17 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
 
 
+WHOLE = {"run", "ranks", "four_ranks", "driver", "originals", "folders"}
+"""Fixtures of tests that run commands or start processes, which take seconds."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if WHOLE & set(getattr(item, "fixturenames", ())):
+            item.add_marker("whole")
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """`sparsegroup` with some arguments, in an empty folder."""

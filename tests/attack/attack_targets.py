@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forgery import forged_documents, forged_tensors, seal_file, write_sealed
 
 from checkpoint_cases import clicks
 from checkpoint_damage import write_chain
+from forgery import forged_documents, forged_tensors, seal_file, write_sealed
 from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
 from sparsegroup.serving import load_export, open_trained

@@ -1,10 +1,14 @@
-"""A folder of every kind, written once."""
+"""A folder of every kind, and what the command line makes of a log, written once."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from attack_targets import write_folders
+from hostile_names import Originals
+
+from command import call
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +19,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder.parent)
         write_folders(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Originals]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Originals(tmp_path_factory.mktemp("originals"), lambda *arguments: call(patch, *arguments))
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forgery import array_of, seal_file, split, with_array
 
 from command import Run
+from forgery import array_of, seal_file, split, with_array
 from sparsegroup.penalties import MCP
 from sparsegroup.rules.adagrad import ADAGRAD
 from sparsegroup.serving.inspection import Threshold

@@ -1,48 +1,32 @@
 """Files without an end, and files that stand for many: each is refused at once, with an error that names it."""
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from command import Run
 from data_cases import written
+from sparsegroup.data import ClickLogError, PreparedLog, open_log, prepare
 
-SECONDS = 60
 LOG = "label,a\n" + "0,x\n1,y\n" * 20
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
 )
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 12))
 KINDS = ["pipe", "device", "loop"]
-PROGRAM = """
-import contextlib, io, json, sys
-from sparsegroup.cli import main
-for arguments in json.load(sys.stdin):
-    sys.argv, errors = ["sparsegroup", *arguments], io.StringIO()
-    with contextlib.redirect_stderr(errors):
-        try:
-            main()
-            status = 0
-        except SystemExit as ended:
-            status = ended.code
-    print(json.dumps([status, errors.getvalue()]), flush=True)
-"""
 
 
-def refused(*commands: tuple[object, ...]) -> list[str]:
-    """What the command line says of each of some arguments that it refuses, all in one process, within the time."""
-    asked = json.dumps([list(map(str, arguments)) for arguments in commands])
-    done = subprocess.run([sys.executable, "-c", PROGRAM], input=asked, capture_output=True, text=True, timeout=SECONDS)
-    ends = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert len(ends) == len(commands), done.stderr
-    for arguments, (status, said) in zip(commands, ends, strict=True):
-        assert status == 2, (arguments, status, said)
-        assert said.startswith("error: "), (arguments, said)
-        assert len(said) < 1000
-    return [said for _, said in ends]
+def refused(run: Run, *commands: tuple[object, ...]) -> list[str]:
+    """What the command line says of each of some arguments, all of which it refuses."""
+    ends = []
+    for arguments in commands:
+        done = run(*arguments)
+        assert done.returncode == 2, (arguments, done)
+        assert done.stderr.startswith("error: "), (arguments, done.stderr)
+        assert len(done.stderr) < 1000
+        ends.append(done.stderr)
+    return ends
 
 
 def endless(kind: str, path: Path) -> Path:
@@ -54,10 +38,10 @@ def endless(kind: str, path: Path) -> Path:
     return path
 
 
-def test_logs_without_an_end_are_refused_whatever_they_are_called(tmp_path: Path) -> None:
+def test_logs_without_an_end_are_refused_whatever_they_are_called(tmp_path: Path, run: Run) -> None:
     suffixes = ["", ".csv", ".gz", ".parquet", ".arrow"]
     paths = {endless(kind, tmp_path / f"{kind}{suffix}"): kind for kind in KINDS for suffix in suffixes}
-    said = refused(*(("columns", path) for path in paths))
+    said = refused(run, *(("columns", path) for path in paths))
     for text, (path, kind) in zip(said, paths.items(), strict=True):
         assert str(path) in text
         assert kind == "loop" or "write a file first" in text, text
@@ -72,37 +56,25 @@ def test_a_folder_that_holds_one_or_links_to_itself_ends(tmp_path: Path) -> None
     written(tmp_path / "round" / "1.csv", LOG)
     for name in ("a", "b", "c"):
         (tmp_path / "round" / name).symlink_to(".")
-    program = """
-import sys
-from sparsegroup.data import open_log
-for path in sys.argv[1:]:
-    try:
-        print(len(open_log(path)))
-    except (ValueError, OSError) as error:
-        print(error)
-"""
-    logs = [str(tmp_path / name / inner) for name in (*KINDS, "round") for inner in ("", "*.csv")]
-    command = [sys.executable, "-c", program, *logs]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
-    for log, line in zip(logs, done.stdout.splitlines(), strict=True):
-        assert line == "40" or log.rstrip("*.csv") in line, line
+    for log in (tmp_path / name / inner for name in (*KINDS, "round") for inner in ("", "*.csv")):
+        try:
+            said = str(len(open_log(log)))
+        except (ValueError, OSError) as error:
+            said = str(error)
+        assert said == "40" or str(log).rstrip("*.csv") in said, said
 
 
-def test_settings_schemas_and_runs_without_an_end_are_refused(tmp_path: Path) -> None:
+def test_settings_schemas_and_runs_without_an_end_are_refused(tmp_path: Path, run: Run) -> None:
     log = written(tmp_path / "log.csv", LOG)
     paths = [endless(kind, tmp_path / f"{kind}.yaml") for kind in KINDS]
     commands: list[tuple[object, ...]] = [("prepare", log, tmp_path / "out", "--schema", path) for path in paths]
     commands += [(command, path) for path in paths for command in ("train", "inspect")]
-    for text, arguments in zip(refused(*commands), commands, strict=True):
+    for text, arguments in zip(refused(run, *commands), commands, strict=True):
         assert str(arguments[-1]) in text
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_part_of_a_prepared_log_without_an_end_is_refused(kind: str, tmp_path: Path) -> None:
-    from sparsegroup.data import PreparedLog, prepare
-    from sparsegroup.data.log_errors import ClickLogError
-
     prepare([written(tmp_path / "log.csv", LOG)], tmp_path / "log")
     part = tmp_path / "log" / "part-00000.parquet"
     part.unlink()
@@ -111,7 +83,7 @@ def test_a_part_of_a_prepared_log_without_an_end_is_refused(kind: str, tmp_path:
         PreparedLog(tmp_path / "log")
 
 
-def test_settings_that_stand_for_more_than_they_say_are_refused(tmp_path: Path) -> None:
+def test_settings_that_stand_for_more_than_they_say_are_refused(tmp_path: Path, run: Run) -> None:
     log, texts = (
         written(tmp_path / "log.csv", LOG),
         [LAUGHS, MERGES, "a: &a [*a]\n", "a: " + "[" * 2_000, "# x\n" * (1 << 19)],
@@ -120,16 +92,16 @@ def test_settings_that_stand_for_more_than_they_say_are_refused(tmp_path: Path) 
     commands = [
         each for path in paths for each in (("prepare", log, tmp_path / "out", "--schema", path), ("train", path))
     ]
-    for text, arguments in zip(refused(*commands), commands, strict=True):
+    for text, arguments in zip(refused(run, *commands), commands, strict=True):
         assert str(arguments[-1]) in text
 
 
-def test_values_that_yaml_does_not_read_are_refused(tmp_path: Path) -> None:
+def test_values_that_yaml_does_not_read_are_refused(tmp_path: Path, run: Run) -> None:
     log = written(tmp_path / "log.csv", LOG)
     values = ["2024-99-99", "!!int x", "!!timestamp x", "9" * 5000, "[" * 2000, "!!python/name:os.system"]
     paths = [written(tmp_path / f"{number}.yaml", f"label: {value}\n") for number, value in enumerate(values)]
     commands = [("prepare", log, tmp_path / "out", "--schema", path) for path in paths]
-    for text, path in zip(refused(*commands), paths, strict=True):
+    for text, path in zip(refused(run, *commands), paths, strict=True):
         assert str(path) in text
-    for text in refused(*(("train", log, "--set", f"optimizer.lr={value}") for value in values)):
+    for text in refused(run, *(("train", log, "--set", f"optimizer.lr={value}") for value in values)):
         assert "--set" in text

@@ -1,5 +1,6 @@
 """Damaged log files of every format are read, or refused with an error that names them; no process ends of them."""
 
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,17 +10,18 @@ from mutated_files import read_damaged
 from unharmed_files import FORMATS, arrow_bytes, typed_table
 
 from data_cases import written
+from over import over
 from sparsegroup.data import PreparedLog, open_log, prepare
 from sparsegroup.data.log_errors import ClickLogError
 
-SHORT, WHOLE = 12, 10_000
+SHORT, WHOLE = 8, 10_000
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@over("name", FORMATS)
 def test_the_sound_files_are_read(name: str, tmp_path: Path) -> None:
-    import random
-
-    for sound in FORMATS[name](tmp_path):
+    folder = tmp_path / name
+    folder.mkdir()
+    for sound in FORMATS[name](folder):
         sound.path.write_bytes(sound.content if sound.pack is None else sound.pack(sound.content))
         sound.read(sound.path, random.Random(1))
 
@@ -42,7 +44,7 @@ def test_ten_thousand_damaged_files_are_read_or_refused(
     assert not outcomes.failures, "\n".join(outcomes.failures[:20])
 
 
-@pytest.mark.parametrize("dtype", [pa.timestamp("ms"), pa.timestamp("s"), pa.date64(), pa.duration("s")])
+@over("dtype", [pa.timestamp("ms"), pa.timestamp("s"), pa.date64(), pa.duration("s")])
 def test_a_time_that_no_calendar_has_makes_a_bad_row(dtype: pa.DataType, tmp_path: Path) -> None:
     times = pa.array([0, (1 << 62) // 86_400_000 * 86_400_000, None, 86_400_000], pa.int64()).view(dtype)
     path = tmp_path / "log.arrow"
@@ -55,8 +57,8 @@ def test_a_time_that_no_calendar_has_makes_a_bad_row(dtype: pa.DataType, tmp_pat
         list(open_log(path, columns={"label": "label", "a": "category", "seen": "category"}).batches(0, 4, 4))
 
 
-@pytest.mark.parametrize("inner", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+@over("inner", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+@over("suffix", [".parquet", ".arrow"])
 def test_a_value_of_more_than_a_mebibyte_makes_a_bad_row(suffix: str, inner: pa.DataType, tmp_path: Path) -> None:
     path, long = tmp_path / f"log{suffix}", "x" * ((1 << 20) + 1)
     table = pa.table({"label": [0, 1, 0, 1], "a": pa.array(["x", long, long[1:], None]).cast(inner)})
@@ -74,9 +76,7 @@ def test_a_list_that_is_too_long_as_text_makes_a_bad_row(tmp_path: Path) -> None
         list(open_log(path, columns={"label": "label", "a": "list json"}).batches(0, 2, 2))
 
 
-@pytest.mark.parametrize(
-    "column", [pa.array([[("a", 1)]] * 2, pa.map_(pa.string(), pa.int32())), pa.array([b"\xff"] * 2)]
-)
+@over("column", [pa.array([[("a", 1)]] * 2, pa.map_(pa.string(), pa.int32())), pa.array([b"\xff"] * 2)])
 def test_a_column_that_cannot_be_read_is_named_with_what_to_do(column: pa.Array, tmp_path: Path) -> None:
     path = tmp_path / "log.arrow"
     path.write_bytes(arrow_bytes(pa.table({"label": [0, 1], "a": ["x", "y"], "odd": column})))
@@ -116,7 +116,7 @@ def test_a_part_of_a_prepared_log_with_another_column_is_refused(
         list(log.batches(0, 2, 2))
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".feather", ".parquet"])
+@over("suffix", [".csv", ".feather", ".parquet"])
 def test_a_name_with_a_zero_byte_is_the_name_of_a_column(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"log{suffix}"
     lists = ["a|b", "b", "c|a|b"]

@@ -3,7 +3,6 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,9 @@ from hostile_names import (
     is_refused,
 )
 
-from command import Run, call
+from command import Run
 from sparsegroup.data import ClickLogError, open_log
 from sparsegroup.data.raw.files import short_name
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Originals]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield Originals(tmp_path_factory.mktemp("originals"), lambda *arguments: call(patch, *arguments))
 
 
 def outcome_of(attempt: Attempt, name: str, originals: Originals, run: Run, folder: Path) -> str:

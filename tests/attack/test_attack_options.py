@@ -16,6 +16,7 @@ import yaml
 
 from cli_cases import click_log
 from command import Run
+from over import over
 from sparsegroup.cli.train import train_command
 from sparsegroup.settings.yaml_settings import keys_of
 from sparsegroup.training import Config
@@ -61,7 +62,7 @@ def log(tmp_path: Path) -> str:
     return str(click_log(tmp_path / "log.csv", rows=60))
 
 
-@pytest.mark.parametrize(("assignment", "message"), SETTINGS, ids=[one[:40] for one, _ in SETTINGS])
+@over(("assignment", "message"), SETTINGS)
 def test_a_setting_is_refused_in_one_line(log: str, run: Run, assignment: str, message: str) -> None:
     done = run("train", log, "--set", assignment)
     assert (done.returncode, done.stdout) == (2, "")
@@ -76,7 +77,7 @@ def test_a_second_way_to_a_setting_is_refused_beside_its_option(log: str, run: R
     assert (done.returncode, "give optimizer.lr" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
+@over(
     ("name", "hint"),
     [("adamw", "take adam, with l2"), ("Adam", "did you mean 'adam'?"), ("rmsprop", "take adam or adagrad")],
 )
@@ -89,7 +90,7 @@ def test_an_optimizer_by_its_name_elsewhere_is_answered_with_ours(log: str, run:
         assert hint in told
 
 
-@pytest.mark.parametrize("text", ["optimizer: {lr: 1}\noptimizer: {l21: 2}\n", "training: {seed: 1, seed: 2}\n"])
+@over("text", ["optimizer: {lr: 1}\noptimizer: {l21: 2}\n", "training: {seed: 1, seed: 2}\n"])
 def test_a_key_that_a_file_has_twice_is_refused_with_its_line(tmp_path: Path, run: Run, text: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
     done = run("train", "run.yaml")

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forgery import forged_documents, write_sealed
 
+from forgery import forged_documents, write_sealed
+from over import over
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.errors import UserError
 from sparsegroup.training import Config, RunError
@@ -77,9 +78,7 @@ def test_forged_journals(folder: Path) -> None:
     assert read(folder, path.name) == "works"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"run_id": 3}', '{"run_id": ""}', '{"run_id": "../x"}', "[" * 100_000]
-)
+@over("text", ["", "[]", "{}", '{"run_id": 3}', '{"run_id": ""}', '{"run_id": "../x"}', "[" * 100_000])
 def test_forged_mlflow_records(text: str, tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     (tmp_path / "mlflow.json").write_text(text)

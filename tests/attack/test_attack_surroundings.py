@@ -13,15 +13,10 @@ from pathlib import Path
 import pytest
 from hostile_names import TINY, Originals, contents
 
-from command import Run, call
+from command import Run
+from over import over
 from sparsegroup.data import open_log
 from sparsegroup.serving.opening import open_trained
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Originals]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield Originals(tmp_path_factory.mktemp("originals"), lambda *arguments: call(patch, *arguments))
 
 
 @contextmanager
@@ -48,10 +43,18 @@ WRITERS = {
     "clicks as Parquet": lambda o: ("synthesize", "out.parquet", "--rows", "300"),
     "a path": lambda o: ("path", o.log, "--out", "out", "--rates", ".5", "--batch-size", "64", "--model", "lr"),
 }
+
+
+def remove_outputs() -> None:
+    shutil.rmtree("out", ignore_errors=True)
+    for path in Path().glob("out.*"):
+        path.unlink()
+
+
 LIMITS = (0, 100, 1_000, 4_000, 16_000)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@over("writer", WRITERS)
 def test_a_file_that_cannot_grow_is_named_and_nothing_is_left(
     writer: str, originals: Originals, run: Run, tmp_path: Path
 ) -> None:
@@ -69,8 +72,9 @@ def test_a_file_that_cannot_grow_is_named_and_nothing_is_left(
         assert said.endswith(os.strerror(errno.EFBIG)), done.stderr
         assert not {*contents(tmp_path)} - {"out", "out/path.json"}, limit
         assert writer == "a path" or not contents(tmp_path), limit
-        shutil.rmtree("out", ignore_errors=True)
+        remove_outputs()
     assert refused
+    remove_outputs()
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -95,7 +99,7 @@ def test_a_log_or_a_run_that_could_not_be_written_is_completed(
     assert open_trained(Path("run")).columns.fields
 
 
-@pytest.mark.parametrize("command", [("predict", "log.csv", "--out"), ("inspect", "--html")], ids=lambda one: one[0])
+@over("command", [("predict", "log.csv", "--out"), ("inspect", "--html")])
 def test_what_was_there_stays(command: tuple[str, ...], originals: Originals, run: Run, tmp_path: Path) -> None:
     place = tmp_path / "out.csv"
     place.write_text("old")
@@ -124,7 +128,7 @@ SAYING = {
 }
 
 
-@pytest.mark.parametrize("what", SAYING)
+@over("what", SAYING)
 def test_an_output_that_takes_nothing(
     what: str, originals: Originals, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,8 +138,7 @@ def test_an_output_that_takes_nothing(
         done = run(*command)
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1].endswith(os.strerror(errno.ENOSPC)), done.stderr
-    shutil.rmtree("out", ignore_errors=True)
-    Path("out.csv").unlink(missing_ok=True)
+    remove_outputs()
 
     reader, writer = os.pipe()
     os.close(reader)
@@ -144,8 +147,7 @@ def test_an_output_that_takes_nothing(
         done = run(*command)
     assert done.returncode == 1, done.stderr
     assert "error" not in done.stderr.lower()
-    shutil.rmtree("out", ignore_errors=True)
-    Path("out.csv").unlink(missing_ok=True)
+    remove_outputs()
 
     monkeypatch.setattr(sys, "stdout", None)
     done = run(*command)
@@ -153,6 +155,7 @@ def test_an_output_that_takes_nothing(
         assert (done.returncode, "stdout is closed: give --out" in done.stderr) == (2, True)
     else:
         assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
+    remove_outputs()
 
 
 @pytest.mark.parametrize(

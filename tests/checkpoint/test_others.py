@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from checkpoint_cases import LAMBDAS, Training, bits, clicks, unchanged
+from over import over
 from sparsegroup import MCP, GroupAdagrad, GroupAdam, HashEmbedding
 from sparsegroup.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
@@ -23,7 +24,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "one"
 
 
-@pytest.mark.parametrize(
+@over(
     ("other", "message"),
     [
         (lambda: clicks(dim=4), r"another model's: the table '.*' has dim .* \(the model has .*\)"),

@@ -18,6 +18,7 @@ from torch.optim import lr_scheduler as schedules
 
 from checkpoint_cases import LAMBDAS, Training, bits, clicks, unchanged
 from checkpoint_damage import forge
+from over import over
 from sparsegroup import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -34,12 +35,6 @@ from sparsegroup.table.files import write
 from sparsegroup.table.rows import host
 
 GROUP = [GroupSGD, GroupMomentum, GroupAdagrad, GroupAdam, GroupAMSGrad, GroupFTRL]
-
-
-@pytest.fixture(params=["whole pages", "tiny pages"])
-def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "tiny pages":
-        make_pages_tiny(monkeypatch)
 
 
 def make_pages_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +56,21 @@ def goes_on_alike(one: Training, other: Training, steps: int = 3) -> None:
     assert ends[0] == ends[1]
 
 
-@pytest.mark.usefixtures("pages")
-@pytest.mark.parametrize("make", GROUP)
-@pytest.mark.parametrize(("dim", "dtype"), [(1, torch.float32), (3, torch.float64), (5, torch.float32)])
-def test_every_optimizer_goes_on(tmp_path: Path, make: Any, dim: int, dtype: torch.dtype) -> None:
+SHAPES = [(1, torch.float32), (3, torch.float64), (5, torch.float32)]
+
+
+@pytest.mark.parametrize(
+    ("make", "dim", "dtype", "tiny"),
+    [
+        *((make, *shape, True) for make, shape in zip(GROUP, SHAPES * 2, strict=True)),
+        *((GroupAdam, *shape, False) for shape in SHAPES),
+    ],
+)
+def test_every_optimizer_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, dim: int, dtype: torch.dtype, tiny: bool
+) -> None:
+    if tiny:
+        make_pages_tiny(monkeypatch)
     training = clicks(make, dim=dim, dtype=dtype)
     for _ in range(30):
         training.step()
@@ -121,7 +127,7 @@ def step_dense(training: Training) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@over("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "make",
     [
@@ -138,8 +144,8 @@ def test_a_model_without_tables(tmp_path: Path, make: Any, dtype: torch.dtype) -
     step_dense(training)
     step_dense(training)
     extra = {"nan": math.nan, "inf": [-math.inf, np.float32(0.1)], "t": (1, (2,)), 3: None, "__x": torch.arange(2)}
-    training.save(tmp_path / "one", extra=extra)
-    loaded = other.load(tmp_path / "one")
+    training.save(tmp_path / str(dtype), extra=extra)
+    loaded = other.load(tmp_path / str(dtype))
     assert repr(loaded.extra) == repr({**extra, "inf": [-math.inf, float(np.float32(0.1))]})
     other.draw.set_state(training.draw.get_state())
     for one in (training, other):
@@ -415,7 +421,7 @@ def test_rows_that_a_chain_cannot_make_are_not_vouched_for(tmp_path: Path) -> No
     assert "rows cannot make" in str(checkpoints.skipped[0])
 
 
-@pytest.mark.parametrize("extra", [{"a": object()}, [print], {"b": {1, 2}}, {"c": torch.int64}])
+@over("extra", [{"a": object()}, [print], {"b": {1, 2}}, {"c": torch.int64}])
 def test_what_only_a_pickle_could_hold_is_refused(tmp_path: Path, extra: Any) -> None:
     with pytest.raises(CheckpointError, match="which a checkpoint cannot hold"):
         save_checkpoint(tmp_path / "one", nn.Linear(1, 1), extra=extra)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from over import over
+
 ROOT = Path(__file__).parents[2]
 TEXTS = [
     ROOT / "README.md",
@@ -42,7 +44,7 @@ def text() -> str:
     return " ".join(" ".join(path.read_text(encoding="utf-8").split()) for path in TEXTS)
 
 
-@pytest.mark.parametrize("pattern", MOST)
+@over("pattern", MOST)
 def test_words_that_a_reader_must_translate_become_fewer(pattern: str, text: str) -> None:
     found = len(re.findall(pattern, text, re.IGNORECASE))
     assert found <= MOST[pattern], "use the plain word: see the table in CONTRIBUTING.md"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from distributed_cases import Ranks
+from over import over
 from sharded_cases import batches, evenly, first_ranks, rows_of
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, param_groups
 from sparsegroup.integrations import TableLoadPlanner, data_parallel
@@ -133,11 +134,12 @@ NESTED, FLAT = StateDictOptions(), StateDictOptions(flatten_optimizer_state_dict
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [("plain", NESTED), ("plain", FLAT), ("fallback", NESTED), ("policies", NESTED)],
-    ids=["nested", "flat", "fallback", "policies"],
+    ("before", "kind", "options"),
+    [
+        *((before, "plain", NESTED) for before in (0, 2, 3)),
+        *((3, *other) for other in (("plain", FLAT), ("fallback", NESTED), ("policies", NESTED))),
+    ],
 )
-@pytest.mark.parametrize("before", [0, 2, 3])
 def test_any_number_of_ranks_goes_on_with_what_any_other_has_saved(
     before: int, kind: str, options: StateDictOptions, tmp_path: Path, four_ranks: Ranks
 ) -> None:
@@ -221,7 +223,7 @@ def test_plain_state_dicts_go_to_the_ranks_that_they_are_of(four_ranks: Ranks) -
     assert_close(own, whole, 2e-6)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3])
+@over("count", [0, 1, 2, 3])
 def test_the_state_dict_of_another_rank_is_refused(count: int, four_ranks: Ranks) -> None:
     parts = [part for part in four_ranks.call(state_files, 2) if part][::-1]
     for rank, said in enumerate(four_ranks.call(loaded_files, parts, count) if count else [loaded_files(parts, 0)]):

@@ -25,6 +25,7 @@ from compiled_step_cases import (
     parameter_of,
 )
 from optimizer_cases import KINDS, assert_identical, make
+from over import over
 from sparsegroup import GroupAdam, GroupFTRL, GroupOptimizer, GroupSGD
 from sparsegroup.groups import GroupSpec
 
@@ -39,21 +40,18 @@ def fits(spec: GroupSpec, shape: Sequence[int]) -> bool:
     return spec in ("rows", "channels", "all", "index", 0, -1) or len(shape) > (spec if isinstance(spec, int) else 1)
 
 
-@pytest.mark.parametrize(
-    ("shape", "spec"), [(shape, spec) for shape in (*SHAPES, *EMPTY) for spec in SPECS if fits(spec, shape)], ids=str
-)
+@over(("shape", "spec"), [(shape, spec) for shape in (*SHAPES, *EMPTY) for spec in SPECS if fits(spec, shape)])
 def test_every_shape_and_grouping(shape: tuple[int, ...], spec: GroupSpec) -> None:
-    for cls in (GroupAdam, KINDS[(len(shape) + SPECS.index(spec)) % 4]):
-        for dtype in (torch.float64, torch.float32):
-            groups = torch.arange(shape[0]) % 3 if spec == "index" else spec
-            follow(build(cls, [parameter_of(*shape, dtype=dtype)], groups=groups, **REGULARIZED), steps=3)
+    groups = torch.arange(shape[0]) % 3 if spec == "index" else spec
+    for cls, dtype in ((GroupAdam, torch.float32), (KINDS[(len(shape) + SPECS.index(spec)) % 4], torch.float64)):
+        follow(build(cls, [parameter_of(*shape, dtype=dtype)], groups=groups, **REGULARIZED), steps=3)
 
 
 AROUND = (16, 32, 64, 256, 272, 1024, 4096)
 WIDTHS = (*range(1, 10), *(size + more for size in AROUND for more in (-1, 0, 1)), 10_001)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@over("width", WIDTHS)
 def test_rows_of_any_width(width: int) -> None:
     """Also such as fill a cache or a block exactly, or by one element too few or too many."""
     for norm, dtype in (("s", torch.float64), ("metric", torch.float32)):
@@ -63,14 +61,14 @@ def test_rows_of_any_width(width: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(20_011,), (9001, 2), (1, 20_003), (40, 701), (700, 7, 7)], ids=str)
-@pytest.mark.parametrize("spec", ["rows", "all", -1])
+@over("spec", ["rows", "all", -1])
 def test_tensors_of_many_blocks(shape: tuple[int, ...], spec: GroupSpec) -> None:
     for dtype in DTYPES:
         follow(GroupAdam([parameter_of(*shape, dtype=dtype)], lr=0.1, groups=spec, **REGULARIZED), steps=2)
 
 
-@pytest.mark.parametrize("cls", [GroupSGD, GroupAdam, GroupFTRL])
-@pytest.mark.parametrize("shape", [(9,), (9, 2, 3), (9, 3, 1, 2)], ids=str)
+@over("cls", [GroupSGD, GroupAdam, GroupFTRL])
+@over("shape", [(9,), (9, 2, 3), (9, 3, 1, 2)])
 def test_sparse_gradients_of_any_dimension(cls: type[GroupOptimizer], shape: tuple[int, ...]) -> None:
     for dtype in DTYPES:
         follow(build(cls, [parameter_of(*shape, dtype=dtype)], **REGULARIZED), rows=lambda t: SOME_ROWS[t])
@@ -111,7 +109,7 @@ def layouts(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 
 
 @pytest.mark.parametrize("layout", layouts(torch.float64))
-@pytest.mark.parametrize("spec", ["rows", "columns", "all", 2, torch.tensor([1, 0, 1, 4, 0, 1])], ids=str)
+@over("spec", ["rows", "columns", "all", 2, torch.tensor([1, 0, 1, 4, 0, 1])])
 def test_parameters_in_any_memory_layout(layout: str, spec: GroupSpec) -> None:
     for cls, dtype in itertools.product((GroupAdam, GroupSGD), DTYPES):
         x = layouts(dtype)[layout]
@@ -132,8 +130,8 @@ def gradient_layouts(g: Tensor) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("layout", gradient_layouts(torch.zeros(2, 2)))
-@pytest.mark.parametrize("transposed", [False, True])
+@over("layout", gradient_layouts(torch.zeros(2, 2)))
+@over("transposed", [False, True])
 def test_gradients_in_any_memory_layout(layout: str, transposed: bool) -> None:
     for dtype in DTYPES:
         x = parameter_of(6, 10, dtype=dtype)

@@ -21,12 +21,13 @@ from compiled_step_cases import (
     parameter_of,
 )
 from optimizer_cases import KINDS, assert_identical, make
+from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupMomentum, GroupOptimizer
 from sparsegroup.penalties import MCP
 
 NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")
 CROSSED = [
-    pytest.param(cls, norm, penalty, id=f"{cls.__name__}-{norm}-{penalty}")
+    (cls, norm, penalty)
     for turn, cls in enumerate(CLASSES)
     for i, norm in enumerate(NORMS)
     for j, penalty in enumerate(PENALTIES)
@@ -36,21 +37,13 @@ CROSSED = [
 
 
 @every_dtype
-@pytest.mark.parametrize(("cls", "norm", "penalty"), CROSSED)
+@over(("cls", "norm", "penalty"), CROSSED)
 def test_every_rule_norm_and_penalty(cls: type[GroupOptimizer], norm: str, penalty: str, dtype: torch.dtype) -> None:
     options = {**REGULARIZED, "l21": 0.5 if norm == "s" else 0.2, "norm": norm, "penalty": penalty}
     for rows in (lambda t: None, lambda t: SOME_ROWS[t]):
         x = parameter_of(9, 5, dtype=dtype)
         follow(build(cls, [x], **options), rows=rows)
         assert x.any()
-
-
-@every_class
-def test_each_lambda_alone_and_none(cls: type[GroupOptimizer]) -> None:
-    for on, dtype in itertools.product((None, "l1", "l21", "l2"), DTYPES):
-        options = {} if on is None else {on: REGULARIZED[on]}
-        for rows in (lambda t: None, lambda t: SOME_ROWS[t]):
-            follow(build(cls, [parameter_of(9, 4, dtype=dtype)], **options), rows=rows)
 
 
 @every_class
@@ -76,7 +69,7 @@ def test_hyperparameters_that_change_between_steps(cls: type[GroupOptimizer]) ->
             assert_step(optimizer)
 
 
-@pytest.mark.parametrize(
+@over(
     ("cls", "options"),
     [
         (GroupMomentum, {"nesterov": True, "momentum": 0.7}),
@@ -89,7 +82,6 @@ def test_hyperparameters_that_change_between_steps(cls: type[GroupOptimizer]) ->
         (GroupFTRL, {"initial_accumulator_value": 0.0, "beta": 0.0}),
         (GroupFTRL, {"beta": 2.0, "weight_decay": 0.1}),
     ],
-    ids=str,
 )
 def test_other_arguments(cls: type[GroupOptimizer], options: dict[str, Any]) -> None:
     """With ε = 0 there are coordinates with σ = 0."""
@@ -97,8 +89,8 @@ def test_other_arguments(cls: type[GroupOptimizer], options: dict[str, Any]) -> 
         follow(make(cls, [parameter_of(9, 5, dtype=dtype)], **options, **regularizer))
 
 
-@pytest.mark.parametrize("cls", KINDS)
-@pytest.mark.parametrize("regularizer", [{}, {"l1": 0.1}, {"l21": 0.3}, {"l21": 0.3, "penalty": "hard"}], ids=str)
+@over("cls", KINDS)
+@over("regularizer", [{}, {"l1": 0.1}, {"l21": 0.3}, {"l21": 0.3, "penalty": "hard"}])
 def test_what_is_not_finite_shows_in_the_same_places(cls: type[GroupOptimizer], regularizer: dict[str, Any]) -> None:
     """As in torch: a training run that diverged must not end as one with conveniently many zeros."""
     for bad, dtype in itertools.product((math.nan, math.inf, -math.inf), DTYPES):
@@ -117,8 +109,8 @@ def test_what_is_not_finite_shows_in_the_same_places(cls: type[GroupOptimizer], 
         assert not x[4].isfinite().all(), "nor does the next step hide it"
 
 
-@pytest.mark.parametrize("cls", KINDS)
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-12, 1e12])
+@over("cls", KINDS)
+@over("magnitude", [1e-30, 1e-12, 1e12])
 def test_gradients_of_extreme_size(cls: type[GroupOptimizer], magnitude: float) -> None:
     for dtype in (torch.float64, torch.float32):
         for options in ({}, {"l1": 0.1 * magnitude, "l21": 0.5 * magnitude}):
@@ -147,7 +139,7 @@ def test_groups_that_never_had_a_gradient_are_left_alone(cls: type[GroupOptimize
             assert not u.signbit().any()
 
 
-@pytest.mark.parametrize("row", [-1, 5])
+@over("row", [-1, 5])
 def test_a_row_that_does_not_exist_is_refused_before_anything_is_written(row: int) -> None:
     x = parameter_of(5, 2)
     before = x.detach().clone()

@@ -5,30 +5,20 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor
 
-from compiled_step_cases import REGULARIZED, build, every_class, give_gradient, parameter_of, tensors_of
-from optimizer_cases import assert_identical
+from compiled_step_cases import REGULARIZED, build, give_gradient, parameter_of, tensors_of
+from optimizer_cases import KINDS, assert_identical
+from over import over
 from sparsegroup import GroupOptimizer
 from sparsegroup.kernels.cpu.threads import in_turns, set_num_threads
+from table_cases import threads
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@every_class
+@over("cls", KINDS)
 @pytest.mark.parametrize("shape", [(9001, 11), (9, 20_000), (100_003,)], ids=str)
 def test_one_and_two_threads_give_the_same_bits(cls: type[GroupOptimizer], shape: tuple[int, ...]) -> None:
     def run(count: int) -> list[dict[str, Tensor]]:

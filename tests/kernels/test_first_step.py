@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
 TRIAL = ROOT / "benchmarks" / "first_step_trial.py"
 LATER = ("torch._dynamo", "sklearn", "matplotlib.figure", "pandas", "numba.np.arrayobj", "numba.np.linalg")
@@ -65,6 +67,7 @@ print(*(name for name in {LATER} if name in sys.modules))
 """
 
 
+@pytest.mark.slow
 def test_a_table_steps_to_the_same_bits_with_kernels_from_the_cache_without_what_compiling_imports(
     tmp_path: Path,
 ) -> None:

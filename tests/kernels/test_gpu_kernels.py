@@ -36,6 +36,7 @@ from gpu_cases import (
     sent,
     with_float32_state,
 )
+from over import over
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.rounding import was_updated
@@ -124,7 +125,7 @@ def test_infinities_and_nan_go_through(rule: Rule, way: Way) -> None:
         assert_step(one, way(one), expected)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 10, 16, 64, 100, 1000, 4096])
+@over("width", [1, 3, 8, 16, 100, 4096])
 def test_groups_of_any_width(width: int) -> None:
     """One more of them than a program takes."""
     height = max(1, launch.TILE // launch.padded(width)) + 1
@@ -134,7 +135,7 @@ def test_groups_of_any_width(width: int) -> None:
         assert_step(one, way(one), expected)
 
 
-@pytest.mark.parametrize("l21", [0.0, 0.5])
+@over("l21", [0.0, 0.5])
 @rules_and_ways(KINDS)
 def test_state_in_bfloat16_is_rounded_by_chance(rule: Rule, way: Way, l21: float) -> None:
     dtype = torch.bfloat16 if l21 else torch.float32

@@ -29,6 +29,7 @@ from gpu_cases import (
     vast,
     with_float32_state,
 )
+from over import over
 from sparsegroup.groups import Along
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.gpu import launch
@@ -36,7 +37,7 @@ from sparsegroup.kernels.step import Regularizer, StepConstants, StepScalars
 from sparsegroup.rules import ADAHESSIAN, ADAM, FTRL, SGD
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_dtype = over("dtype", DTYPES)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ def test_repeated_rows_that_begin_and_end_anywhere() -> None:
     assert torch.equal(x, torch.zeros_like(x).index_add_(0, rows, g))
 
 
-@pytest.mark.parametrize("width", [1, 3, 16, 100])
+@over("width", [1, 3, 16, 100])
 def test_rows_that_come_any_number_of_times(width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     for lines, height in ((1, 1), (31, 1), (32, 1), (33, 2), (65, 1), (120, 3), (60, 1000)):
@@ -104,7 +105,7 @@ def test_rows_that_come_many_times_take_one_step() -> None:
         assert_step(replace(one, parts=replace(one.parts, g=total)), received(parts))
 
 
-@pytest.mark.parametrize("once", [True, False])
+@over("once", [True, False])
 def test_rows_that_are_not_there_are_left_out_and_counted(once: bool) -> None:
     rows = torch.tensor([4, -1, 0, 9, 1 << 40, 8, -(1 << 40)], device=DEVICE).repeat(1 if once else 2)
     g = torch.ones(len(rows), 3, device=DEVICE)
@@ -115,7 +116,7 @@ def test_rows_that_are_not_there_are_left_out_and_counted(once: bool) -> None:
     assert x.sum(1).nonzero().flatten().tolist() == [0, 4, 8]
 
 
-@pytest.mark.parametrize("once", [True, False])
+@over("once", [True, False])
 def test_a_table_leaves_gradients_that_are_not_finite(once: bool) -> None:
     one = case(ADAHESSIAN if once else ADAM, (13, 5))
     table, counts = Table(one.parts), no_counts()
@@ -155,7 +156,7 @@ def test_rows_of_a_table_that_become_zero_and_not_zero_are_counted() -> None:
     assert_step(one, by_table(one))
 
 
-@pytest.mark.parametrize("width", [1, 3, 16, 1000])
+@over("width", [1, 3, 16, 1000])
 @every_dtype
 def test_parts_of_rows_are_read_and_set(dtype: torch.dtype, width: int) -> None:
     height = launch.TILE // launch.padded(width) + 5

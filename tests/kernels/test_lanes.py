@@ -1,9 +1,9 @@
 """What is done to several numbers at once is what would be done to one after the other."""
 
 import numpy as np
-import pytest
 from numba import njit
 
+from over import over
 from sparsegroup.kernels.cpu import intrinsics
 
 
@@ -19,8 +19,8 @@ def _add(source, target, count):
     )
 
 
-@pytest.mark.parametrize("place", range(4))
-@pytest.mark.parametrize("key", [5, 0, -1, 2**63 - 1, -(2**63)])
+@over("place", range(4))
+@over("key", [5, 0, -1, 2**63 - 1, -(2**63)])
 def test_a_key_is_found_in_each_of_the_four_slots_and_no_other(key, place):
     line = np.array([11, 21, 12, 22, 13, 23, 14, 24])
     line[2 * place] = key
@@ -33,8 +33,8 @@ def test_empty_slots_match_key_0_and_add_nothing():
     assert _match(np.array([0, 7, 0, 0, 0, 0, 0, 0]), 0) == 7
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("count", [0, 1, 3, 7, 8, 9, 16, 21])
+@over("dtype", [np.float32, np.float64])
+@over("count", [0, 1, 3, 7, 8, 9, 16, 21])
 def test_as_many_numbers_are_added_as_are_asked_for(count, dtype):
     draw = np.random.default_rng(count)
     source, target = draw.standard_normal((2, 24)).astype(dtype)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from over import over
 from sparsegroup.kernels.cpu import jit, threads
 from sparsegroup.kernels.cpu.threads import Backoff, in_turns, set_num_threads
 
@@ -47,7 +48,7 @@ def share(pieces: int, alone: bool = False) -> tuple[int, np.ndarray, np.ndarray
     return threads.share(count, pieces, marks, early, alone=alone), marks[:, :pieces], early
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@over("alone", [False, True])
 def test_each_piece_is_done_once_and_no_phase_begins_early(several_threads, alone):
     for _ in range(50):
         result, marks, early = share(PIECES, alone)
@@ -129,7 +130,7 @@ def test_the_number_of_threads_is_torchs_unless_it_is_set():
         threads.set_num_threads(0)
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@over("number", [1, 3])
 def test_jobs_in_turns_are_done_once_each_and_the_first_failure_is_raised(number: int) -> None:
     done, lock = [], threading.Lock()
 

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import (
 )
 
 from optimizer_cases import assert_identical
+from over import over
 from sparsegroup import GroupAdam, HashEmbedding, keep_zeros, param_groups
 from table_cases import everything
 
@@ -74,7 +75,7 @@ def expected_average(now: Tensor, before: Tensor | None, weight: float) -> Tenso
     return torch.where(now == 0, 0.0, torch.where(before == 0, now, moved))
 
 
-@pytest.mark.parametrize("name", AVERAGES)
+@over("name", AVERAGES)
 def test_a_table_is_averaged_row_by_row_and_dead_rows_stay_dead(name):
     options, weight_of = AVERAGES[name]
     model = Model()
@@ -164,7 +165,7 @@ def test_a_model_that_lends_its_place_to_its_average_trains_on_as_if_it_had_not(
     assert_identical(run(True), run(False))
 
 
-@pytest.mark.parametrize("options", [{"max_bytes": "8MB"}, {"fallback": True}], ids=str)
+@over("options", [{"max_bytes": "8MB"}, {"fallback": True}])
 def test_tables_of_all_kinds_are_averaged(options):
     table = HashEmbedding(3, std=0.5, **options)
     optimizer, average = GroupAdam(param_groups(table, l21=0.3), lr=0.1), AveragedModel(table)
@@ -192,7 +193,7 @@ REFUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@over("name", REFUSED)
 def test_other_combinations_are_refused_with_the_way_and_change_nothing(name):
     tables = [HashEmbedding(3), HashEmbedding(3)]
     for table in tables:
@@ -205,10 +206,7 @@ def test_other_combinations_are_refused_with_the_way_and_change_nothing(name):
 
 def test_tables_of_another_shape_are_refused():
     one, other = HashEmbedding(3), HashEmbedding(4)
-    with (
-        torch.no_grad(),
-        pytest.raises(ValueError, match=r"dim=4 and torch.float32 cannot be .* one with dim=3"),
-    ):
+    with torch.no_grad(), pytest.raises(ValueError, match=r"dim=4 and torch.float32 cannot be .* one with dim=3"):
         one.weight.copy_(other.weight)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
+from over import over
 from sparsegroup import GroupAdam, HashEmbedding
-from sparsegroup.optim.table_parameter import lines_of, summed
 from table_cases import as_keys
 
 KEYS = as_keys([5, -1, 5, 2**62, 7, 7, 7])
@@ -54,7 +54,7 @@ def new_model(lookups: int) -> Model:
     return model
 
 
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, 0.5, math.inf])
+@over("norm_type", [2.0, 1.0, 0.5, math.inf])
 def test_the_norm_is_that_of_one_vector_in_which_each_row_is_once(norm_type):
     cases = (1, 0.3, None), (3, 0.3, True), (3, 0.3, False), (1, 2.0, True), (3, math.inf, None)
     for lookups, share, foreach in cases:
@@ -66,26 +66,14 @@ def test_the_norm_is_that_of_one_vector_in_which_each_row_is_once(norm_type):
         torch.testing.assert_close(flat(model), before * min(share, 1.0), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("lookups", [1, 3])
-@pytest.mark.parametrize("foreach", [None, True, False])
+@over("lookups", [1, 3])
+@over("foreach", [None, True, False])
 def test_values_are_clamped_when_rows_have_been_summed(lookups, foreach):
     model = new_model(lookups)
     before = flat(model)
     bound = before.abs().median().item()
     clip_grad_value_(model.parameters(), bound, foreach=foreach)
     torch.testing.assert_close(flat(model), before.clamp(-bound, bound), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
-def test_what_a_lookup_knows_of_its_rows_stays_with_the_gradient(clip):
-    table = HashEmbedding(DIM)
-    table(KEYS).sum().backward()
-    lines, memory = lines_of(table.weight.grad._indices()), table.weight.grad._values().data_ptr()
-    clip(table.parameters(), 0.1)
-    assert lines is not None
-    assert lines_of(table.weight.grad._indices()) is lines
-    assert table.weight.grad._values().data_ptr() == memory
-    assert summed(table.weight.grad) is table.weight.grad
 
 
 def test_a_step_after_clipping_is_that_of_the_scaled_loss():

@@ -11,9 +11,10 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from fixed_gradients import relative_error
+from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupMomentum, GroupOptimizer, GroupSGD
 
-STEPS = 1000
+STEPS = 400
 SHAPE = (6, 3)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -124,7 +125,7 @@ def scheduled_step(optimizer: Optimizer, scheduler: LRScheduler, factor: float) 
 RUNS = [*((torch.float64, scheduler) for scheduler in SCHEDULERS), (torch.float32, "restarts")]
 
 
-@pytest.mark.parametrize(("dtype", "scheduler"), RUNS, ids=str)
+@over(("dtype", "scheduler"), RUNS)
 @pytest.mark.parametrize("case", TABLE)
 def test_without_regularizer_it_is_the_base_optimizer(case: str, dtype: torch.dtype, scheduler: str) -> None:
     equivalence = TABLE[case]

@@ -4,10 +4,9 @@ import copy
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from optimizer_cases import (
     ALL,
@@ -19,9 +18,9 @@ from optimizer_cases import (
     parameter,
     refused,
     separable_loss,
-    snapshot,
     train,
 )
+from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupMomentum, GroupSGD
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -30,17 +29,17 @@ ADAM = torch.optim.Adam
 ADAGRAD = torch.optim.Adagrad
 SGD = torch.optim.SGD
 SAME = [
-    pytest.param(GroupAdam, ADAM, id="adam"),
-    pytest.param(GroupAdam, partial(ADAM, fused=True), id="adam-fused"),
-    pytest.param(GroupAdam, partial(ADAM, foreach=True), id="adam-foreach"),
-    pytest.param(GroupAdam, partial(ADAM, betas=(0.5, 0.9), eps=0.1, weight_decay=0.1, maximize=True), id="adam-tuned"),
-    pytest.param(GroupAMSGrad, partial(ADAM, amsgrad=True), id="amsgrad"),
-    pytest.param(GroupAMSGrad, partial(ADAM, amsgrad=True, fused=True), id="amsgrad-fused"),
-    pytest.param(GroupMomentum, partial(SGD, momentum=0.8), id="momentum"),
-    pytest.param(GroupMomentum, partial(SGD, momentum=0.8, nesterov=True, foreach=True), id="nesterov"),
-    pytest.param(GroupMomentum, SGD, id="sgd"),
-    pytest.param(GroupAdagrad, ADAGRAD, id="adagrad"),
-    pytest.param(GroupAdagrad, partial(ADAGRAD, lr_decay=0.1, initial_accumulator_value=0.2), id="adagrad-2"),
+    (GroupAdam, ADAM),
+    (GroupAdam, partial(ADAM, fused=True)),
+    (GroupAdam, partial(ADAM, foreach=True)),
+    (GroupAdam, partial(ADAM, betas=(0.5, 0.9), eps=0.1, weight_decay=0.1, maximize=True)),
+    (GroupAMSGrad, partial(ADAM, amsgrad=True)),
+    (GroupAMSGrad, partial(ADAM, amsgrad=True, fused=True)),
+    (GroupMomentum, partial(SGD, momentum=0.8)),
+    (GroupMomentum, partial(SGD, momentum=0.8, nesterov=True, foreach=True)),
+    (GroupMomentum, SGD),
+    (GroupAdagrad, ADAGRAD),
+    (GroupAdagrad, partial(ADAGRAD, lr_decay=0.1, initial_accumulator_value=0.2)),
 ]
 
 
@@ -51,8 +50,8 @@ def trained(factory: Any, steps: int = 3) -> tuple[nn.Parameter, torch.optim.Opt
     return x, optimizer
 
 
-@pytest.mark.parametrize(("cls", "theirs"), SAME)
-@pytest.mark.parametrize("flags", [{}, {"capturable": True, "differentiable": True}], ids=["", "flagged"])
+@over(("cls", "theirs"), SAME)
+@over("flags", [{}, {"capturable": True, "differentiable": True}])
 def test_training_goes_on_from_a_torch_state(cls, theirs, flags):
     """With u = 0 and all λ = 0 the next steps are torch's."""
     x, reference = trained(theirs)
@@ -103,7 +102,7 @@ def test_a_torch_state_keeps_our_regularizer():
 ADAMW_SAYS_SO = "decoupled_weight_decay" in torch.optim.AdamW([torch.zeros(1)]).param_groups[0]
 
 
-@pytest.mark.parametrize(
+@over(
     ("cls", "theirs", "match"),
     [
         (GroupAdam, partial(ADAM, amsgrad=True), "amsgrad.*GroupAMSGrad"),
@@ -149,7 +148,7 @@ def broken_states() -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.parametrize("broken", broken_states())
+@over("broken", broken_states())
 def test_a_broken_state_is_refused_and_changes_nothing(broken):
     change, match = broken_states()[broken]
     first, second = parameter(4, 3), parameter(4, 3)
@@ -171,8 +170,8 @@ def test_state_of_no_parameter_is_carried_along_as_in_torch():
     assert optimizer.state["of the whole"] == 3
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("prepend", [False, True])
+@over("cls", ALL)
+@over("prepend", [False, True])
 def test_the_users_load_hooks_come_first(cls, prepend):
     x, y = parameter(4, 3), parameter(4, 3)
     optimizer, other = make(cls, [x], l21=0.02), make(cls, [y], l21=0.02)
@@ -218,18 +217,7 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-# It makes a fresh optimizer's state with a step on gradients of its own, which have no graph for AdaHessian.
-@pytest.mark.parametrize("cls", FIRST_ORDER)
-def test_distributed_checkpoints_state_dict_goes_there_and_back(cls):
-    model, optimizer = distributed(cls)
-    learn(model, optimizer)
-    state = get_optimizer_state_dict(model, optimizer)
-    other_model, other = distributed(cls)
-    set_optimizer_state_dict(other_model, other, state)
-    assert_identical(snapshot(other)["state"], snapshot(optimizer)["state"])
-
-
-@pytest.mark.parametrize("cls", FIRST_ORDER)
+@over("cls", FIRST_ORDER)
 def test_distributed_checkpoint_knows_all_state_before_the_first_step(cls):
     """It loads into the entries that a step of lr = 0 on a fresh optimizer makes: what is not there is not loaded."""
     model, optimizer = distributed(cls)

@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from optimizer_cases import (
     ALLOW_CREATE_GRAPH,
+    Hold,
+    Marker,
     assert_identical,
     backward,
     lookup_loss,
@@ -20,6 +22,7 @@ from optimizer_cases import (
     train,
     wave,
 )
+from over import over
 from sparsegroup import GroupAdaHessian, HashEmbedding
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -84,7 +87,7 @@ def test_the_vectors_are_rademacher():
     assert 3 <= counts.count(3) <= 20  # probability 1/4 each
 
 
-@pytest.mark.parametrize(
+@over(
     ("shape", "sizes", "averaged"),
     [
         ((), (1, 1, 1, 1), lambda d: d),
@@ -109,7 +112,7 @@ def test_the_hessian_is_averaged_over_blocks(shape, sizes, averaged):
     torch.testing.assert_close(hessian_estimate(optimizer, x), averaged(wave(x, 2).abs()).reshape(shape))
 
 
-@pytest.mark.parametrize(("size", "averaged"), [(-1, lambda d: d.mean(1, keepdim=True)), (1, lambda d: d)])
+@over(("size", "averaged"), [(-1, lambda d: d.mean(1, keepdim=True)), (1, lambda d: d)])
 def test_rows_of_a_sparse_gradient_are_averaged_like_those_of_a_dense_one(size, averaged):
     table = parameter(5, 3)
     optimizer = GroupAdaHessian([table], spatial_average_block_size=(1, size, 1, 1))
@@ -135,24 +138,7 @@ def test_a_sparse_embedding_steps_as_a_dense_one_given_the_same_vectors():
     torch.testing.assert_close(models[0].weight, models[1].weight, rtol=1e-12, atol=1e-12)
 
 
-class Marker:
-    """Something that only the graph keeps alive."""
-
-
-class Hold(torch.autograd.Function):
-    """The identity; its nodes hold the marker, in the graph of the loss and in that of the gradient."""
-
-    @staticmethod
-    def forward(ctx, x, marker):
-        ctx.marker = marker
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return Hold.apply(g, ctx.marker), None
-
-
-@pytest.mark.parametrize("sparse", [False, True])
+@over("sparse", [False, True])
 def test_step_lets_go_of_the_graph(sparse):
     x = parameter(4, 3)
     optimizer = GroupAdaHessian([x], l21=0.01)
@@ -173,7 +159,7 @@ def test_step_lets_go_of_the_graph(sparse):
     assert not any(value.requires_grad for value in optimizer.state[x].values())
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@over("sparse", [False, True])
 def test_forgetting_create_graph_is_said_and_changes_nothing(sparse):
     x = parameter(4, 3)
     optimizer = GroupAdaHessian([x], l21=0.01)
@@ -237,8 +223,8 @@ def test_weight_decay_is_in_the_gradient_and_not_in_the_hessian():
     assert math.isclose(optimizer.param_groups[0]["betas"][1], BETA2)
 
 
-@pytest.mark.parametrize("power", [0.5, 1.5], ids=["gradient", "Hessian"])
-@pytest.mark.parametrize("own_generator", [False, True])
+@over("power", [0.5, 1.5])
+@over("own_generator", [False, True])
 def test_a_step_that_is_refused_has_drawn_nothing(power, own_generator):
     """Neither where the gradient of x^p is infinite at 0 nor where its second derivative is."""
     table, keys = HashEmbedding(2), torch.tensor([3, 4])

@@ -7,7 +7,6 @@ import pickle
 import weakref
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -25,6 +24,7 @@ from optimizer_cases import (
     train,
     train_lookup,
 )
+from over import over
 from sparsegroup import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -63,7 +63,7 @@ def through_pickle(item: Any) -> Any:
     return pickle.loads(pickle.dumps(item))
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_state_has_torchs_names_plus_u(cls):
     x = parameter(4, 3)
     optimizer = make(cls, [x], **REGULARIZED)
@@ -76,8 +76,8 @@ def test_state_has_torchs_names_plus_u(cls):
     assert not any(value.requires_grad for value in state.values())
 
 
-@pytest.mark.parametrize("cls", [cls for cls in ALL if cls is not GroupFTRL])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@over("cls", [cls for cls in ALL if cls is not GroupFTRL])
+@over("dtype", [torch.float64, torch.float32])
 def test_a_parameter_never_regularized_carries_no_u(cls, dtype):
     x, other = parameter(4, 3, dtype=dtype), parameter(4, 3, dtype=dtype)
     optimizer = make(cls, [{"params": [x]}, {"params": [other], "l21": 0.1}])
@@ -86,8 +86,8 @@ def test_a_parameter_never_regularized_carries_no_u(cls, dtype):
     assert "u" in optimizer.state[other]
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("dtype", LOW_PRECISION)
+@over("cls", ALL)
+@over("dtype", LOW_PRECISION)
 def test_a_low_precision_parameter_carries_u_as_compensation_without_any_regularizer(cls, dtype):
     x = parameter(4, 3, dtype=dtype)
     optimizer = make(cls, [x])
@@ -96,8 +96,8 @@ def test_a_low_precision_parameter_carries_u_as_compensation_without_any_regular
     assert optimizer.state[x]["u"].abs().max() > 0
 
 
-@pytest.mark.parametrize("cls", [cls for cls in ALL if cls is not GroupFTRL])
-@pytest.mark.parametrize("name", ["l1", "l21", "l2"])
+@over("cls", [cls for cls in ALL if cls is not GroupFTRL])
+@over("name", ["l1", "l21", "l2"])
 def test_a_regularizer_turned_on_later_starts_from_u_0(cls, name):
     x = parameter(4, 3)
     optimizer = make(cls, [x])
@@ -115,7 +115,7 @@ def test_a_regularizer_turned_on_later_starts_from_u_0(cls, name):
     assert_identical(optimizer.state[x], zero_u.state[y])
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_a_regularizer_turned_off_lets_u_drain(cls):
     x = parameter(4, 3)
     optimizer = make(cls, [x], l1=0.3, l21=0.3)
@@ -127,8 +127,8 @@ def test_a_regularizer_turned_off_lets_u_drain(cls):
     assert optimizer.state[x]["u"].abs().max() < 1e-13
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("regularized", [False, True])
+@over("cls", ALL)
+@over("regularized", [False, True])
 def test_at_lr_0_the_moments_advance_and_the_weights_stay(cls, regularized):
     options = REGULARIZED if regularized else {}
     x, y = parameter(4, 3), parameter(4, 3)
@@ -149,14 +149,12 @@ def test_at_lr_0_the_moments_advance_and_the_weights_stay(cls, regularized):
     assert not torch.equal(x, before["params"][0])
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize(
-    ("dtype", "sparse"),
-    [(torch.float64, False), (torch.float32, True), (torch.bfloat16, True), (torch.float16, False)],
-    ids=str,
+@over("cls", ALL)
+@over(
+    ("dtype", "sparse"), [(torch.float64, False), (torch.float32, True), (torch.bfloat16, True), (torch.float16, False)]
 )
 def test_resuming_from_a_file_equals_not_stopping(cls, dtype, sparse):
-    # A lookup of nothing has no graph to differentiate twice, see test_optimizer_gradients.py.
+    # A lookup of nothing has no graph to differentiate twice, see test_gradients.py.
     batches = [rows for rows in BATCHES if rows or cls is not GroupAdaHessian]
 
     def go(optimizer, start, stop):
@@ -179,8 +177,8 @@ def test_resuming_from_a_file_equals_not_stopping(cls, dtype, sparse):
     assert_identical(whole.state[x], resumed.state[y])
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("dtype", LOW_PRECISION)
+@over("cls", ALL)
+@over("dtype", LOW_PRECISION)
 def test_float32_state_reaches_a_low_precision_parameter_bit_for_bit(cls, dtype):
     x, low = parameter(4, 3, dtype=torch.float32), parameter(4, 3, dtype=dtype)
     optimizer, cast = make(cls, [x], **REGULARIZED), make(cls, [low], **REGULARIZED)
@@ -189,8 +187,8 @@ def test_float32_state_reaches_a_low_precision_parameter_bit_for_bit(cls, dtype)
     assert_identical(cast.state[low], optimizer.state[x])
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize(("source", "target"), [(torch.float64, torch.float32), (torch.bfloat16, torch.float64)])
+@over("cls", ALL)
+@over(("source", "target"), [(torch.float64, torch.float32), (torch.bfloat16, torch.float64)])
 def test_loaded_state_takes_the_compute_dtype_of_the_parameter(cls, source, target):
     x, y = parameter(4, 3, dtype=source), parameter(4, 3, dtype=target)
     optimizer, cast = make(cls, [x], **REGULARIZED), make(cls, [y], **REGULARIZED)
@@ -202,7 +200,7 @@ def test_loaded_state_takes_the_compute_dtype_of_the_parameter(cls, source, targ
     assert y.isfinite().all()
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_loaded_state_is_laid_out_as_the_parameter(cls):
     x = parameter(2, 3, 2, 2)
     y = nn.Parameter(x.detach().contiguous(memory_format=torch.channels_last))
@@ -212,7 +210,7 @@ def test_loaded_state_is_laid_out_as_the_parameter(cls):
     assert {v.stride() for name, v in other.state[y].items() if name != "step"} == {y.stride()}
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_a_loaded_state_shares_no_memory_with_its_source(cls):
     x, y = parameter(4, 3), parameter(4, 3)
     source, copied = make(cls, [x], **REGULARIZED), make(cls, [y], **REGULARIZED)
@@ -223,8 +221,8 @@ def test_a_loaded_state_shares_no_memory_with_its_source(cls):
     assert_identical(snapshot(source), before)
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("copy_of", [copy.deepcopy, through_pickle])
+@over("cls", ALL)
+@over("copy_of", [copy.deepcopy, through_pickle])
 def test_a_copy_with_its_parameters_trains_on_alike(cls, copy_of):
     generator = {"generator": torch.Generator().manual_seed(3)} if cls is GroupAdaHessian else {}
     x = parameter(4, 3)
@@ -246,7 +244,7 @@ def test_a_copy_with_its_parameters_trains_on_alike(cls, copy_of):
         twin.add_param_group({"params": [parameter(2)], "l21": -1.0})
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_hyperparameters_come_with_the_state(cls):
     x, y = parameter(4, 3), parameter(4, 3)
     ids = torch.tensor([1, 0, 1, 2])
@@ -263,7 +261,7 @@ def test_named_parameters_keep_their_names_through_a_state_without_names():
     assert named.param_groups[0]["param_names"] == ["weight", "bias"]
 
 
-@pytest.mark.parametrize("cls", FIRST_ORDER)
+@over("cls", FIRST_ORDER)
 def test_state_of_a_parameter_without_steps_loads(cls):
     used, unused = parameter(2), parameter(3)
     optimizer = make(cls, [used, unused], l21=0.1)

@@ -20,6 +20,7 @@ from optimizer_cases import (
     snapshot,
     train,
 )
+from over import over
 from sparsegroup import GroupAdaHessian, GroupAdam
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -36,7 +37,7 @@ def closure_for(optimizer: torch.optim.Optimizer, x: torch.Tensor, t: int) -> An
     return closure
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_a_closure_is_run_once_with_gradients_on_and_its_loss_returned(cls):
     x, plain = parameter(4, 3), parameter(4, 3)
     optimizer = make(cls, [x], **REGULARIZED)
@@ -56,7 +57,7 @@ def test_a_closure_is_run_once_with_gradients_on_and_its_loss_returned(cls):
     assert_identical(by_keyword, plain)
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_a_closure_that_raises_changes_nothing(cls):
     x = parameter(4, 3)
     optimizer = make(cls, [x], **REGULARIZED)
@@ -81,7 +82,7 @@ class Wrapper:
         return self.wrapped.step(closure=closure, **kwargs)
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_a_lightning_style_loop_trains_as_a_plain_one(cls):
     x, plain = parameter(4, 3), parameter(4, 3)
     train(make(cls, [plain], **REGULARIZED), 4)
@@ -94,7 +95,7 @@ def test_a_lightning_style_loop_trains_as_a_plain_one(cls):
     assert_identical(wrapper.state_dict()["state"], wrapper.wrapped.state_dict()["state"])
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_step_hooks_run_once_around_each_step(cls):
     x = parameter(4, 3)
     optimizer = make(cls, [x], **REGULARIZED)
@@ -110,7 +111,7 @@ def test_step_hooks_run_once_around_each_step(cls):
     assert [name for name, _ in seen] == ["pre", "post", "pre"]
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_a_pre_hook_may_replace_the_closure(cls):
     x, plain = parameter(4, 3), parameter(4, 3)
     train(make(cls, [plain], **REGULARIZED), 1)
@@ -120,31 +121,7 @@ def test_a_pre_hook_may_replace_the_closure(cls):
     assert_identical(x, plain)
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("to_none", [True, False])
-def test_zero_grad_clears_the_gradients(cls, to_none):
-    x = parameter(4, 3)
-    optimizer = make(cls, [x])
-    train(optimizer, 1)
-    optimizer.zero_grad(set_to_none=to_none)
-    assert x.grad is None if to_none else not x.grad.any()
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_gradients_accumulate_over_backward_calls(cls):
-    x, plain = parameter(4, 3), parameter(4, 3)
-    optimizer, at_once = make(cls, [x], **REGULARIZED), make(cls, [plain], **REGULARIZED)
-    for t in range(3):
-        backward(at_once, separable_loss(plain, t) / 2 + separable_loss(plain, t + 5) / 2)
-        at_once.step()
-        optimizer.zero_grad()
-        for micro in (t, t + 5):
-            (separable_loss(x, micro) / 2).backward(create_graph=cls.rule.second_order)
-        optimizer.step()
-    torch.testing.assert_close(x, plain, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_a_group_added_in_the_middle_starts_at_step_1_with_its_own_arguments(cls):
     early, late = parameter(4, 3, seed=1), parameter(4, 3, seed=2)
     optimizer = make(cls, [early], **REGULARIZED)
@@ -162,7 +139,7 @@ def test_a_group_added_in_the_middle_starts_at_step_1_with_its_own_arguments(cls
     assert_identical(late, alone)
 
 
-@pytest.mark.parametrize("cls", FIRST_ORDER)
+@over("cls", FIRST_ORDER)
 def test_grad_scaler_unscales_and_skips_a_step_with_an_infinite_gradient(cls):
     x, plain = parameter(4, 3, dtype=torch.float32), parameter(4, 3, dtype=torch.float32)
     optimizer, unscaled = make(cls, [x], **REGULARIZED), make(cls, [plain], **REGULARIZED)
@@ -187,7 +164,7 @@ def test_grad_scaler_unscales_and_skips_a_step_with_an_infinite_gradient(cls):
     assert scaler.get_scale() == 512
 
 
-@pytest.mark.parametrize("unscale_first", [False, True])
+@over("unscale_first", [False, True])
 def test_adahessian_refuses_grad_scaler_and_trains_on_without_it(unscale_first):
     x = parameter(4, 3, dtype=torch.float32)
     optimizer = GroupAdaHessian([x], l21=0.02)
@@ -216,9 +193,7 @@ def test_adahessian_takes_a_disabled_grad_scaler():
     assert_identical(x, plain)
 
 
-@pytest.mark.parametrize(
-    ("cls", "backend"), [(GroupAdam, "eager"), (GroupAdam, "aot_eager"), (GroupAdaHessian, "eager")]
-)
+@over(("cls", "backend"), [(GroupAdam, "eager"), (GroupAdam, "aot_eager"), (GroupAdaHessian, "eager")])
 def test_a_compiled_model_trains_as_the_plain_one(cls, backend):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 1)).double()
@@ -233,7 +208,7 @@ def test_a_compiled_model_trains_as_the_plain_one(cls, backend):
     torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("cls", FIRST_ORDER)
+@over("cls", FIRST_ORDER)
 def test_a_model_moved_to_another_dtype_trains_on(cls):
     """`model.double()` after some steps: the state follows at the next one, with dense and with sparse gradients."""
     for dense in (True, False):
@@ -246,18 +221,3 @@ def test_a_model_moved_to_another_dtype_trains_on(cls):
             x.grad = g if dense else g.to_sparse(1)
             optimizer.step()
         assert x.isfinite().all()
-
-
-def test_averaging_and_swa_wrap_the_optimizer():
-    x = parameter(4, 3)
-    optimizer = GroupAdam([x], lr=0.1, l21=0.02)
-    model = nn.Module()
-    model.x = x
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    schedule = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.01, anneal_epochs=2)
-    for t in range(4):
-        train(optimizer, 1, start=t)
-        schedule.step()
-        averaged.update_parameters(model)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
-    assert not torch.equal(averaged.module.x, x)

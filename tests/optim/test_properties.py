@@ -4,19 +4,19 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from family import FAMILY, SIX, Member
 from fixed_gradients import Array, Step, relative_error, take, trajectory
+from over import over
 from reference import Algorithm1, Regularizer
 from sparsegroup import GroupMomentum, GroupOptimizer, GroupSGD
 from sparsegroup.penalties import MCP, Hard, Penalty
 
 ROWS, SIZE = 5, 3
-every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
+every_member = over("member", FAMILY.values())
 examples = settings(max_examples=15)
 
 
@@ -49,8 +49,8 @@ class TestGroupsOfOne:
 
 
 class TestLambdaMax:
-    @pytest.mark.parametrize("l1", [0.0, 0.4])
-    @pytest.mark.parametrize("member", SIX.values(), ids=SIX)
+    @over("l1", [0.0, 0.4])
+    @over("member", SIX.values())
     def test_from_zero_all_stays_zero_above_it_and_not_below(self, member: Member, l1: float) -> None:
         steps = random_steps(member, seed=0)
         # While x is 0, z is the sum of m whatever σ is.
@@ -80,7 +80,7 @@ class TestLambdaMax:
 
 
 @every_member
-@pytest.mark.parametrize("penalty", ["lasso", "mcp", "hard"])
+@over("penalty", ["lasso", "mcp", "hard"])
 def test_a_zeroed_group_comes_back_when_its_gradients_insist(member: Member, penalty: str) -> None:
     g = np.array([[1.0, 1.0, 1.0], [0.01, 0.01, 0.01]])
     h = np.ones_like(g) if member.second_order else None
@@ -141,12 +141,8 @@ class TestTouchedGroups:
 
     # From x = 2 the step g = 1 at lr = 1 reaches x = 1 unshrunk, with u = 0. Two steps later, at lr = 10 and g = 0,
     # ‖z‖ = σ x is √3/10 or 1/10, below τ = 0.5.
-    @pytest.mark.parametrize("penalty", [MCP(gamma=1.5), Hard()], ids=str)
-    @pytest.mark.parametrize(
-        ("optimizer", "options"),
-        [(GroupSGD, {}), (GroupMomentum, {"momentum": 0.0})],
-        ids=["sgd", "no momentum"],
-    )
+    @over("penalty", [MCP(gamma=1.5), Hard()])
+    @over(("optimizer", "options"), [(GroupSGD, {}), (GroupMomentum, {"momentum": 0.0})])
     def test_under_a_penalty_that_does_not_shrink_large_groups(
         self, optimizer: type[GroupOptimizer], options: dict[str, Any], penalty: Penalty
     ) -> None:
@@ -159,7 +155,7 @@ class TestTouchedGroups:
         assert parameter.item() == 0.0
 
     # SGD has no state by which an unregularized group could remember that it had a gradient.
-    @pytest.mark.parametrize("name", [name for name in FAMILY if name != "sgd"])
+    @over("name", [name for name in FAMILY if name != "sgd"])
     def test_when_lambda_is_turned_on_later(self, name: str) -> None:
         member = FAMILY[name]
         parameter = parameter_at(start(0))
@@ -195,22 +191,9 @@ class TestChangedLambda:
         np.testing.assert_array_equal(np.stack(ours) == 0, np.stack(theirs) == 0)
         assert (np.stack(ours) == 0).any()
 
-    @pytest.mark.parametrize("member", SIX.values(), ids=SIX)
-    def test_turned_off_the_residual_drains(self, member: Member) -> None:
-        parameter = parameter_at(start(5))
-        optimizer = member.build(parameter, l1=0.5, l21=2.0, l2=0.1)
-        *before, last = random_steps(member, seed=6)
-        trajectory(optimizer, parameter, before)
-        u = optimizer.state[parameter]["u"]
-        assert u.abs().max() > 1
-        optimizer.param_groups[0].update(l1=0.0, l21=0.0, l2=0.0)
-        take(optimizer, parameter, last)
-        # Without a penalty one step spends all of u, up to rounding.
-        assert u.abs().max() < 1e-11
-
 
 @every_member
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@over("sparse", [False, True])
 def test_repeated_runs_give_identical_bits(member: Member, sparse: bool) -> None:
     finals = []
     for _ in range(2):

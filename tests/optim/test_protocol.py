@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make, parameter, refused, train
+from over import over
 from sparsegroup import (
     MCP,
     GroupAdagrad,
@@ -82,7 +83,7 @@ def positional(cls: type[torch.optim.Optimizer]) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-@pytest.mark.parametrize("cls", COUNTERPART)
+@over("cls", COUNTERPART)
 def test_arguments_have_torchs_names_and_defaults(cls):
     theirs = inspect.signature(COUNTERPART[cls]).parameters
     for name, argument in inspect.signature(cls).parameters.items():
@@ -92,14 +93,14 @@ def test_arguments_have_torchs_names_and_defaults(cls):
             assert name in SHARED
 
 
-@pytest.mark.parametrize("cls", COUNTERPART)
+@over("cls", COUNTERPART)
 def test_a_positional_argument_means_what_it_means_in_torch(cls):
     """Or is refused: `SGD(params, 0.1, 0.9, 0, 1e-4)` with the class name changed must not become something else."""
     ours, theirs = positional(cls), positional(COUNTERPART[cls])
     assert [p.name for p in ours] == [p.name for p in theirs][: len(ours)]
 
 
-@pytest.mark.parametrize("cls", COUNTERPART)
+@over("cls", COUNTERPART)
 def test_every_argument_of_torch_is_supported_or_refused_by_name(cls):
     for name, argument in inspect.signature(COUNTERPART[cls]).parameters.items():
         # Plain SGD has no momentum: these are unknown to GroupSGD.
@@ -120,7 +121,7 @@ def test_ftrl_asks_for_a_learning_rate():
         GroupFTRL([parameter(2)])
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_the_regularizers_arguments_are_shown_and_keyword_only(cls):
     arguments = inspect.signature(cls).parameters
     assert {name: arguments[name].default for name in SHARED} == SHARED
@@ -129,7 +130,7 @@ def test_the_regularizers_arguments_are_shown_and_keyword_only(cls):
         cls([parameter(2)], *[p.default for p in positional(cls)[2:]], 0.1, 0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(("cls", "name"), PER_GROUP)
+@over(("cls", "name"), PER_GROUP)
 def test_an_argument_of_one_param_group_acts_on_that_group_alone(cls, name):
     base = {"weight_decay": 0.01, "l1": 0.01, "l21": 0.01}
     if name == "penalty":  # read where some groups are shrunk and not zero
@@ -148,7 +149,7 @@ def test_an_argument_of_one_param_group_acts_on_that_group_alone(cls, name):
     assert not torch.equal(other, default), "the argument has no effect"
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_an_unsupported_argument_is_refused_by_name_for_all_and_for_one_group(cls):
     for name, value in [*NOT_SUPPORTED.items(), *((name, True) for name in NOT_ON_THE_CPU)]:
         with pytest.raises(ValueError, match=name):
@@ -158,7 +159,7 @@ def test_an_unsupported_argument_is_refused_by_name_for_all_and_for_one_group(cl
             optimizer.add_param_group({"params": [parameter(2)], name: value})
 
 
-@pytest.mark.parametrize("name", NOT_ON_THE_CPU)
+@over("name", NOT_ON_THE_CPU)
 def test_an_unsupported_argument_stays_refused_after_a_state_was_loaded(name):
     # torch's `__setstate__` adds "differentiable" to the defaults, which must not make it a known argument.
     optimizer = GroupAdam([parameter(2)])
@@ -167,8 +168,8 @@ def test_an_unsupported_argument_stays_refused_after_a_state_was_loaded(name):
         optimizer.add_param_group({"params": [parameter(2)], name: True})
 
 
-@pytest.mark.parametrize("name", NOT_ON_THE_CPU)
-@pytest.mark.parametrize("value", [None, False])
+@over("name", NOT_ON_THE_CPU)
+@over("value", [None, False])
 def test_an_unsupported_argument_is_accepted_at_its_default(name, value):
     GroupAdam([parameter(2)], **{name: value})
     GroupAdam([{"params": [parameter(2)], name: value}])
@@ -208,7 +209,7 @@ def test_an_argument_is_a_number_of_any_kind():
     assert (ours.defaults["lr"], ours.defaults["l21"]) == (0.5, 1)
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_repr_shows_the_groups(cls):
     assert "l21: 0.25" in repr(make(cls, [parameter(2)], l21=0.25))
     assert issubclass(cls, GroupOptimizer)

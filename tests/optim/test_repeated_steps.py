@@ -4,11 +4,11 @@ import gc
 import weakref
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from over import over
 from sparsegroup import GroupAdam
 
 Change = Callable[[GroupAdam, list[nn.Parameter]], None]
@@ -88,7 +88,7 @@ def _trained(changes: list[Change], *, fused: bool | None) -> list[Tensor]:
     return [one.detach().clone() for one in x]
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@over("change", CHANGES)
 def test_a_change_between_two_steps_counts(change: Change) -> None:
     torch.testing.assert_close(_trained([change], fused=None), _trained([change], fused=False))
 

@@ -20,6 +20,7 @@ from optimizer_cases import (
     snapshot,
     train,
 )
+from over import over
 from schedule_cases import SCHEDULERS, STEPS, advance
 from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupMomentum
 
@@ -37,11 +38,11 @@ def test_every_scheduler_of_torch_is_among_those_tested():
     assert of_torch - {"LRScheduler"} == SCHEDULERS.keys()
 
 
-@pytest.mark.parametrize(
+@over(
     ("cls", "name"),
     [*((GroupAdam, name) for name in SCHEDULERS), *((cls, "OneCycleLR") for cls in ALL if cls is not GroupAdam)],
 )
-@pytest.mark.parametrize("tensor", [False, True], ids=["float", "tensor"])
+@over("tensor", [False, True])
 def test_a_scheduler_does_what_setting_its_rates_by_hand_does(cls, name, tensor):
     """An optimizer sees no more of a scheduler than its rate, momentum and betas, all of which OneCycleLR changes."""
     scheduled, by_hand = parameter(4, 3), parameter(4, 3)
@@ -63,8 +64,8 @@ def test_a_scheduler_does_what_setting_its_rates_by_hand_does(cls, name, tensor)
     assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor if tensor else float)
 
 
-@pytest.mark.parametrize("name", ["CosineAnnealingLR", "CyclicLR", "OneCycleLR", "SequentialLR"])
-@pytest.mark.parametrize("state_first", [False, True])
+@over("name", ["CosineAnnealingLR", "CyclicLR", "OneCycleLR", "SequentialLR"])
+@over("state_first", [False, True])
 def test_a_schedule_resumes_with_its_optimizer(name, state_first):
     x = parameter(4, 3)
     whole = GroupAdam([x], lr=0.1, **REGULARIZED)
@@ -103,7 +104,7 @@ def test_what_a_scheduler_keeps_in_the_param_groups_survives_loading():
     assert resume(GroupAdam) == resume(torch.optim.Adam)
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_a_tensor_learning_rate_is_read_at_every_step_and_never_written(cls):
     lr = torch.tensor(0.125)
     given, plain = parameter(4, 3), parameter(4, 3)
@@ -117,7 +118,7 @@ def test_a_tensor_learning_rate_is_read_at_every_step_and_never_written(cls):
     assert lr == 0.25
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", ALL)
 def test_a_vanishing_learning_rate_leaves_the_weights_where_they_are(cls):
     """ExponentialLR(gamma=0.9) is at 1e-25 after 500 epochs; 1 / lr no longer fits float32 a little later."""
     for dtype, lr in itertools.product((torch.float32, torch.float64, torch.bfloat16), (1e-18, 1e-25, 1e-40, 1e-310)):
@@ -130,8 +131,8 @@ def test_a_vanishing_learning_rate_leaves_the_weights_where_they_are(cls):
         torch.testing.assert_close(x.detach(), before, rtol=0, atol=2 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("cls", [GroupMomentum, GroupAdagrad, GroupAdam, GroupFTRL])
-@pytest.mark.parametrize("low", [1e-5, 1e-8, 1e-11])
+@over("cls", [GroupMomentum, GroupAdagrad, GroupAdam, GroupFTRL])
+@over("low", [1e-5, 1e-8, 1e-11])
 def test_a_restart_does_not_replay_what_was_too_small_to_move_the_weights(cls, low):
     """A warm restart raises the rate many times over. What u holds of the rounding at the low rate stays as small."""
     rounded = parameter(4, 3, dtype=torch.float32)
@@ -149,8 +150,8 @@ def test_a_restart_does_not_replay_what_was_too_small_to_move_the_weights(cls, l
     assert drift <= 1e-5
 
 
-@pytest.mark.parametrize("bad", [-1e-3, float("nan"), float("inf")])
-@pytest.mark.parametrize("cls", KINDS)
+@over("bad", [-1e-3, float("nan"), float("inf")])
+@over("cls", KINDS)
 def test_a_schedule_that_leaves_the_range_is_refused_at_the_step(cls, bad):
     x = parameter(3)
     optimizer = make(cls, [x], lr=torch.tensor(0.1), l21=0.1)

@@ -13,6 +13,7 @@ from torch import nn
 
 from family import Member, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH
+from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupMomentum, GroupOptimizer, HashEmbedding
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.checkpoint.manifest import CHECKPOINT
@@ -77,7 +78,7 @@ def test_a_table_is_swept_as_a_sparse_embedding(member: Member, norm: str, penal
         pair.assert_same_state()
 
 
-@pytest.mark.parametrize("dim", [1, 255, 256, 257, 600])
+@over("dim", [1, 255, 256, 257, 600])
 def test_rows_of_any_width(dim: int) -> None:
     """Those that are wider than a block of the compiled kernel are swept by PyTorch."""
 
@@ -115,8 +116,8 @@ class TestMathematics:
             return torch.full_like(x, 1 / group["lr"])
         return (state["sum"].sqrt() + group["eps"]) / group["lr"]
 
-    @pytest.mark.parametrize("norm", NORMS)
-    @pytest.mark.parametrize("optimizer_class", [GroupMomentum, GroupAdagrad])
+    @over("norm", NORMS)
+    @over("optimizer_class", [GroupMomentum, GroupAdagrad])
     def test_a_sweep_is_the_closed_form_of_u_minus_sigma_x(
         self, optimizer_class: type[GroupOptimizer], norm: str
     ) -> None:
@@ -138,7 +139,7 @@ class TestMathematics:
         torch.testing.assert_close(optimizer.state[x]["u"], z + sigma * expected, rtol=0, atol=1e-13)
         assert 0 < (expected == 0).all(1).sum() < len(x)
 
-    @pytest.mark.parametrize("optimizer_class", [GroupMomentum, GroupAdagrad, GroupAdam])
+    @over("optimizer_class", [GroupMomentum, GroupAdagrad, GroupAdam])
     def test_a_second_sweep_changes_nothing_for_the_lasso(self, optimizer_class: type[GroupOptimizer]) -> None:
         x, optimizer = self.stepped(optimizer_class, lr=0.5, l21=0.1)
         optimizer.param_groups[0]["l21"] = median(optimizer)
@@ -172,7 +173,7 @@ class TestWhatStays:
             for name, value in before[p].items():
                 assert torch.equal(optimizer.state[p][name], value), name
 
-    @pytest.mark.parametrize("optimizer_class", [GroupAdam, GroupMomentum, GroupAdagrad])
+    @over("optimizer_class", [GroupAdam, GroupMomentum, GroupAdagrad])
     def test_groups_that_never_had_a_gradient(self, optimizer_class: type[GroupOptimizer]) -> None:
         x = torch.nn.Parameter(torch.ones(4, 3))
         optimizer = optimizer_class([x], lr=0.1, l21=1e3)
@@ -184,7 +185,7 @@ class TestWhatStays:
         (census,) = optimizer.census(0)
         assert census.seen == len(census.critical) == 1
 
-    @pytest.mark.parametrize("dim", [3, 300])
+    @over("dim", [3, 300])
     def test_rows_without_a_gradient_go_if_asked(self, dim: int) -> None:
         table = HashEmbedding(dim, std=1.0)
         optimizer = GroupAdam(table.parameters(), lr=0.1, l21=1e-3)
@@ -247,11 +248,7 @@ def trained_adam(**options: Any) -> tuple[HashEmbedding, GroupOptimizer]:
 class TestGroups:
     """A census counts groups, not rows, however they are cut."""
 
-    @pytest.mark.parametrize(
-        ("groups", "count"),
-        [("rows", 6), ("columns", 4), ("all", 1), (1, 4), (torch.tensor([0, 7, 7, 2, 0, 0]), 3)],
-        ids=str,
-    )
+    @over(("groups", "count"), [("rows", 6), ("columns", 4), ("all", 1), (1, 4), (torch.tensor([0, 7, 7, 2, 0, 0]), 3)])
     def test_each_group_has_one_critical_value(self, groups: Any, count: int) -> None:
         torch.manual_seed(3)
         x = torch.nn.Parameter(torch.randn(6, 4, dtype=torch.float64))
@@ -290,7 +287,7 @@ def test_a_sample_of_a_table_is_drawn_from_its_rows() -> None:
     assert some.live_bytes == 5 * 8 + 8
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@over("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_parameters_feed_their_rounding_back(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.nn.Parameter(torch.randn(50, 4).to(dtype))

@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from over import over
 from sparsegroup.names import bytes_of
 from sparsegroup.optim.step import GroupCensus, l21_for
 
 
 class TestBytes:
-    @pytest.mark.parametrize(
+    @over(
         ("text", "count"),
         [(5, 5), ("5", 5), ("200MB", 200_000_000), ("1.5 GiB", 3 << 29), ("2k", 2000), (".5 kib", 512), ("7 B", 7)],
     )
     def test_sizes(self, text: int | str, count: int) -> None:
         assert bytes_of(text) == count
 
-    @pytest.mark.parametrize("text", ["", "MB", "1 potato", "-5", -5, 0, "0.1 B", True, "1e9"])
+    @over("text", ["", "MB", "1 potato", "-5", -5, 0, "0.1 B", True, "1e9"])
     def test_what_is_none(self, text: Any) -> None:
         with pytest.raises(ValueError, match=r"a size must be"):
             bytes_of(text)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
+from over import over
 from sparsegroup import (
     GroupAdagrad,
     GroupAdam,
@@ -28,7 +29,6 @@ from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 pytestmark = ALLOW_CREATE_GRAPH
 
 STEPS = 120
-every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
 
 
 def keys_of(step: int, count: int = 64, spread: int = 400) -> Tensor:
@@ -258,12 +258,12 @@ class TestResume:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("rate", [0, -0.1, 1.1, math.nan])
+    @over("rate", [0, -0.1, 1.1, math.nan])
     def test_a_rate_out_of_range(self, rate: float) -> None:
         with pytest.raises(ValueError, match=r"rate must be in \(0, 1\]"):
             TargetRate(GroupAdam(HashEmbedding(4).parameters()), rate)
 
-    @pytest.mark.parametrize("options", [{"steps": 0}, {"ramp": -1}, {"interval": 0}, {"steps": 1.5}, {"sample": 0}])
+    @over("options", [{"steps": 0}, {"ramp": -1}, {"interval": 0}, {"steps": 1.5}, {"sample": 0}])
     def test_numbers_out_of_range(self, options: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=next(iter(options))):
             TargetRate(GroupAdam(HashEmbedding(4).parameters()), 0.1, **options)
@@ -276,7 +276,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"param_groups=\[…\]"):
             TargetRate(GroupAdam([nn.Parameter(torch.ones(2))]), 0.1)
 
-    @pytest.mark.parametrize("numbers", [[1], [-1], []])
+    @over("numbers", [[1], [-1], []])
     def test_param_groups_that_are_not_there(self, numbers: list[int]) -> None:
         with pytest.raises(ValueError, match="param group"):
             TargetRate(GroupAdam(HashEmbedding(4).parameters()), 0.1, param_groups=numbers)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
+from over import over
 from sparsegroup import GroupAdam, GroupFTRL, GroupSGD, sparsity_report
 
 
@@ -23,8 +23,8 @@ def stepped(parameter: nn.Parameter, kind: type, **options: Any) -> torch.optim.
     return optimizer
 
 
-@pytest.mark.parametrize("kind", [GroupAdam, GroupFTRL, GroupSGD])
-@pytest.mark.parametrize("options", [{}, {"l21": 1.0}, {"l21": 1.0, "groups": "columns"}, {"l21": 1.0, "fused": True}])
+@over("kind", [GroupAdam, GroupFTRL, GroupSGD])
+@over("options", [{}, {"l21": 1.0}, {"l21": 1.0, "groups": "columns"}, {"l21": 1.0, "fused": True}])
 def test_a_tensor_that_wraps_others_is_stepped_as_these(kind, options):
     start = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
     wrapping, plain = nn.Parameter(TwoTensor(start.clone(), start.clone())), nn.Parameter(start.clone())

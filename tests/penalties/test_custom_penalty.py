@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fixed_gradients import Array
 from gpu_cases import REGULARIZER, assert_step, by_rows, by_table, by_tensor, case
-from optimizer_cases import assert_identical, parameter, refused, train, train_lookup
+from optimizer_cases import parameter, refused, train
+from over import over
 from scad import SCAD
-from sparsegroup import GroupAdam, GroupMomentum, HashEmbedding, Penalty
+from sparsegroup import GroupAdam, HashEmbedding, Penalty
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
-from sparsegroup.penalties import Lasso
 from sparsegroup.rules import ADAM, bind
 from sparsegroup.training import Config
 
@@ -37,11 +37,11 @@ def price(r: Array, c: float, a: float) -> Array:
     return np.where(y <= TAU, TAU * y, np.where(y <= a * TAU, middle, (a + 1) * TAU**2 / 2)) / c
 
 
-@pytest.mark.parametrize("a", [2.1, 3.7, 20.0])
-@pytest.mark.parametrize("c", [0.5, 3.0])
+@over("a", [2.1, 3.7, 20.0])
+@over("c", [0.5, 3.0])
 def test_it_minimises_what_it_states(a: float, c: float) -> None:
     for s in np.linspace(0.05, 1.5 * a * TAU, 60):
-        r = np.linspace(0, 2 * s / c, 400_001)
+        r = np.linspace(0, 2 * s / c, 40_001)
         best = r[np.argmin(c / 2 * r**2 - s * r + price(r, c, a))]
         assert kept(s, SCAD(a)) * s / c == pytest.approx(best, abs=1.1 * r[1])
 
@@ -56,20 +56,8 @@ def test_it_is_0_below_tau_continuous_and_1_from_a_tau_on() -> None:
     assert np.isnan(kept(np.array([math.nan]), SCAD())).all()
 
 
-def test_it_tends_to_the_lasso_as_a_grows() -> None:
-    norm = np.linspace(0.1, 9, 1000)
-    gaps = [np.abs(kept(norm, SCAD(a)) - kept(norm, Lasso())).max() for a in (1e1, 1e4, 1e9)]
-    assert gaps[0] > 1e-2 > gaps[1] > 1e-6 > gaps[2]
-
-
-def test_it_gives_the_same_numbers_in_torch_and_numpy() -> None:
-    norm = np.linspace(0, 9, 1000)
-    ours = kept(torch.from_numpy(norm), SCAD(), torch)
-    np.testing.assert_allclose(kept(norm, SCAD()), ours, rtol=0, atol=3e-16)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("norm", "l21"), [("s", 0.2), ("metric", 1.0)])
+@over("dtype", [torch.float32, torch.float64])
+@over(("norm", "l21"), [("s", 0.2), ("metric", 1.0)])
 def test_the_compiled_step_is_the_eager_one(norm: Any, l21: float, dtype: torch.dtype) -> None:
     def trained(**how: Any) -> Tensor:
         x = torch.nn.Parameter(parameter(9, 5).detach().to(dtype))
@@ -83,16 +71,6 @@ def test_the_compiled_step_is_the_eager_one(norm: Any, l21: float, dtype: torch.
     compiled, eager = trained(), trained(foreach=True)
     assert {bool(row.any()) for row in compiled} == {False, True}
     torch.testing.assert_close(compiled, eager, rtol=1e-12 if dtype == torch.float64 else 1e-4, atol=1e-6)
-
-
-def test_large_groups_are_not_shrunk() -> None:
-    """From x = 0, SGD has z = g and σ = 1 / lr: x⁺ = k z / σ."""
-    x = torch.nn.Parameter(torch.zeros(3, 4, dtype=torch.float64))
-    x.grad = torch.tensor([[0.1] * 4, [0.6] * 4, [5.0] * 4], dtype=torch.float64)
-    GroupMomentum([x], lr=0.5, momentum=0.0, l21=0.5, penalty=SCAD()).step()  # τ = √4 · 0.5
-    torch.testing.assert_close(
-        x.detach(), x.grad * torch.tensor([[0.0], [-0.5 / 6], [-0.5]], dtype=x.dtype), rtol=1e-12, atol=0
-    )
 
 
 def test_a_table_takes_it() -> None:
@@ -113,7 +91,7 @@ def test_a_table_takes_it() -> None:
     torch.testing.assert_close(table.lookup(keys), x.detach(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("way", [by_tensor, by_rows, by_table])
+@over("way", [by_tensor, by_rows, by_table])
 def test_tritons_kernels_take_it(way: Any) -> None:
     one = case(ADAM, (13, 5), replace(REGULARIZER, penalty=SCAD(a=2.5)))
     with np.errstate(all="ignore"):  # the interpreter is NumPy, which says what it divides by
@@ -137,14 +115,6 @@ def test_its_state_and_its_checkpoint_bring_it_back(tmp_path: Path) -> None:
 def test_it_has_a_name_in_settings() -> None:
     assert Config.of(penalty="scad").optimizer.penalty == SCAD()
     assert Config.of(penalty={"name": "scad", "a": 3}).as_dict()["optimizer"]["penalty"] == {"name": "scad", "a": 3.0}
-
-
-def test_it_takes_sparse_gradients() -> None:
-    x, y = parameter(5, 3), parameter(5, 3)
-    train_lookup(GroupAdam([x], l21=0.01, penalty=SCAD()), [[1, 3]] * 3)
-    train_lookup(GroupAdam([y], l21=0.01, penalty=SCAD(), foreach=True), [[1, 3]] * 3)
-    torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-14)
-    assert_identical(x[[0, 2, 4]], parameter(5, 3)[[0, 2, 4]])
 
 
 def test_a_parameter_out_of_range_is_refused() -> None:

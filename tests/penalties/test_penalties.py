@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fixed_gradients import Array
+from over import over
 from sparsegroup import MCP, GroupMomentum
 
 SIZE = 3
@@ -77,9 +78,9 @@ PENALTY: Mapping[str, Callable[[float, float, float, float], float]] = {
 }
 
 
-@pytest.mark.parametrize("l1", [0.0, 0.7])
-@pytest.mark.parametrize("gamma", [1.2, 4.0])
-@pytest.mark.parametrize("penalty", PENALTY)
+@over("l1", [0.0, 0.7])
+@over("gamma", [1.2, 4.0])
+@over("penalty", PENALTY)
 def test_with_equal_sigma_the_closed_form_minimizes_its_objective(penalty: str, gamma: float, l1: float) -> None:
     sigma, l21, l2 = 1.7, 1.1, 0.4
     c, tau = sigma + 2 * l2, TAU_PER_L21 * l21

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from optimizer_cases import assert_identical, parameter, train
+from over import over
 from sparsegroup import MCP, GroupAdam, Penalty
 from sparsegroup.penalties import Hard, Lasso, MetricNorm, Norm
 from sparsegroup.penalties import parameter as penalty_parameter
@@ -58,7 +59,7 @@ def test_a_name_belongs_to_one_penalty() -> None:
     assert Penalty.of("mcp") == MCP()
 
 
-@pytest.mark.parametrize("penalty", SHAPES, ids=str)
+@over("penalty", SHAPES)
 def test_a_state_dict_holds_plain_values_and_brings_the_penalty_back(penalty: Any) -> None:
     optimizer = optimizer_with(penalty, norm=MetricNorm())
     file = io.BytesIO()
@@ -81,7 +82,7 @@ def test_an_optimizer_is_copied_with_its_penalty() -> None:
     assert copied.param_groups[0]["penalty"] == MCP(gamma=2.5)
 
 
-@pytest.mark.parametrize("penalty", SHAPES, ids=str)
+@over("penalty", SHAPES)
 def test_a_config_holds_a_penalty_as_files_do(penalty: Any) -> None:
     config = Config.of(penalty=penalty)
     assert config.optimizer.penalty == Penalty.of(penalty)

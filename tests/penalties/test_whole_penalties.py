@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from over import over
 from sparsegroup import GroupAdam
 
 ROWS = 500
@@ -42,9 +43,7 @@ def test_weight_decay_beside_l21_is_warned_of_where_the_optimizer_is_made():
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize(
-    "options", [{"weight_decay": 0.5}, {"l21": 1e-3}, {"l21": 1e-3, "weight_decay": 0.5, "groups": "columns"}], ids=str
-)
+@over("options", [{"weight_decay": 0.5}, {"l21": 1e-3}, {"l21": 1e-3, "weight_decay": 0.5, "groups": "columns"}])
 def test_nothing_is_said_where_no_row_vanishes_by_it(options):
     GroupAdam(new_embedding().parameters(), **options)
 

@@ -10,6 +10,7 @@ import torch
 
 from family import SIX, Member
 from fixed_gradients import Array, Step, take
+from over import over
 from reference import MOMENTS, STATE
 
 ROWS, SIZE = 4, 3
@@ -72,8 +73,8 @@ class History:
 
 
 @pytest.mark.filterwarnings("ignore:Solution may be inaccurate:UserWarning")
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", SIX)
+@over("weights", WEIGHTS)
+@over("name", SIX)
 def test_the_metric_norm_minimizes_the_papers_objective(name: str, weights: str) -> None:
     member = SIX[name]
     parameter = torch.nn.Parameter(torch.tensor(np.random.default_rng(1).normal(size=(ROWS, SIZE))))
@@ -105,8 +106,8 @@ def stationarity(x: Array, minus_u: Array, A: Array, l1: float, l21: float, l2: 
     return float(np.where(x != 0, np.abs(rest - l1 * np.sign(x)), np.maximum(np.abs(rest) - l1, 0)).max())
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", SIX)
+@over("weights", WEIGHTS)
+@over("name", SIX)
 def test_minus_u_is_a_subgradient_of_the_metric_penalty(name: str, weights: str) -> None:
     member = SIX[name]
     parameter = torch.nn.Parameter(torch.tensor(np.random.default_rng(3).normal(size=(ROWS, SIZE))))
@@ -125,8 +126,8 @@ def test_minus_u_is_a_subgradient_of_the_metric_penalty(name: str, weights: str)
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", ["sgd", "momentum"])
+@over("weights", WEIGHTS)
+@over("name", ["sgd", "momentum"])
 def test_minus_u_is_a_subgradient_of_the_plain_norm_where_sigma_is_equal(name: str, weights: str) -> None:
     member = SIX[name]
     parameter = torch.nn.Parameter(torch.tensor(np.random.default_rng(5).normal(size=(ROWS, SIZE))))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from over import over
 from sparsegroup import GroupFTRL
 
 # Options, steps, and (x_1, g, expected x) of two variables; learning rate 3 and initial accumulator 0.1 throughout.
@@ -34,8 +35,8 @@ PUBLISHED: Mapping[str, tuple[Mapping[str, Any], int, list[tuple[list[float], ..
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("case", PUBLISHED)
+@over("dtype", [torch.float32, torch.float64])
+@over("case", PUBLISHED)
 def test_tensorflows_published_values(case: str, dtype: torch.dtype) -> None:
     options, steps, variables = PUBLISHED[case]
     parameters = [torch.nn.Parameter(torch.tensor(x, dtype=dtype)) for x, _, _ in variables]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make, parameter, train
+from over import over
 from sparsegroup import GroupAdam, GroupRowWiseAdagrad, param_groups
 from sparsegroup.groups import grouping
 
@@ -43,7 +44,7 @@ CUTS = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "shape"), CUTS, ids=str)
+@over(("spec", "shape"), CUTS)
 def test_a_cut_equals_the_plain_one(spec, shape):
     x = parameter(*shape).detach()
     if shape:
@@ -62,8 +63,8 @@ def test_a_cut_equals_the_plain_one(spec, shape):
     assert groups.count_nonzero(x) == (live, len(masks))
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize("spec", ["rows", "columns", "all", IDS], ids=str)
+@over("cls", ALL)
+@over("spec", ["rows", "columns", "all", IDS])
 def test_whole_groups_become_zero_and_others_do_not(cls, spec):
     """The pattern of zeros is a union of groups; a threshold between their norms leaves some of either kind."""
     x = parameter(4, 3, 2)
@@ -86,7 +87,7 @@ def test_whole_groups_become_zero_and_others_do_not(cls, spec):
     assert zero == ({True} if spec == "all" else {True, False})
 
 
-@pytest.mark.parametrize(
+@over(
     ("one", "other"),
     [
         ("rows", 0),
@@ -99,7 +100,6 @@ def test_whole_groups_become_zero_and_others_do_not(cls, spec):
         ("all", torch.zeros(4, dtype=torch.int64)),
         (IDS, torch.tensor([1, 5, 1, 0])),
     ],
-    ids=str,
 )
 def test_two_ways_to_say_the_same_groups(one, other):
     for cls in (GroupAdam, GroupRowWiseAdagrad):  # the second has one accumulator per group
@@ -169,18 +169,14 @@ def test_other_layers_can_be_named():
     assert [g["groups"] for g in optimizer.param_groups] == ["columns", "rows"]
 
 
-@pytest.mark.parametrize(
-    ("layers", "match"), [({}, "Embedding, EmbeddingBag"), ({"layers": nn.Conv2d}, "Conv2d")], ids=["default", "conv"]
-)
+@over(("layers", "match"), [({}, "Embedding, EmbeddingBag"), ({"layers": nn.Conv2d}, "Conv2d")])
 def test_a_model_without_such_layers_is_refused(layers, match):
     with pytest.raises(ValueError, match=f"no layer of type {match}"):
         param_groups(nn.Linear(2, 2), l21=0.1, **layers)
 
 
-@pytest.mark.parametrize(
-    "convolutions",
-    [(nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d), (nn.Conv3d, nn.ConvTranspose3d)],
-    ids=["1d", "2d", "3d"],
+@over(
+    "convolutions", [(nn.Conv1d, nn.ConvTranspose1d), (nn.Conv2d, nn.ConvTranspose2d), (nn.Conv3d, nn.ConvTranspose3d)]
 )
 def test_channels_are_the_output_channels_of_both_kinds_of_convolution(convolutions):
     plain, transposed = convolutions

@@ -10,6 +10,7 @@ import torch
 
 import sparsegroup
 from optimizer_cases import parameter
+from over import over
 from sparsegroup import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -41,7 +42,7 @@ def typed_constructor(cls: type[GroupOptimizer]) -> ast.arguments:
     return constructor.args
 
 
-@pytest.mark.parametrize("cls", FAMILY)
+@over("cls", FAMILY)
 def test_the_signature_is_the_declaration(cls):
     shown = inspect.signature(cls).parameters
     declared = [one.argument for one in cls.rule.hyperparameters]
@@ -51,7 +52,7 @@ def test_the_signature_is_the_declaration(cls):
     assert others == ["params", *NOT_DECLARED.get(cls, []), *optim.arguments.DEFAULTS]
 
 
-@pytest.mark.parametrize("cls", [cls for cls in FAMILY if cls not in (GroupAMSGrad, GroupRowWiseAdagrad)])
+@over("cls", [cls for cls in FAMILY if cls not in (GroupAMSGrad, GroupRowWiseAdagrad)])
 def test_type_checkers_see_the_declared_names_in_their_places(cls):
     typed, declared = typed_constructor(cls), cls.rule.hyperparameters
     assert [a.arg for a in typed.args] == ["self", "params", *(one.name for one in declared if not one.keyword_only)]
@@ -62,7 +63,7 @@ def test_type_checkers_see_the_declared_names_in_their_places(cls):
     assert typed.kwarg is not None
 
 
-@pytest.mark.parametrize("cls", FAMILY)
+@over("cls", FAMILY)
 def test_the_docstring_explains_every_hyperparameter_and_has_an_example(cls):
     documentation = inspect.getdoc(cls)
     parents = [parent for parent in (GroupAdam, GroupAdagrad) if f"those of `{parent.__name__}`" in documentation]

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from over import over
 from sparsegroup import GroupAdagrad, GroupRowWiseAdagrad, HashEmbedding
 from sparsegroup.rules import ROWWISE_ADAGRAD, Rule
 
@@ -22,9 +23,9 @@ def plainly(x: Float64s, gradients: Float64s, lr: float, lr_decay: float, start:
     return x
 
 
-@pytest.mark.parametrize("options", [{}, {"lr_decay": 0.1, "initial_accumulator_value": 0.3, "eps": 1e-3}], ids=str)
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("fused", [None, False])
+@over("options", [{}, {"lr_decay": 0.1, "initial_accumulator_value": 0.3, "eps": 1e-3}])
+@over("sparse", [False, True])
+@over("fused", [None, False])
 def test_without_lambdas_it_is_what_others_call_row_wise_adagrad(
     options: dict[str, float], sparse: bool, fused: bool | None
 ) -> None:
@@ -46,7 +47,7 @@ def test_without_lambdas_it_is_what_others_call_row_wise_adagrad(
     np.testing.assert_allclose(x.detach().numpy(), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
+@over(
     ("groups", "shape"),
     [
         ("columns", (4, 3)),
@@ -55,7 +56,6 @@ def test_without_lambdas_it_is_what_others_call_row_wise_adagrad(
         (1, (2, 3, 2)),
         (torch.tensor([0, 1, 0, 5]), (4, 3)),
     ],
-    ids=str,
 )
 def test_any_groups_have_one_accumulator_each(groups: Any, shape: tuple[int, ...]) -> None:
     """The mean of g² over each group, whichever way it lies, and whoever steps it."""
@@ -92,9 +92,7 @@ def test_groups_of_one_element_make_it_adagrad() -> None:
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("dim", "state_dtype", "row_bytes"), [(8, None, 68), (8, torch.bfloat16, 52), (300, None, 2404)]
-)
+@over(("dim", "state_dtype", "row_bytes"), [(8, None, 68), (8, torch.bfloat16, 52), (300, None, 2404)])
 def test_a_table_keeps_one_number_a_row(dim: int, state_dtype: torch.dtype | None, row_bytes: int) -> None:
     table, plain = HashEmbedding(dim, std=0.1), torch.nn.Embedding(50, dim, sparse=True)
     keys = torch.arange(50)
@@ -124,7 +122,7 @@ def test_a_table_keeps_one_number_a_row(dim: int, state_dtype: torch.dtype | Non
     assert 15 < table.num_live < 35
 
 
-@pytest.mark.parametrize(
+@over(
     ("arguments", "message"),
     [
         ({"state": {"group_sum": 0.0}, "mean_square": False}, "needs mean_square=True"),

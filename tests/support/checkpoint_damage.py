@@ -13,7 +13,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_cases import Training, clicks
-from sparsegroup.artifact.manifest import digest, facts_of
+from forgery import write_sealed
+from sparsegroup.artifact.manifest import facts_of
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.manifest import CHECKPOINT
 
@@ -63,10 +64,8 @@ def forge(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change what the manifest says, and its checksum with it."""
     path = checkpoint / MANIFEST
     content = json.loads(path.read_text())
-    del content["checksum"]
     change(content)
-    content.pop("checksum", None)
-    path.write_text(json.dumps({**content, "checksum": digest(content)}))
+    write_sealed(path, content)
 
 
 def forge_tensors(checkpoint: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:

@@ -69,10 +69,7 @@ SIX: Mapping[str, Member] = {
 FAMILY: Mapping[str, Member] = {
     **SIX,
     "rowwise_adagrad": Member(
-        GroupRowWiseAdagrad,
-        "rowwise_adagrad",
-        0.3,
-        {"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
+        GroupRowWiseAdagrad, "rowwise_adagrad", 0.3, {"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10}
     ),
     "ftrl": Member(GroupFTRL, "ftrl", 0.3, {"beta": 0.5, "initial_accumulator_value": 0.1}),
 }

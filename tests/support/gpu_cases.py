@@ -17,6 +17,7 @@ if DEVICE.type == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
+from over import over
 from sparsegroup import rules
 from sparsegroup.groups import Along, Grouping
 from sparsegroup.kernels import eager
@@ -44,7 +45,7 @@ SEED = step_seed(3)
 SHIFT = 2
 """Pages of a table have 2**SHIFT rows."""
 
-every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+every_rule = over("rule", RULES)
 
 
 def memory_of(x: Tensor, u: Tensor | None, state: Sequence[Tensor]) -> ParameterMemory:
@@ -104,9 +105,7 @@ class Case:
         after = eager.advance(
             self.rule,
             eager.Block(
-                parts.x.float(),
-                None if parts.u is None else parts.u.float(),
-                [state.float() for state in parts.state],
+                parts.x.float(), None if parts.u is None else parts.u.float(), [state.float() for state in parts.state]
             ),
             [parts.g.float(), *([] if parts.hessian is None else [parts.hessian.float()])],
             self.numbers.scalars,
@@ -315,18 +314,18 @@ def by_table(case: Case, alignment: int = 16) -> Parts:
 
 
 WAYS = (by_tensor, by_many, by_rows, by_runs, by_table)
-every_way = pytest.mark.parametrize("way", WAYS)
+every_way = over("way", WAYS)
 
 
-def rules_and_ways(rules: Sequence[Rule], without: Callable[..., Parts] | None = None) -> pytest.MarkDecorator:
-    """Each of the rules by each way, except `without` and where a rule's second input is not for runs."""
+def rules_and_ways(of: Sequence[Rule], without: Callable[..., Parts] | None = None) -> Callable[[Any], Any]:
+    """Adam and AdaHessian, whose second input is not for runs, by each way; other rules as a tensor and as a table."""
     pairs = [
-        pytest.param(rule, way, id=f"{rule.name}-{way.__name__}")
-        for rule in rules
-        for way in WAYS
+        (rule, way)
+        for rule in of
+        for way in (WAYS if rule in (rules.ADAM, rules.ADAHESSIAN) else (by_tensor, by_table))
         if way is not without and not (rule.has_second_input and way is by_runs)
     ]
-    return pytest.mark.parametrize(("rule", "way"), pairs)
+    return over(("rule", "way"), pairs)
 
 
 def assert_same_bits(a: Any, b: Any, name: str = "") -> None:

@@ -120,3 +120,20 @@ def refused(optimizer: torch.optim.Optimizer, error: type[Exception], match: str
     with pytest.raises(error, match=match):
         yield
     assert_identical(snapshot(optimizer), before)
+
+
+class Marker:
+    """Something that only the graph keeps alive."""
+
+
+class Hold(torch.autograd.Function):
+    """The identity; its nodes hold the marker, in the graph of the loss and in that of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, marker):
+        ctx.marker = marker
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return Hold.apply(g, ctx.marker), None

@@ -43,13 +43,7 @@ def momentum(
 
 
 def adagrad(
-    g: Array,
-    hessian: Array | None,
-    state: State,
-    t: int,
-    lr_decay: float,
-    initial_accumulator_value: float,
-    eps: float,
+    g: Array, hessian: Array | None, state: State, t: int, lr_decay: float, initial_accumulator_value: float, eps: float
 ) -> tuple[Array, Array, State]:
     V = state["V"] + g**2
     # α_t = α / (1 + (t - 1) lr_decay), as torch has it.
@@ -57,13 +51,7 @@ def adagrad(
 
 
 def rowwise_adagrad(
-    g: Array,
-    hessian: Array | None,
-    state: State,
-    t: int,
-    lr_decay: float,
-    initial_accumulator_value: float,
-    eps: float,
+    g: Array, hessian: Array | None, state: State, t: int, lr_decay: float, initial_accumulator_value: float, eps: float
 ) -> tuple[Array, Array, State]:
     V = state["V"] + np.mean(g**2)  # g is a group's
     return g, (np.sqrt(V) + eps) * (1 + (t - 1) * lr_decay), {"V": V}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer_cases import backward
-from sparsegroup import GroupOptimizer, GroupSGD, HashEmbedding
+from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding
 
 INT64 = torch.iinfo(torch.int64)
 EDGES = (0, -1, INT64.min, INT64.max, 1, INT64.min + 1, INT64.max - 1, 2**32, -(2**32), 2**62, -(2**62))
@@ -145,6 +145,16 @@ def pull(keys: Tensor, dim: int, size: float = 1.0) -> list[Lookup]:
     """One lookup of `keys` with gradients of about `size` that differ between keys and elements."""
     count = torch.arange(keys.numel() * dim, dtype=torch.float64).view(*keys.shape, dim)
     return [Lookup(keys, size * (torch.sin(1.7 * count) + 0.1), torch.ones_like(count))]
+
+
+def edges_trained(**options: Any) -> tuple[HashEmbedding, GroupOptimizer]:
+    """A table with eleven rows of dimension 3, two steps old, without gradients."""
+    table = HashEmbedding(3, std=0.5, dtype=torch.float64, **options)
+    optimizer = GroupAdam([table.weight], lr=0.1, **REGULARIZED)
+    for _ in range(2):
+        learn(table, optimizer, pull(as_keys(EDGES), 3))
+    optimizer.zero_grad()
+    return table, optimizer
 
 
 def _by_key(entry: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from distributed_cases import Ranks
 from optimizer_cases import assert_identical
+from over import over
 from sharded_cases import first_ranks
 from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, MinCount, Probabilistic, UnusedFor
 
@@ -106,26 +107,23 @@ def train(
     return [*after, optimizer.state_dict()["state"]]
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("overlapping", [False, True], ids=["fields apart", "keys of several fields"])
-@pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
-def test_training_is_the_same_in_every_bit(
-    run: Callable[..., Tensor], overlapping: bool, options: dict[str, Any]
-) -> None:
-    assert_identical(train(run, overlapping=overlapping, **options), train(plainly, overlapping=overlapping, **options))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training_is_the_same_in_every_bit(policy: str) -> None:
+    for overlapping in (False, True):  # fields apart, and keys of several fields
+        options = {"overlapping": overlapping, **POLICIES[policy]}
+        plain = train(plainly, **options)
+        for run in RUNS.values():
+            assert_identical(train(run, **options), plain)
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
-def test_a_prefetch_in_between_changes_nothing(
-    run: Callable[..., Tensor], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@over("options", POLICIES.values())
+def test_a_prefetch_in_between_changes_nothing(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsegroup.table.lookup.lookup.GRAIN", 1)
     monkeypatch.setattr("sparsegroup.kernels.cpu.threads.get_num_threads", lambda: 2)
-    assert_identical(train(run, ahead=True, **options), train(plainly, ahead=True, **options))
+    assert_identical(train(again, ahead=True, **options), train(plainly, ahead=True, **options))
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@over("run", RUNS.values())
 def test_a_first_step_admits_nothing(run: Callable[..., Tensor]) -> None:
     bag = HashEmbeddingBag(2, mode="sum", admission=MinCount(2))
     weight = torch.ones(2, requires_grad=True)
@@ -135,7 +133,7 @@ def test_a_first_step_admits_nothing(run: Callable[..., Tensor]) -> None:
     assert (bag.num_rows, bag.num_seen) == (0, 88)
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@over("run", RUNS.values())
 def test_a_recomputation_that_cannot_see_what_the_forward_saw_raises(run: Callable[..., Tensor]) -> None:
     table, x = HashEmbedding(2, std=1.0, admission=MinCount(2)), torch.ones(2, requires_grad=True)
     optimizer, keys = GroupAdam(table.parameters()), torch.arange(5)
@@ -154,7 +152,7 @@ def test_a_recomputation_that_cannot_see_what_the_forward_saw_raises(run: Callab
         loss.backward()
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@over("run", RUNS.values())
 def test_micro_batches_may_share_one_buffer_of_keys(run: Callable[..., Tensor]) -> None:
     def gradients(run: Callable[..., Tensor]) -> Tensor:
         table, x = HashEmbedding(2, std=1.0, fallback=True), torch.ones(2, requires_grad=True)

@@ -2,10 +2,11 @@
 
 import pytest
 
+from over import over
 from sparsegroup.settings.declared import Age, age_of
 
 
-@pytest.mark.parametrize(
+@over(
     ("given", "age"),
     [
         (0, Age(steps=0)),
@@ -22,7 +23,7 @@ def test_ages(given: object, age: Age) -> None:
     assert age_of(given) == age
 
 
-@pytest.mark.parametrize("given", [-1, True, 1.5, "", "d", "7 days", "-3h", "1.5h", None])
+@over("given", [-1, True, 1.5, "", "d", "7 days", "-3h", "1.5h", None])
 def test_what_is_none(given: object) -> None:
     with pytest.raises(ValueError, match="wants a number of steps"):
         age_of(given)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from optimizer_cases import ALLOW_CREATE_GRAPH
+from over import over
 from sparsegroup import GroupAdam, GroupSGD, HashEmbedding
 from table_cases import KeyedEmbedding, as_keys
 
@@ -259,8 +259,8 @@ def a_strided_and_an_expanded_gradient(module: Module, optimizer: torch.optim.Op
     optimizer.step()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize("cls", [GroupAdam, GroupSGD])
+@over("name", SCRIPTS)
+@over("cls", [GroupAdam, GroupSGD])
 def test_what_people_do_with_an_embedding(cls: type, name: str) -> None:
     table = new_table()
     oracle = KeyedEmbedding(table, 1024)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from over import over
 from sparsegroup import (
     GroupAdam,
     GroupFTRL,
@@ -120,7 +121,7 @@ def test_arguments_and_attributes_stay() -> None:
     assert "padding_idx=0" in repr(convert(before).history)
 
 
-@pytest.mark.parametrize(
+@over(
     ("kind", "options"),
     [(GroupAdam, {}), (GroupAdam, {"l1": 1e-4, "l21": 0.05, "l2": 1e-3}), (GroupFTRL, {}), (GroupFTRL, {"l21": 0.02})],
 )
@@ -140,7 +141,7 @@ def test_a_converted_model_trains_as_sparse_embeddings_do(
         assert (plain.item.weight == 0).all(1).sum() == (model.item.weight == 0).all(1).sum() > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"l21": 5.0}])
+@over("options", [{}, {"l21": 5.0}])
 def test_lookups_train_bit_for_bit(options: dict[str, float]) -> None:
     """Where an id comes once in a batch: gradients of several are summed in another order."""
     torch.manual_seed(0)
@@ -156,24 +157,6 @@ def test_lookups_train_bit_for_bit(options: dict[str, float]) -> None:
         assert torch.equal(table[0].table.lookup(torch.arange(1, ROWS)), plain[0].weight[1:])
     assert torch.equal(plain[2].weight, table[2].weight)
     assert bool((plain[0].weight[1:] == 0).all(1).any()) == bool(options)
-
-
-def test_without_a_penalty_it_is_torchs_sparse_adam() -> None:
-    plain, model = Shop(), convert(Shop())
-    rows = [module.weight for module in (plain.item, plain.history, plain.tags, plain.words)]
-    sparse = torch.optim.SparseAdam(rows, lr=0.05, eps=1e-30)  # its ε is ours over √(1 - β2^t)
-    dense = torch.optim.Adam(plain.head.parameters(), lr=0.05, eps=1e-30)
-    ours = GroupAdam(param_groups(model), lr=0.05, eps=1e-30)
-    for step in range(12):
-        for one, optimizers in ((plain, (sparse, dense)), (model, (ours,))):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            one(*batch(step)).square().sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-    to_embeddings(model)
-    for (name, found), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5), name
 
 
 def test_padding_is_zero_and_untrained_and_no_row() -> None:
@@ -232,9 +215,9 @@ def bag_calls() -> list[tuple[Any, ...]]:
     return [(ids,), (ids, None, weights), (ids.flatten(), offsets), (ids.flatten(), offsets, weights.flatten())]
 
 
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("padding_idx", [None, 0, 5])
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@over("last", [False, True])
+@over("padding_idx", [None, 0, 5])
+@over("mode", ["sum", "mean"])
 def test_bags_give_what_torchs_give(mode: str, padding_idx: int | None, last: bool) -> None:
     torch.manual_seed(0)
     plain = nn.EmbeddingBag(ROWS, DIM, mode=mode, padding_idx=padding_idx, include_last_offset=last)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from over import over
 from sparsegroup import (
     GroupAdam,
     HashEmbedding,
@@ -37,7 +38,7 @@ def embedding(rows: int = 2_000, dim: int = 8, seed: int = 0, **options: Any) ->
     return nn.Embedding(rows, dim, **options)
 
 
-@pytest.mark.parametrize("name", INITIALIZERS)
+@over("name", INITIALIZERS)
 def test_new_rows_start_as_the_embedding_was_initialized(name: str) -> None:
     initialize, std = INITIALIZERS[name]
     plain = embedding(padding_idx=0)
@@ -217,7 +218,7 @@ def differing() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
+@over(
     ("make", "message"),
     [
         (lambda: nn.Sequential(embedding(max_norm=1.0)), r"0: max_norm=1 rescales rows"),
@@ -251,7 +252,7 @@ class Regularized(nn.Module):
         self._embedding_regularizer = norm
 
 
-@pytest.mark.parametrize(
+@over(
     ("model", "message"),
     [
         (Regularized(1e-5, None), r"words: .*as regularization_weight, too.*l2_reg_embedding=0"),

@@ -7,6 +7,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from over import over
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # which Triton reads when it is imported
@@ -73,8 +75,10 @@ class DeviceModel(RowModel):
         np.testing.assert_array_equal(gathered.float().cpu().numpy(), self.arrays[WEIGHT])
 
 
-@pytest.mark.parametrize("dim", [1, 3, 8, 10])
-@pytest.mark.parametrize(("dtype", "state_dtype"), [(F32, F32), (F32, BF16), (BF16, F32), (BF16, BF16), (F16, F32)])
+@over(
+    ("dim", "dtype", "state_dtype"),
+    [(1, F32, F32), (3, F32, BF16), (8, BF16, F32), (10, BF16, BF16), (3, F16, F32), (8, F32, F32), (1, BF16, BF16)],
+)
 def test_any_sequence_of_calls_does_what_arrays_do(
     dim: int, dtype: torch.dtype, state_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,8 +136,8 @@ def test_parts_lie_where_the_layout_says() -> None:
         assert not rows.read(WEIGHT, numbers).any()
 
 
-@pytest.mark.parametrize("state_dtype", [F32, BF16])
-@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@over("state_dtype", [F32, BF16])
+@over("dtype", [F32, BF16, F16])
 def test_rows_of_usual_lengths_are_aligned(dtype: torch.dtype, state_dtype: torch.dtype) -> None:
     for dim in (8, 10, 16, 20, 64, 100):
         for initial in LAYOUTS:
@@ -262,17 +266,6 @@ def test_memory_for_what_rows_grow_by_is_taken_before_they_are_touched(monkeypat
     limit = growth + 4 * 150
     with pytest.raises(MemoryError, match="Load a checkpoint"):  # the old pages do not count as given back
         rows.relaid(ADAM, 100)
-
-
-def test_rows_that_come_after_a_compaction_are_new() -> None:
-    rows = paged(3, F32, ADAGRAD)
-    rows.reserve(8)
-    rows.write_whole(np.arange(8), numbered(8, 9))
-    rows.compact(np.isin(np.arange(8), [1, 2, 3, 5, 7]))
-    rows.reserve(12)
-    expected = np.zeros((12, 9), np.float32)
-    expected[:5], expected[5:, 6:] = numbered(8, 9)[[1, 2, 3, 5, 7]], 0.1
-    np.testing.assert_array_equal(rows.read_whole(np.arange(12)), expected)
 
 
 def test_compaction_gives_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from gpu_cases import DEVICE
-from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, make
-from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag
+from optimizer_cases import ALLOW_CREATE_GRAPH, KINDS, make
+from over import over
+from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag, UnusedFor
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.kernels.gpu import launch, runtime
+from sparsegroup.kernels.gpu.backend import Watch
 from sparsegroup.models import DCN
 from sparsegroup.table.rows.device import DeviceRows, DeviceStorage
 from sparsegroup.training import Trainer
@@ -77,7 +79,7 @@ def assert_same(ours: HashEmbedding, theirs: HashEmbedding, **tolerance: float) 
     assert (ours.num_rows, ours.num_live, ours.num_seen) == (theirs.num_rows, theirs.num_live, theirs.num_seen)
 
 
-@pytest.mark.parametrize("cls", ALL)
+@over("cls", KINDS)
 def test_it_is_the_table_of_the_cpu(cls):
     """Growing, with repeated keys, rows that end at zero, and the state beside them; and after `shrink`."""
     l21 = 5.0 if cls.rule.second_order else 0.5
@@ -98,7 +100,7 @@ def test_it_is_the_table_of_the_cpu(cls):
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@over("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_rows(dtype):
     """They keep u without a regularizer too; what is lost of x is fed back, as in plain parameters."""
     ours, optimizer = trained(new_table(dtype=dtype), GroupAdam, l1=0, l21=0, l2=0)
@@ -121,8 +123,8 @@ def test_state_in_bfloat16():
     torch.testing.assert_close(ours.lookup(KEYS).cpu(), on_host.lookup(KEYS), rtol=0.01, atol=0.005)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("mode", ["skip", "raise"])
+@over("value", [float("nan"), float("inf")])
+@over("mode", ["skip", "raise"])
 def test_a_row_whose_gradient_is_not_finite_is_left(mode, value):
     table, optimizer = trained(new_table(nonfinite=mode), GroupAdam)
     keys, before = batch(2).unique(), table.lookup(KEYS).clone()
@@ -242,7 +244,7 @@ def test_assigned_vectors_and_items():
     assert torch.equal(rows[keys.argsort()], vectors[[k for k in KEYS.argsort().tolist() if k != 3]])
 
 
-@pytest.mark.parametrize("way", ["deepcopy", "pickle", "state_dict"])
+@over("way", ["deepcopy", "pickle", "state_dict"])
 def test_copies_train_on_alike(way):
     table, optimizer = trained(new_table(), GroupAdam)
     with on_device():
@@ -278,7 +280,7 @@ def test_checkpoints_go_between_cpu_and_device(to_cpu, tmp_path: Path):
     assert (source.num_rows, source.num_live, source.num_seen) == (target.num_rows, target.num_live, target.num_seen)
 
 
-@pytest.mark.parametrize("mode", ["mean", "sum"])
+@over("mode", ["mean", "sum"])
 def test_bags(mode):
     results = []
     for arguments in ({"device": DEVICE}, {}):
@@ -331,7 +333,7 @@ def batches() -> Iterator[Batch]:
         yield Batch(keys, numbers, labels, torch.zeros(16, dtype=torch.int64), weights, (bags,))
 
 
-@pytest.mark.parametrize(
+@over(
     ("arguments", "error", "text"),
     [
         ({"device": "meta"}, ValueError, "CPU or a GPU"),
@@ -350,8 +352,8 @@ def test_a_gpu_without_triton_is_refused(monkeypatch):
         HashEmbedding(3, device="cuda")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("penalty", ["lasso", "hard"])
+@over("dtype", [torch.float32, torch.bfloat16])
+@over("penalty", ["lasso", "hard"])
 def test_a_sweep_is_the_hosts(penalty: str, dtype: torch.dtype) -> None:
     ours, theirs = new_table(dtype=dtype), HashEmbedding(5, std=0.1)
     optimizers = [GroupAdam(table.parameters(), lr=0.05, l21=0.02, penalty=penalty) for table in (ours, theirs)]
@@ -390,3 +392,74 @@ def test_without_memory_on_the_device_no_key_is_inserted(monkeypatch: pytest.Mon
             assert table.shrink() == 0
     step(table, optimizer, KEYS)
     assert table.num_rows == len(KEYS)
+
+
+@over(
+    "options",
+    [
+        {"eviction": UnusedFor(steps=2, every=2)},
+        {"eviction": UnusedFor(steps=1, live=True, every=1)},
+        {"max_bytes": "64MB"},
+    ],
+)
+def test_the_same_rows_go_as_on_the_host(options: dict[str, Any]) -> None:
+    count = 6
+    found = []
+    for device in ("cpu", DEVICE):
+        with on_device() if device == DEVICE else nullcontext():
+            table = HashEmbedding(8, std=0.1, seed=2, device=device, huge_pages=False, **options)
+            optimizer = GroupAdam(table.parameters(), lr=0.1, l21=0.02)
+            assert table.table.config.on_device is (device == DEVICE)
+            for step in range(8):
+                optimizer.zero_grad()
+                vectors = table(torch.arange(count) + step * count // 2)
+                (vectors.square() * 1e-3).sum().backward()
+                optimizer.step()
+            keys = torch.arange(10 * count)
+            found.append((table.contains(keys), table.lookup(keys).cpu(), table.num_seen, table.num_evicted))
+    ours, theirs = found
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-6, atol=1e-7)
+    assert torch.equal(ours[0], theirs[0])
+    assert ours[2:] == theirs[2:]
+    assert (ours[3] > 0) is ("eviction" in options)
+
+
+def test_a_limit_below_a_devices_page_is_refused() -> None:
+    with on_device(), pytest.raises(ValueError, match=r"max_bytes must be at least 3\d,"):
+        HashEmbedding(8, device=DEVICE, max_bytes="4MB")
+
+
+def test_they_stand_in_and_learn_as_on_the_host() -> None:
+    found = []
+    for device in (torch.device("cpu"), DEVICE):
+        with on_device() if device is DEVICE else nullcontext():
+            table = HashEmbedding(4, std=0.1, seed=2, field_bits=8, device=device, huge_pages=False, fallback=True)
+            assert table.fallback is not None
+            assert table.fallback.device.type == device.type
+            groups = [{"params": [table.weight], "l21": 0.05}, {"params": [table.fallback], "l21": 0.0}]
+            optimizer = GroupAdagrad(groups, lr=0.1)
+            stood_in = []
+            for step in range(6):
+                optimizer.zero_grad()
+                keys = torch.arange(12) + 4 * step
+                vectors = table(keys)
+                stood_in.append((vectors == table.fallback[0]).all(dim=1).cpu())
+                scale = torch.where(keys % 3 == 0, 1.0, 0.01).to(vectors.device)
+                ((vectors - 0.3).square() * scale[:, None]).sum().backward()
+                optimizer.step()
+            table.eval()
+            found.append((torch.stack(stood_in), table(torch.arange(40)).detach().cpu(), table.fallback.detach().cpu()))
+    ours, theirs = found
+    assert torch.equal(ours[0], theirs[0])
+    assert ours[0][1:].any()
+    assert not ours[0].all()
+    for one, other in zip(ours[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_lookup_without_new_keys_does_not_wait_for_the_counts_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_device():
+        table = HashEmbedding(4, device=DEVICE, huge_pages=False, fallback=True)
+        vectors = table(torch.arange(12))
+        monkeypatch.setattr(Watch, "now", None)
+        assert torch.equal(table(torch.arange(12)), vectors)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distributed_cases import Ranks, on_two, own_half, whole
+from over import over
 from sparsegroup import FieldTables, GroupAdam, HashEmbedding, HashEmbeddingBag, param_groups
 
 KINDS = {
@@ -30,7 +31,7 @@ def refusal(kind: str) -> tuple[str, int]:
     return str(raised.value), table.num_rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@over("kind", KINDS)
 def test_training_on_several_ranks_is_refused_unless_it_is_meant_so(ranks: Ranks, kind):
     for rank, (message, num_rows) in enumerate(ranks.call(refusal, kind)):
         assert f"rank {rank} of 2" in message
@@ -49,7 +50,7 @@ def allowed(kind: str) -> tuple[int, int]:
     return table.num_rows, pickle.loads(pickle.dumps(later)).num_rows
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@over("kind", KINDS)
 def test_each_rank_may_have_a_table_of_its_own(ranks: Ranks, kind):
     assert ranks.call(allowed, kind) == [(2, 2), (2, 2)]
 
@@ -89,7 +90,7 @@ def data_parallel(sharded: bool) -> dict[str, Tensor]:
     return {name.removeprefix("module."): whole(x) for name, x in model.named_parameters()}
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@over("sharded", [False, True])
 def test_data_parallel_and_zero_train_as_one_process(ranks: Ranks, sharded):
     alone = data_parallel(sharded)
     dead = [not row.any() for row in alone["0.weight"]]

@@ -11,15 +11,8 @@ import torch
 from torch import Tensor
 
 from optimizer_cases import assert_identical
-from sparsegroup import (
-    LRU,
-    GroupAdagrad,
-    GroupAdam,
-    GroupOptimizer,
-    HashEmbedding,
-    MinCount,
-    UnusedFor,
-)
+from over import over
+from sparsegroup import LRU, GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, MinCount, UnusedFor
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint
 from sparsegroup.table.directory.index import Index, keep_rows
 from sparsegroup.table.files.snapshot import check_state
@@ -52,8 +45,8 @@ def capped(max_bytes: int = 2_000_000, **options: Any) -> tuple[HashEmbedding, G
 # The index
 
 
-@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 5_000, 40_000])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.7, 1.0])
+@over("count", [0, 1, 63, 64, 65, 5_000, 40_000])
+@over("share", [0.0, 0.1, 0.7, 1.0])
 def test_an_index_loses_rows_where_it_is(count: int, share: float) -> None:
     """What stays is found at its new number, what goes is not found, and new keys can come; also while it grows."""
     rng = np.random.default_rng(count)
@@ -169,7 +162,7 @@ def test_shrink_asks_the_policy_too() -> None:
     assert table.num_evicted == 0
 
 
-@pytest.mark.parametrize(
+@over(
     ("options", "message"),
     [
         ({}, "one of steps and seconds"),
@@ -231,8 +224,8 @@ def offered(step: int, count: int = 2_000) -> Tensor:
     return torch.arange(count, dtype=torch.int64) + 1_000 * step
 
 
-@pytest.mark.parametrize("ranking", [None, LRU()])
-@pytest.mark.parametrize("fallback", [False, True])
+@over("ranking", [None, LRU()])
+@over("fallback", [False, True])
 def test_a_limit_is_never_exceeded(ranking: Any, fallback: bool) -> None:
     table, optimizer = capped(ranking=ranking, fallback=fallback)
     seen = 0
@@ -299,7 +292,7 @@ def test_a_batch_too_large_is_trained_as_far_as_there_is_room() -> None:
         table.assign(torch.arange(50_000) + 10**6, torch.ones(50_000, 8))
 
 
-@pytest.mark.parametrize("make", [GroupAdam, GroupAdagrad])
+@over("make", [GroupAdam, GroupAdagrad])
 def test_a_limit_that_is_not_reached_changes_nothing(make: Make) -> None:
     plain = HashEmbedding(8, seed=3)
     limited = HashEmbedding(8, seed=3, max_bytes="100MB", eviction=UnusedFor(steps=10**6))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from optimizer_cases import assert_identical
+from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupSGD, HashEmbedding, MinCount, Probabilistic, UnusedFor
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.table import RankingPolicy, RowBlock
@@ -77,9 +78,7 @@ def without_accumulation(table: HashEmbedding, optimizer: GroupAdam, keys: Tenso
     optimizer.zero_grad()
 
 
-@pytest.mark.parametrize(
-    "loop", [usual, cleared_late, set_to_zero, twice, twice_with_a_loss_held, by_closure, without_accumulation]
-)
+@over("loop", [usual, cleared_late, set_to_zero, twice, twice_with_a_loss_held, by_closure, without_accumulation])
 def test_every_loop_makes_room(loop: Loop) -> None:
     """The same rows are there after each of them, with the same vectors."""
     found = []
@@ -130,7 +129,7 @@ def test_a_gradient_of_rows_that_are_no_longer_is_refused() -> None:
     assert_identical(before, table.lookup(torch.arange(5)))
 
 
-@pytest.mark.parametrize("eviction", [None, UnusedFor(steps=1, live=True, every=1)])
+@over("eviction", [None, UnusedFor(steps=1, live=True, every=1)])
 def test_a_thread_may_look_up_while_another_trains(eviction: Any) -> None:
     table = HashEmbedding(4, eviction=eviction)
     optimizer = GroupAdam(table.parameters())
@@ -163,7 +162,7 @@ def full(dim: int = 8, optimizer: Any = GroupAdam, **options: Any) -> tuple[Hash
     return table, its
 
 
-@pytest.mark.parametrize("dim", [1, 8])
+@over("dim", [1, 8])
 def test_a_regularizer_that_comes_late_finds_room_for_u(dim: int) -> None:
     table, optimizer = full(dim)
     optimizer.param_groups[0]["l21"] = 1e-6
@@ -181,7 +180,7 @@ def test_an_optimizer_with_more_state_is_refused_where_there_is_no_room_for_it()
     assert "exp_avg" not in table.memory().parts
 
 
-@pytest.mark.parametrize("dim", [1, 2, 8])
+@over("dim", [1, 2, 8])
 def test_copies_stay_within_the_limit(dim: int) -> None:
     table, optimizer = full(dim)
     copies = [copy.deepcopy(table)]
@@ -269,23 +268,6 @@ def test_rows_in_a_pattern_go_as_many_as_are_to_go() -> None:
     assert 0.08 * before < table.num_evicted < 0.14 * before
 
 
-@pytest.mark.parametrize("way", ["copy", "state_dict"])
-def test_copies_keep_when_rows_were_used(way: str) -> None:
-    table = HashEmbedding(4, eviction=UnusedFor(steps=100))
-    optimizer = GroupAdam(table.parameters())
-    for step in range(5):
-        usual(table, optimizer, torch.arange(step + 1))
-    other = HashEmbedding(4, eviction=UnusedFor(steps=100))
-    its = GroupAdam(other.parameters())
-    if way == "copy":
-        other, its = copy.deepcopy((table, optimizer))
-    else:
-        other.load_state_dict(table.state_dict())
-        its.load_state_dict(optimizer.state_dict())
-    for name in ("last_used", "times_used", "clock"):
-        assert torch.equal(table.state_dict()[name], other.state_dict()[name]), name
-
-
 def test_incremental_checkpoints_know_what_came_and_went(tmp_path: Path) -> None:
     """A key that was looked up but not stepped with, and one that came and went in between."""
     table = HashEmbedding(4, eviction=UnusedFor(steps=3, live=True, every=1))
@@ -360,7 +342,7 @@ def test_the_count_of_features_never_shrinks() -> None:
     assert table.num_seen >= seen
 
 
-@pytest.mark.parametrize(
+@over(
     ("changes", "message"),
     [
         ({"clock": torch.zeros(0, dtype=torch.int64)}, "clock: 1 number"),

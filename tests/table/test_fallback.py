@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cli_cases import click_log
 from command import Run
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
+from over import over
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag, TargetRate, param_groups
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.serving import open_trained
@@ -104,7 +105,7 @@ def table_model(table: HashEmbedding) -> torch.nn.Module:
     return torch.nn.ModuleDict({"table": table})
 
 
-@pytest.mark.parametrize("optimizer_class", [GroupAdam, GroupAdaHessian])
+@over("optimizer_class", [GroupAdam, GroupAdaHessian])
 def test_it_is_trained_unregularized_beside_the_table(optimizer_class: Any) -> None:
     torch.manual_seed(0)
     table = HashEmbedding(4, std=0.01, fallback=True)

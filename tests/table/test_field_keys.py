@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from over import over
 from sparsegroup import FieldTables, HashEmbedding, HashEmbeddingBag, field_keys
 from sparsegroup.data.keys import fields_of, keys_of
 from table_cases import random_keys
 
 
-@pytest.mark.parametrize("field_bits", [1, 5, 8, 16])
+@over("field_bits", [1, 5, 8, 16])
 def test_the_field_is_above_and_the_id_below(field_bits: int) -> None:
     most, low = 1 << field_bits, (1 << (64 - field_bits)) - 1
     fields = sorted({0, 1, most // 2 - 1, most // 2, most - 1} & set(range(most)))
@@ -36,7 +37,7 @@ def test_they_are_those_of_click_logs() -> None:
         assert fields_of(keys.numpy()).tolist() == [field] * 3
 
 
-@pytest.mark.parametrize(
+@over(
     ("arguments", "options", "message"),
     [
         ((torch.zeros(2, 257).long(),), {}, r"at most 256 fields for field_bits=8, got shape \[2, 257\]"),
@@ -69,10 +70,3 @@ def test_int32_keys_are_widened_wherever_keys_are_taken() -> None:
     assert torch.equal(bag(IDS.flatten(), offsets), bag(wide.flatten(), offsets.long()))
     tables = FieldTables(3, {0: 2, 255: 3})
     assert torch.equal(tables(IDS), tables(wide))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bool, torch.float32])
-def test_other_dtypes_are_refused_as_by_an_embedding(dtype: torch.dtype) -> None:
-    for module in (HashEmbedding(3), torch.nn.Embedding(3, 3)):
-        with pytest.raises((TypeError, RuntimeError)):
-            module(torch.zeros(2, dtype=dtype))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
+from over import over
 from sparsegroup import (
     FieldTables,
     GroupAdagrad,
@@ -140,7 +141,7 @@ class TestWhatItComputes:
 
 
 class TestWhatIsSparse:
-    @pytest.mark.parametrize(("strength", "lives"), [(0.99, False), (1.01, True)])
+    @over(("strength", "lives"), [(0.99, False), (1.01, True)])
     def test_a_vector_lives_by_its_own_size(self, strength: float, lives: bool) -> None:
         """A gradient of λ21 √d · 1.01 in the subspace of P lets a row of size d live, whatever else there is of it."""
         l21, tables = 0.3, embedding(std=0.0)
@@ -238,7 +239,7 @@ class TestItGoesOn:
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
+    @over(
         ("dim", "sizes", "message"),
         [
             (4, {}, "sizes must name at least one field"),

@@ -3,10 +3,10 @@
 import copy
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 
+from over import over
 from sparsegroup import FieldTables, GroupAdagrad, HashEmbedding, HashEmbeddingBag
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.models import MLP
@@ -31,7 +31,7 @@ def freeze_module(table: HashEmbedding) -> None:
     table.requires_grad_(False)
 
 
-@pytest.mark.parametrize("freeze", [freeze_weight, freeze_module])
+@over("freeze", [freeze_weight, freeze_module])
 def test_it_looks_up_as_in_evaluation_mode(freeze: Callable[[HashEmbedding], None]) -> None:
     table = pretrained()
     freeze(table)
@@ -112,20 +112,20 @@ class TestASweep:
         parameter.requires_grad_(not frozen)
         optimizer.sweep()
 
-    @pytest.mark.parametrize("frozen", [False, True])
+    @over("frozen", [False, True])
     def test_of_a_table(self, frozen: bool) -> None:
         table = pretrained()
         self.swept(table.weight, lambda: table(OLD), frozen=frozen)  # type: ignore[arg-type]
         assert table.num_live == (8 if frozen else 0)
 
-    @pytest.mark.parametrize("frozen", [False, True])
+    @over("frozen", [False, True])
     def test_of_a_tensor(self, frozen: bool) -> None:
         weight = nn.Parameter(torch.ones(2, 3))
         self.swept(weight, lambda: weight, frozen=frozen)
         assert bool(weight.any()) == frozen
 
 
-@pytest.mark.parametrize("after_first_epoch", ["train", "reset", "freeze"])
+@over("after_first_epoch", ["train", "reset", "freeze"])
 def test_a_trainer_trains_the_network_over_it(after_first_epoch: str) -> None:
     table, model = pretrained(), MLP(fields=2, dim=3, hidden=(4,))
     freeze_module(table)

@@ -2,11 +2,11 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from over import over
 from serving_cases import random_keys
 from sparsegroup.serving.frozen import Embeddings, FrozenTable, encode
 
@@ -45,7 +45,7 @@ def test_any_set_of_keys_is_found_and_no_other(keys: set[int], others: list[int]
     check(live, torch.cat([live, torch.tensor([*others, *EDGES], dtype=torch.int64)]))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@over("dtype", ["float32", "float16", "bfloat16", "int8"])
 def test_hashed_keys_of_many_fields_take_few_steps_and_little_directory(dtype: str) -> None:
     keys = random_keys(20_000, fields=256)
     lookup, vectors = table(keys, dtype)
@@ -57,7 +57,7 @@ def test_hashed_keys_of_many_fields_take_few_steps_and_little_directory(dtype: s
     assert lookup.start.nbytes + lookup.first.nbytes <= 1.2 * len(keys)
 
 
-@pytest.mark.parametrize(
+@over(
     "keys",
     [
         torch.arange(5_000),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
 from torch.nn import functional
 
+from over import over
 from sparsegroup import FieldTables, GroupAdam, HashEmbedding, HashEmbeddingBag, convert, param_groups
 
 DIM = 4
@@ -82,7 +83,7 @@ def close(one: Any, other: Any) -> None:
 
 
 @every_mode
-@pytest.mark.parametrize("kind", TABLES)
+@over("kind", TABLES)
 def test_gradients_of_the_network(kind: str, training: bool) -> None:
     keys, labels = batch()
     model, other = model_of(kind, training), model_of(kind, training)
@@ -92,7 +93,7 @@ def test_gradients_of_the_network(kind: str, training: bool) -> None:
 
 
 @every_mode
-@pytest.mark.parametrize("kind", [kind for kind in TABLES if kind != "fields"])
+@over("kind", [kind for kind in TABLES if kind != "fields"])
 def test_gradients_of_each_sample(kind: str, training: bool) -> None:
     keys, labels = batch()
     model, other = model_of(kind, training), model_of(kind, training)
@@ -169,7 +170,7 @@ def test_losses_of_samples_train_the_rows() -> None:
     close(found.values(), expected.values())
 
 
-@pytest.mark.parametrize("transform", [grad, jacrev])
+@over("transform", [grad, jacrev])
 def test_the_rows_themselves_are_refused_with_what_to_do(transform: Callable[..., Any]) -> None:
     keys, labels = batch()
     model = model_of("plain", True)

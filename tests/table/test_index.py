@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numba import njit
 
+from over import over
 from sparsegroup import HashEmbedding
 from sparsegroup.table.directory.buckets import hash_of, home, mixed, secret_of
 from sparsegroup.table.directory.index import Index
@@ -47,7 +48,7 @@ def _distinct_homes(index: Index, keys: np.ndarray) -> int:
     return len(np.unique((hashes * index.buckets) >> 32))
 
 
-@pytest.mark.parametrize("kind", ["one home", "one home, other low bits", "neighbouring homes"])
+@over("kind", ["one home", "one home, other low bits", "neighbouring homes"])
 def test_chosen_keys_spread_as_any_do(kind: str) -> None:
     keys, random = _hostile(kind), np.random.default_rng(0).integers(-(2**63), 2**63, COUNT)
     without = Index(huge_pages=False, buckets=10_000, secret=NO_SECRET)
@@ -85,7 +86,7 @@ def _homes(hashes: np.ndarray, old: int, new: int, frontier: int, out: np.ndarra
         out[i] = home(hashes[i], (old, new, frontier))
 
 
-@pytest.mark.parametrize("buckets", [1024, 2**31 - 1, 2**31, 2**31 + 2**30, 2**32])
+@over("buckets", [1024, 2**31 - 1, 2**31, 2**31 + 2**30, 2**32])
 def test_homes_of_an_index_of_any_size(buckets: int) -> None:
     hashes = np.array([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])
     old, frontier, found = buckets * 4 // 5, buckets // 3, np.empty(len(hashes), np.int64)

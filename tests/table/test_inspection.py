@@ -9,21 +9,15 @@ from scipy import stats
 from torch import Tensor, nn
 
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
-from sparsegroup import (
-    GroupAdam,
-    GroupMomentum,
-    HashEmbedding,
-    HashEmbeddingBag,
-    param_groups,
-    sparsity_report,
-)
+from over import over
+from sparsegroup import GroupAdam, GroupMomentum, HashEmbedding, HashEmbeddingBag, param_groups, sparsity_report
 from table_cases import EDGES, INT64, as_keys, kill, learn, pull, random_keys, threads
 
 pytestmark = ALLOW_CREATE_GRAPH
 
 
 class TestLookup:
-    @pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3), (2, 1, 3), (0,), (2, 0)])
+    @over("shape", [(), (1,), (4,), (2, 3), (2, 1, 3), (0,), (2, 0)])
     def test_the_shape_of_the_keys_gains_the_dimension(self, shape: tuple[int, ...]) -> None:
         table = HashEmbedding(4)
         keys = random_keys(math.prod(shape)).view(shape)
@@ -132,7 +126,7 @@ class TestStart:
         torch.manual_seed(2)
         assert_identical(HashEmbedding(3)(as_keys([1, 2])), first)
 
-    @pytest.mark.parametrize("seed", [1, 2**31, 2**63 - 1])
+    @over("seed", [1, 2**31, 2**63 - 1])
     def test_another_seed_gives_other_starts(self, seed: int) -> None:
         keys = random_keys(2000)
         a, b = HashEmbedding(4).initial(keys), HashEmbedding(4, seed=seed).initial(keys)
@@ -146,9 +140,9 @@ class TestStart:
         )
         torch.testing.assert_close(coarse.double(), fine, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.parametrize("std", [0.01, 2.5])
-    @pytest.mark.parametrize("init", ["normal", "uniform"])
-    @pytest.mark.parametrize("dim", [1, 3, 8])
+    @over("std", [0.01, 2.5])
+    @over("init", ["normal", "uniform"])
+    @over("dim", [1, 3, 8])
     def test_it_is_distributed_as_it_says(self, init: str, std: float, dim: int) -> None:
         """On consecutive keys, which a weak hash would show in."""
         values = HashEmbedding(dim, std=std, init=init).initial(torch.arange(-20_000, 20_000))
@@ -160,9 +154,7 @@ class TestStart:
         expected = stats.norm() if init == "normal" else stats.uniform(-width, 2 * width)
         assert stats.kstest(standard, expected.cdf).pvalue > 1e-3
 
-    @pytest.mark.parametrize(
-        "keys", [torch.arange(4096), torch.arange(4096) << 32, torch.arange(4096) << 52, random_keys(4096)]
-    )
+    @over("keys", [torch.arange(4096), torch.arange(4096) << 32, torch.arange(4096) << 52, random_keys(4096)])
     def test_elements_keys_and_neighbours_are_uncorrelated(self, keys: Tensor) -> None:
         values = HashEmbedding(6).initial(keys).double().numpy()
         bound = 4.5 / math.sqrt(len(values))
@@ -218,7 +210,7 @@ class TestCounts:
         assert found.dtype == torch.bool
         assert found.tolist() == [[True, False], [False, True]]
 
-    @pytest.mark.parametrize("batch_size", [1, 7, 100, 65536])
+    @over("batch_size", [1, 7, 100, 65536])
     def test_items_are_the_live_rows_once_each_in_batches(self, batch_size: int) -> None:
         table = HashEmbedding(3)
         keys = random_keys(100)
@@ -234,7 +226,7 @@ class TestCounts:
         assert table.num_live == 75
         assert table.lookup(found).any(dim=1).all(), "they are copies"
 
-    @pytest.mark.parametrize("field_bits", [1, 5, 16])
+    @over("field_bits", [1, 5, 16])
     def test_counts_per_field_are_by_the_top_bits(self, field_bits: int) -> None:
         table = HashEmbedding(3, field_bits=field_bits)
         keys = random_keys(400)

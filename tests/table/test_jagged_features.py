@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distributed_cases import Ranks
 from jagged_cases import Bags, Features, OneFeature, features_of
+from over import over
 from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag
 
 BAGS: Bags = {"user": [[3], [], [3, 4]], "item": [[-1, 2**62, 5], [3], []]}
@@ -24,8 +25,8 @@ def one_by_one(bag: HashEmbedding, bags: Bags, mode: str = "sum") -> Tensor:
     return torch.stack([torch.stack(its) for its in pooled], 1)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@over("mode", ["sum", "mean"])
+@over("dtype", [torch.int64, torch.int32])
 def test_values_are_keys_and_every_feature_has_its_bag(mode: Any, dtype: torch.dtype) -> None:
     bags = BAGS if dtype == torch.int64 else {"user": [[3], [], [3, 4]], "item": [[-1, 7, 5], [3], []]}
     bag = HashEmbeddingBag(DIM, mode=mode)
@@ -60,7 +61,7 @@ def test_features_of_one_field_share_rows() -> None:
     assert sorted(plain.keys.tolist()) == [3, 4]
 
 
-@pytest.mark.parametrize("features", [None, {"item": 1, "user": 0}])
+@over("features", [None, {"item": 1, "user": 0}])
 def test_weights_count_for_their_values(features: dict[str, int] | None) -> None:
     weights = torch.tensor([2.0, 0.5, -1.0, 3.0, 0.0, 1.0, 4.0])
     bag = HashEmbeddingBag(DIM, mode="sum", features=features, field_bits=1 if features else 0)
@@ -115,7 +116,7 @@ def test_gradients_and_prefetch_are_those_of_the_same_keys() -> None:
     assert torch.equal(*tables)
 
 
-@pytest.mark.parametrize(
+@over(
     ("batch", "error", "message"),
     [
         (

@@ -4,14 +4,13 @@ import math
 import subprocess
 import sys
 import textwrap
-from typing import Any
 
 import pytest
 import torch
 
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
-from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding
-from table_cases import EDGES, REGULARIZED, as_keys, crowded, everything, learn, pull
+from over import over
+from table_cases import EDGES, as_keys, crowded, edges_trained, everything, learn, pull
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -19,20 +18,10 @@ NAN, INF = math.nan, math.inf
 DIM = 3
 
 
-def trained(**options: Any) -> tuple[HashEmbedding, GroupOptimizer]:
-    """A table with eleven rows, two steps old, without gradients."""
-    table = HashEmbedding(DIM, std=0.5, dtype=torch.float64, **options)
-    optimizer = GroupAdam([table.weight], lr=0.1, **REGULARIZED)
-    for _ in range(2):
-        learn(table, optimizer, pull(as_keys(EDGES), DIM))
-    optimizer.zero_grad()
-    return table, optimizer
-
-
 class TestFull:
-    @pytest.mark.parametrize("limit", [11, 12, 15])
+    @over("limit", [11, 12, 15])
     def test_a_full_table_inserts_nothing_of_the_batch(self, limit: int) -> None:
-        table, optimizer = trained(max_rows=limit)
+        table, optimizer = edges_trained(max_rows=limit)
         keys = torch.arange(100, 100 + limit - 11 + 1)
         with pytest.raises(RuntimeError, match=rf"max_rows.*{limit}|{limit}.*max_rows"):
             table(keys)
@@ -46,7 +35,7 @@ class TestFull:
         assert not table(keys[:1]).any(), "looking up goes on"
 
     def test_dropped_rows_make_room(self) -> None:
-        table, optimizer = trained(max_rows=11)
+        table, optimizer = edges_trained(max_rows=11)
         optimizer.param_groups[0]["l21"] = 1e9
         learn(table, optimizer, pull(as_keys(EDGES[:3]), DIM))
         optimizer.zero_grad()
@@ -61,7 +50,7 @@ class TestFull:
     def test_keys_made_to_crowd_in_the_index_are_found_or_refused(self) -> None:
         """Whoever can choose all keys can make all of them crowd: at once, and a few at a time."""
         for size in (30_000, 1000):
-            table, optimizer = trained()
+            table, optimizer = edges_trained()
             for part in crowded(30_000).split(size):
                 before = everything(table, optimizer)
                 try:

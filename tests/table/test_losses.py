@@ -1,6 +1,5 @@
 """Tables in losses, beside each other and in bags, against `nn.Embedding(sparse=True)`."""
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -8,12 +7,8 @@ from torch.nn import functional
 from family import FAMILY, Member, regularizer
 from fixed_gradients import relative_error
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
-from sparsegroup import (
-    GroupAdam,
-    HashEmbedding,
-    HashEmbeddingBag,
-    param_groups,
-)
+from over import over
+from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, param_groups
 from table_cases import KeyedEmbedding, as_keys, random_keys
 from table_pairs import DTYPES, Pair, every_member, same, table_of
 
@@ -37,7 +32,7 @@ class TestRealLosses:
         same(pair.vectors(keys)[:, None])
         assert (pair.table.lookup(keys) - target).abs().mean() < target.abs().mean()
 
-    @pytest.mark.parametrize("member", [m for m in FAMILY.values() if not m.second_order], ids=lambda m: m.rule)
+    @over("member", [m for m in FAMILY.values() if not m.second_order])
     @DTYPES
     def test_a_click_model(self, member: Member, dtype: torch.dtype) -> None:
         """Fields, a network, `param_groups`; only the embedding is regularized."""
@@ -110,7 +105,7 @@ class TestBags:
     OFFSETS = (as_keys([0, 3, 3, 7, 10, 10]), as_keys([0, 0, 0, 0, 1, 9]), as_keys([0]))
 
     @DTYPES
-    @pytest.mark.parametrize("kind", ["sum", "mean", "weighted", "equal bags"])
+    @over("kind", ["sum", "mean", "weighted", "equal bags"])
     def test_a_bag_is_a_pooled_sparse_embedding(self, kind: str, dtype: torch.dtype) -> None:
         """Empty bags at both ends and in the middle, a key twice in a bag and in two bags, growth all the time."""
         mode, member = "mean" if kind == "mean" else "sum", FAMILY["adam"]
@@ -141,8 +136,8 @@ class TestBags:
         same(torch.stack(path, dim=1))
         pair.assert_same_state()
 
-    @pytest.mark.parametrize("weighted", [False, True])
-    @pytest.mark.parametrize("mode", ["sum", "mean"])
+    @over("weighted", [False, True])
+    @over("mode", ["sum", "mean"])
     def test_it_gives_what_embedding_bag_gives(self, mode: str, weighted: bool) -> None:
         if weighted and mode == "mean":
             mode = "sum"
@@ -171,7 +166,7 @@ class TestBags:
         keys = as_keys([[1, 2], [3, 1]])
         torch.testing.assert_close(table(keys), table.lookup(keys).mean(1))
 
-    @pytest.mark.parametrize("mode", ["sum", "mean"])
+    @over("mode", ["sum", "mean"])
     def test_in_eval_mode_an_unknown_key_counts_as_zeros(self, mode: str) -> None:
         table = HashEmbeddingBag(3, mode=mode, dtype=torch.float64)
         table(as_keys([[1, 2]]))
@@ -182,7 +177,7 @@ class TestBags:
         torch.testing.assert_close(bags, torch.stack([share * known[0], known[1], torch.zeros_like(known[0])]))
         assert table.num_rows == 2
 
-    @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+    @over("shape", [(0,), (0, 3), (3, 0)])
     def test_no_keys_at_all(self, shape: tuple[int, ...]) -> None:
         table = HashEmbeddingBag(3)
         keys = torch.empty(shape, dtype=torch.int64)

@@ -13,15 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from sparsegroup import HashEmbedding
-from table_cases import (
-    EDGES,
-    KeyedEmbedding,
-    as_keys,
-    learn,
-    optimizer_state,
-    pull,
-    through_a_file,
-)
+from table_cases import EDGES, KeyedEmbedding, as_keys, learn, optimizer_state, pull, through_a_file
 
 pytestmark = ALLOW_CREATE_GRAPH
 

@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 import torch
 
+from over import over
 from sparsegroup import GroupAdagrad, HashEmbedding
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.directory.admission import MinCount
@@ -38,8 +39,8 @@ def begin_dead(table: HashEmbedding, keys: torch.Tensor) -> torch.Tensor:
     return (table(keys) == 7.0).all(dim=1)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_bytes": "8MB"}])
-@pytest.mark.parametrize("rate", [1.0, 0.9, 0.5, 0.1])
+@over("options", [{}, {"max_bytes": "8MB"}])
+@over("rate", [1.0, 0.9, 0.5, 0.1])
 def test_as_many_new_keys_begin_dead_as_others_are(rate: float, options: dict[str, str]) -> None:
     table = table_at(rate, **options)
     starts = table.initial(NEW)
@@ -98,7 +99,7 @@ def test_a_key_that_waits_for_its_row_is_drawn_when_it_gets_it() -> None:
     assert torch.equal(hidden, begin_dead(table_at(0.1), NEW))
 
 
-@pytest.mark.parametrize("shrinks", [False, True])
+@over("shrinks", [False, True])
 def test_looking_ahead_changes_nothing(shrinks: bool) -> None:
     """Even where the rows have been renumbered between the look ahead and the lookup."""
     threads.set_num_threads(2)

@@ -3,37 +3,27 @@
 import copy
 import math
 import re
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from family import FAMILY, Member
+from family import Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical, backward
+from over import over
 from sparsegroup import GroupAdam, GroupMomentum, GroupOptimizer, HashEmbedding
-from table_cases import EDGES, REGULARIZED, KeyedEmbedding, as_keys, everything, learn, pull, random_keys
+from table_cases import EDGES, REGULARIZED, KeyedEmbedding, as_keys, edges_trained, everything, learn, pull, random_keys
+from table_pairs import one_of_each_kind
 
 pytestmark = ALLOW_CREATE_GRAPH
 
 NAN, INF = math.nan, math.inf
 DIM = 3
-every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
-
-
-def trained(**options: Any) -> tuple[HashEmbedding, GroupOptimizer]:
-    """A table with eleven rows, two steps old, without gradients."""
-    table = HashEmbedding(DIM, std=0.5, dtype=torch.float64, **options)
-    optimizer = GroupAdam([table.weight], lr=0.1, **REGULARIZED)
-    for _ in range(2):
-        learn(table, optimizer, pull(as_keys(EDGES), DIM))
-    optimizer.zero_grad()
-    return table, optimizer
 
 
 class TestShrink:
     def test_it_waits_for_pending_gradients(self) -> None:
-        table, optimizer = trained()
+        table, optimizer = edges_trained()
         table(as_keys(EDGES[:3])).sum().backward()
         before = everything(table, optimizer)
         for _ in range(2):
@@ -46,7 +36,7 @@ class TestShrink:
         assert table.shrink() == 0
 
     def test_a_lookup_from_before_it_has_no_way_back(self) -> None:
-        table, optimizer = trained()
+        table, optimizer = edges_trained()
         loss = table(as_keys([5, 1])).square().sum()
         optimizer.param_groups[0]["l21"] = 1e9
         learn(table, optimizer, pull(as_keys([0, 1]), DIM))
@@ -62,7 +52,7 @@ class TestShrink:
 
     def test_a_row_that_returns_has_no_past(self) -> None:
         """Start, residual and moments are those of a key never seen."""
-        table, optimizer = trained()
+        table, optimizer = edges_trained()
         optimizer.param_groups[0]["l21"] = 1e9
         learn(table, optimizer, pull(as_keys([0, 1]), DIM))
         optimizer.zero_grad()
@@ -70,7 +60,7 @@ class TestShrink:
         assert table.shrink() == 2
         learn(table, optimizer, pull(as_keys([1, 12345]), DIM))
 
-        twin, twin_optimizer = trained()
+        twin, twin_optimizer = edges_trained()
         learn(twin, twin_optimizer, pull(as_keys([7]), DIM))  # the step count counts
         twin_optimizer.zero_grad()
         learn(twin, twin_optimizer, pull(as_keys([54321, 12345]), DIM))
@@ -100,8 +90,8 @@ class TestNotFinite:
         loss = (gradient * moved).sum() + moved.square().sum() / 2
         backward(optimizer, loss if extra is None else loss + extra.square().sum())
 
-    @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-    @every_member
+    @over("bad", [NAN, INF, -INF])
+    @one_of_each_kind
     def test_they_raise_before_anything_is_changed(self, member: Member, bad: float) -> None:
         dense_before, dense_after = (nn.Parameter(torch.ones(2, 2, dtype=torch.float64)) for _ in range(2))
         good, table = (HashEmbedding(DIM, std=0.5, dtype=torch.float64) for _ in range(2))
@@ -148,8 +138,8 @@ class TestNotFinite:
         state = optimizer.state[module.weight]
         return [module.weight.detach(), *(value for name, value in state.items() if name != "step")]
 
-    @pytest.mark.parametrize("bad", [NAN, INF])
-    @every_member
+    @over("bad", [NAN, INF])
+    @one_of_each_kind
     def test_skipping_leaves_those_rows_and_updates_the_others(self, member: Member, bad: float) -> None:
         table = HashEmbedding(DIM, std=0.5, dtype=torch.float64, nonfinite="skip")
         oracle = KeyedEmbedding(table)
@@ -215,7 +205,7 @@ class TestNotFinite:
             optimizer.step()
 
     def test_a_dense_parameter_is_still_as_in_torch(self) -> None:
-        table, _ = trained()
+        table, _ = edges_trained()
         dense = nn.Parameter(torch.ones(2))
         optimizer = GroupAdam([dense, table.weight])
         (dense * NAN).sum().backward()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from optimizer_cases import assert_identical
+from over import over
 from sparsegroup import GroupAdam, GroupSGD, HashEmbedding, MinCount, Probabilistic
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.kernels.cpu import threads
@@ -263,7 +264,7 @@ def test_untouched_rows_are_evicted() -> None:
 class TestMinCount:
     """The library's own policies; `NthOccurrence` above has shown what the table makes of such a one."""
 
-    @pytest.mark.parametrize("k", [1, 2, 3])
+    @over("k", [1, 2, 3])
     def test_the_kth_occurrence_counts(self, k: int) -> None:
         table = HashEmbedding(4, std=0.5, admission=MinCount(k))
         for count in range(1, 5):
@@ -328,7 +329,7 @@ class TestProbabilistic:
         assert torch.equal(one.contains(keys), same.contains(keys))
         assert not torch.equal(one.contains(keys), other.contains(keys))
 
-    @pytest.mark.parametrize("p", [0, -0.1, 1.5, float("nan")])
+    @over("p", [0, -0.1, 1.5, float("nan")])
     def test_p_is_a_probability(self, p: float) -> None:
         with pytest.raises(ValueError, match=r"p must be in \(0, 1\]"):
             Probabilistic(p)

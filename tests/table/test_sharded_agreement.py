@@ -1,4 +1,4 @@
-"""What one rank does otherwise than the others, or what fails on it alone, raises on all of them."""
+"""What ranks do together; what one does otherwise, or what fails on it alone, raises on all of them."""
 
 import copy
 import gc
@@ -7,14 +7,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from distributed_cases import Ranks
+from over import over
+from sharded_cases import first_ranks
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding
 from sparsegroup.table import EvictionPolicy, ExchangeError
+from sparsegroup.table.sharded.exchange import Collectives
 
 KEYS = torch.arange(20) * 0x9E3779B97F4A7C1
 
@@ -124,7 +126,7 @@ def made_otherwise() -> Any:
     return raised(lambda: table_of(fallback=dist.get_rank() == 0)), usable(table_of())
 
 
-@pytest.mark.parametrize(
+@over(
     ("scene", "zero", "one"),
     [
         (
@@ -181,14 +183,13 @@ def large_on_one(gradient: Tensor) -> Tensor:
     return gradient
 
 
-@pytest.mark.parametrize(
+@over(
     ("spoil", "options", "optimizer_of"),
     [
         (spoilt_on_one, {}, GroupAdam),
         (spoilt_on_one, {}, GroupAdaHessian),
         (large_on_one, {"wire_dtype": torch.float16}, GroupAdam),
     ],
-    ids=["not finite", "second order", "too large for the wire"],
 )
 def test_a_gradient_that_is_not_finite_changes_nothing_on_any_rank(
     spoil: Any, options: Any, optimizer_of: Any, ranks: Ranks
@@ -255,7 +256,7 @@ def failing_before_an_exchange(text: str) -> Any:
     return raised(lambda: shards.do(action, "an action")), usable(table)
 
 
-@pytest.mark.parametrize("text", ["bad row", "bad row 'a\x1fb'", 2_000 * "λ"], ids=["short", "separator", "long"])
+@over("text", ["bad row", "bad row 'a\x1fb'", 2_000 * "λ"])
 def test_an_action_that_fails_before_it_exchanges_fails_on_all(text: str, ranks: Ranks) -> None:
     (own, usable_first), (other, usable_second) = ranks.call(failing_before_an_exchange, text)
     assert own == ("ValueError", text)
@@ -300,3 +301,45 @@ def threads_left() -> int:
 
 def test_a_group_that_has_ended_leaves_no_thread(ranks: Ranks) -> None:
     assert ranks.call(threads_left) == [0, 0]
+
+
+def done() -> tuple[Tensor, bool, list[Any], Any]:
+    first_ranks(1)
+    together, rank = Collectives(dist.group.WORLD, "Trainer"), dist.get_rank()
+    own = torch.arange(6, dtype=torch.float64).view(2, 3).t() * (rank + 1)
+    total = together.summed(own, "gradients")
+    stays = torch.equal(own, torch.arange(6, dtype=torch.float64).view(2, 3).t() * (rank + 1))
+    return total, stays, together.of_all([rank, {"a": rank}][: rank % 3], "parts"), together.from_first({rank}, "a set")
+
+
+def test_all_ranks_get_the_same(four_ranks: Ranks) -> None:
+    for total, stays, parts, first in four_ranks.call(done):
+        assert torch.equal(total, torch.arange(6, dtype=torch.float64).view(2, 3).t() * 10)
+        assert stays
+        assert parts == [1, 2, {"a": 2}]
+        assert first == {0}
+
+
+def of_the_others() -> Any:
+    """The first of a group is not that of the world."""
+    first_ranks(1)
+    group = dist.new_group([2, 3])
+    return Collectives(group, "Trainer").from_first(dist.get_rank(), "a rank") if dist.get_rank() > 1 else None
+
+
+def test_the_first_is_that_of_the_group(four_ranks: Ranks) -> None:
+    assert four_ranks.call(of_the_others) == [None, None, 2, 2]
+
+
+def alone() -> bool:
+    group = first_ranks(1)
+    if group is None:
+        return True
+    together, own = Collectives(group, "Trainer"), torch.ones(2)
+    return (
+        together.summed(own, "x") is own and together.from_first(own, "x") is own and together.of_all([1], "x") == [1]
+    )
+
+
+def test_one_rank_has_what_it_gives(four_ranks: Ranks) -> None:
+    assert all(four_ranks.call(alone))

@@ -12,15 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distributed_cases import Ranks
+from over import over
 from sharded_cases import first_ranks
-from sparsegroup import (
-    GroupAdam,
-    HashEmbedding,
-    HashEmbeddingBag,
-    convert,
-    param_groups,
-    to_embeddings,
-)
+from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, convert, param_groups, to_embeddings
 from sparsegroup.integrations import data_parallel
 from sparsegroup.table.sharded.exchange import schedule_receivers
 
@@ -239,7 +233,7 @@ def converted(count: int) -> tuple[int, Tensor, Tensor] | None:
     return rows, before, to_embeddings(model).weight.detach()
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@over("count", [1, 3])
 def test_an_embedding_becomes_a_table_of_all_ranks_and_one_again(count: int, four_ranks: Ranks) -> None:
     torch.manual_seed(0)
     weight = nn.Embedding(50, 4).weight.detach()

@@ -5,6 +5,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from over import over
 from sparsegroup import HashEmbedding, MinCount
 from sparsegroup.table.directory.admission import OccurrenceSketch
 from sparsegroup.table.directory.seen import HyperLogLog
@@ -17,7 +18,7 @@ Int64s = npt.NDArray[np.int64]
 ERROR = 1.04 / HyperLogLog.shape(0)[1] ** 0.5
 
 
-@pytest.mark.parametrize("count", [0, 1, 10, 1_000, 30_000, 1_000_000])
+@over("count", [0, 1, 10, 1_000, 30_000, 1_000_000])
 def test_distinct_keys_are_counted_within_three_errors(count: int) -> None:
     counter = HyperLogLog(0)
     keys = random_keys(count, count).numpy()
@@ -92,7 +93,7 @@ def test_a_sketch_never_counts_too_few() -> None:
     assert (counts == list(exact.values())).mean() > 0.99
 
 
-@pytest.mark.parametrize("load", [0.25, 0.5, 1.0])
+@over("load", [0.25, 0.5, 1.0])
 def test_false_positives_are_as_many_as_is_said(load: float) -> None:
     width = 1 << 14
     sketch = OccurrenceSketch(4 * width)
@@ -162,7 +163,7 @@ def test_a_sketch_takes_what_is_said() -> None:
     assert sketched.memory().dropped == (1 << 20) + (1 << 14)  # and the count of distinct keys
 
 
-@pytest.mark.parametrize(
+@over(
     ("options", "message"),
     [
         ({"k": 0}, "k must be >= 1"),

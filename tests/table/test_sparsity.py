@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from optimizer_cases import parameter
+from over import over
 from sparsegroup import GroupAdam, ParameterSparsity, SparsityReport, feature_rate, param_groups, sparsity_report
 
 TABLE = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0], [1e-30, 0.0]])
@@ -30,7 +31,7 @@ def test_the_rate_of_a_table_without_rows_or_never_seen_is_0():
     assert feature_rate(TABLE, torch.zeros(5, dtype=torch.bool)) == 0.0
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2, 3), (4, 0)])
+@over("shape", [(4,), (4, 1), (4, 2, 3), (4, 0)])
 def test_rows_may_have_any_shape(shape):
     weight = torch.zeros(shape)
     if weight.numel():
@@ -48,11 +49,7 @@ def test_nan_is_not_zero():
     assert feature_rate(torch.tensor([[float("nan")], [0.0]])) == 0.5
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [torch.ones(4, dtype=torch.bool), torch.ones(5), torch.ones(5, 1, dtype=torch.bool), torch.tensor(5), -1],
-    ids=["short", "float", "2-d", "0-d", "negative"],
-)
+@over("seen", [torch.ones(4, dtype=torch.bool), torch.ones(5), torch.ones(5, 1, dtype=torch.bool), torch.tensor(5), -1])
 def test_what_was_seen_must_be_a_mask_over_rows_or_a_count(seen):
     with pytest.raises(ValueError, match="seen must be"):
         feature_rate(TABLE, seen)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,18 +11,13 @@ from torch import Tensor
 
 from family import Member, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH
+from over import over
 from rmsprop import GroupRMSprop
 from schedule_cases import SCHEDULERS
 from schedule_cases import advance as advance_schedule
-from sparsegroup import (
-    MCP,
-    GroupAdagrad,
-    GroupAdam,
-    GroupMomentum,
-    GroupOptimizer,
-)
+from sparsegroup import MCP, GroupAdagrad, GroupAdam, GroupMomentum, GroupOptimizer
 from table_cases import INT64, Lookup, as_keys, keys_in, learn, random_keys, stream
-from table_pairs import DTYPES, TOLERANCE, Pair, every_member, every_pair, same, table_of
+from table_pairs import DTYPES, TOLERANCE, Pair, every_member, every_pair, one_of_each_kind, same, table_of
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -44,7 +38,7 @@ def test_a_table_is_a_sparse_embedding(member: Member, norm: str, penalty: str, 
     assert pair.table.num_rows == len(pair.oracle.row_of)
 
 
-@every_member
+@one_of_each_kind
 def test_each_lambda_alone_and_none(member: Member) -> None:
     for on in ((), ("l1",), ("l21",), ("l2",), ("l1", "l21")):
         options = {name: value for name, value in regularizer(member).items() if name in on}
@@ -73,8 +67,8 @@ def test_lambdas_that_are_turned_on_and_off_in_mid_run(member: Member, dtype: to
     assert (path[0, 23, seen] != 0).any(-1).sum() > (path[0, 15, seen] != 0).any(-1).sum(), "and return when it is off"
 
 
-@every_member
-@pytest.mark.parametrize("norm", ["s_tilde", "metric"])
+@one_of_each_kind
+@over("norm", ["s_tilde", "metric"])
 def test_norm_and_penalty_may_change_in_mid_run(member: Member, norm: str) -> None:
     def change(t: int, optimizer: GroupOptimizer) -> None:
         optimizer.param_groups[0].update(regularizer(member, "s" if t < 10 else norm, "mcp" if t < 15 else "hard"))
@@ -83,7 +77,7 @@ def test_norm_and_penalty_may_change_in_mid_run(member: Member, norm: str) -> No
     same(pair.follow(stream(seed=3), change))
 
 
-@every_member
+@one_of_each_kind
 def test_under_a_scheduler_of_rate_and_momentum(member: Member) -> None:
     pair = Pair(table_of(torch.float64), lambda weight: member.build(weight, **regularizer(member)))
     schedulers = [SCHEDULERS["OneCycleLR"](optimizer) for _, optimizer in pair.both]
@@ -98,7 +92,7 @@ def test_under_a_scheduler_of_rate_and_momentum(member: Member) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("regularized", [False, True], ids=["plain", "regularized"])
+@over("regularized", [False, True])
 @every_member
 def test_under_warm_restarts_and_rests_at_rate_0(member: Member, regularized: bool, dtype: torch.dtype) -> None:
     def change(t: int, optimizer: GroupOptimizer) -> None:
@@ -111,8 +105,8 @@ def test_under_warm_restarts_and_rests_at_rate_0(member: Member, regularized: bo
     pair.assert_same_state()
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 8, 16, 33])
-@pytest.mark.parametrize("cls", [GroupAdam, GroupMomentum])
+@over("dim", [1, 2, 3, 4, 7, 8, 16, 33])
+@over("cls", [GroupAdam, GroupMomentum])
 def test_rows_of_any_length(cls: type[GroupOptimizer], dim: int) -> None:
     for dtype in TOLERANCE:
         pair = Pair(table_of(dtype, dim), lambda weight: cls([weight], lr=0.03, l1=0.02, l21=0.8, l2=0.05))
@@ -135,7 +129,7 @@ OPTIONS: Mapping[str, tuple[type[GroupOptimizer], Mapping[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("cls", "options"), OPTIONS.values(), ids=OPTIONS)
+@over(("cls", "options"), OPTIONS.values())
 def test_the_optimizers_other_arguments_mean_the_same(cls: type[GroupOptimizer], options: Mapping[str, Any]) -> None:
     for dtype in TOLERANCE:
         pair = Pair(table_of(dtype), lambda weight: cls([weight], **{"lr": 0.05, "l1": 0.02, "l21": 0.5, **options}))
@@ -146,7 +140,7 @@ def test_the_optimizers_other_arguments_mean_the_same(cls: type[GroupOptimizer],
 any_key = st.integers(INT64.min, INT64.max) | st.sampled_from([0, -1, INT64.min, INT64.max]) | st.integers(-3, 3)
 
 
-@every_member
+@one_of_each_kind
 @given(batches=st.lists(st.lists(any_key, max_size=9), max_size=7), seed=st.integers(0, 99))
 @settings(max_examples=12)
 def test_whatever_keys_come(member: Member, batches: list[list[int]], seed: int) -> None:
@@ -165,7 +159,7 @@ def test_whatever_keys_come(member: Member, batches: list[list[int]], seed: int)
     assert pair.table.num_rows == len(keys) == len({key for batch in batches for key in batch})
 
 
-@every_member
+@one_of_each_kind
 def test_thousands_of_keys_in_a_batch(member: Member) -> None:
     """Enough for the paths that large batches take; Zipf-like, so that some keys come a hundred times."""
     generator = torch.Generator().manual_seed(0)

@@ -12,24 +12,15 @@ from torch import Tensor, nn
 
 from family import FAMILY, Member
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, backward, make
-from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag
-from table_cases import EDGES, REGULARIZED, as_keys, everything, learn, pull
+from over import over
+from sparsegroup import GroupOptimizer, HashEmbedding, HashEmbeddingBag
+from table_cases import EDGES, REGULARIZED, as_keys, edges_trained, everything, learn, pull
 
 pytestmark = ALLOW_CREATE_GRAPH
 
 NAN, INF = math.nan, math.inf
 DIM = 3
-every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
-
-
-def trained(**options: Any) -> tuple[HashEmbedding, GroupOptimizer]:
-    """A table with eleven rows, two steps old, without gradients."""
-    table = HashEmbedding(DIM, std=0.5, dtype=torch.float64, **options)
-    optimizer = GroupAdam([table.weight], lr=0.1, **REGULARIZED)
-    for _ in range(2):
-        learn(table, optimizer, pull(as_keys(EDGES), DIM))
-    optimizer.zero_grad()
-    return table, optimizer
+every_member = over("member", FAMILY.values())
 
 
 @contextmanager
@@ -46,7 +37,7 @@ def refused(
 
 
 class TestArguments:
-    @pytest.mark.parametrize(
+    @over(
         ("name", "value"),
         [
             *[("dim", value) for value in (0, -1, 2.5, "8", None, True)],
@@ -60,12 +51,12 @@ class TestArguments:
             *[("device", value) for value in ("meta", "xpu", torch.device("meta"))],
         ],
     )
-    @pytest.mark.parametrize("cls", [HashEmbedding, HashEmbeddingBag])
+    @over("cls", [HashEmbedding, HashEmbeddingBag])
     def test_a_bad_argument_is_named(self, cls: type[HashEmbedding], name: str, value: object) -> None:
         with pytest.raises((ValueError, TypeError), match=name):
             cls(**{"dim": DIM, name: value})
 
-    @pytest.mark.parametrize("mode", ["max", None, 1])
+    @over("mode", ["max", None, 1])
     def test_a_bad_mode_is_named(self, mode: object) -> None:
         with pytest.raises((ValueError, TypeError), match="mode"):
             HashEmbeddingBag(DIM, mode=mode)
@@ -80,7 +71,7 @@ class TestArguments:
 
 
 class TestKeys:
-    @pytest.mark.parametrize(
+    @over(
         "keys",
         [
             torch.tensor([1, 2], dtype=torch.int16),
@@ -89,23 +80,22 @@ class TestKeys:
             torch.tensor([True]),
             torch.tensor([1, 2], dtype=torch.uint64),
         ],
-        ids=lambda keys: str(keys.dtype),
     )
-    @pytest.mark.parametrize("call", ["forward", "lookup", "contains", "initial"])
+    @over("call", ["forward", "lookup", "contains", "initial"])
     def test_of_another_dtype_are_refused_with_its_name(self, keys: Tensor, call: str) -> None:
-        table, optimizer = trained()
+        table, optimizer = edges_trained()
         with refused(table, optimizer, TypeError, f"int64.*{keys.dtype}"):
             getattr(table, call)(keys)
 
-    @pytest.mark.parametrize("keys", [[1, 2], np.array([1, 2]), 5, None, "key"], ids=lambda keys: type(keys).__name__)
+    @over("keys", [[1, 2], np.array([1, 2]), 5, None, "key"])
     def test_that_are_no_tensor_are_refused(self, keys: object) -> None:
-        table, optimizer = trained()
+        table, optimizer = edges_trained()
         with refused(table, optimizer, TypeError, f"int64.*{type(keys).__name__}|{type(keys).__name__}.*int64"):
             table(keys)
 
-    @pytest.mark.parametrize("call", ["forward", "lookup", "contains"])
+    @over("call", ["forward", "lookup", "contains"])
     def test_on_another_device_are_refused_with_both_names(self, call: str) -> None:
-        table, optimizer = trained()
+        table, optimizer = edges_trained()
         with refused(table, optimizer, ValueError, "(?i)meta.*cpu|cpu.*meta"):
             getattr(table, call)(torch.empty(2, dtype=torch.int64, device="meta"))
 
@@ -145,16 +135,16 @@ class TestMoves:
         lambda module: module.to_empty(device="meta"),
     )
 
-    @pytest.mark.parametrize("number", range(len(MOVES)))
+    @over("number", range(len(MOVES)))
     def test_to_another_device_or_dtype_is_refused(self, number: int) -> None:
-        table, optimizer = trained()
+        table, optimizer = edges_trained()
         with refused(
             table, optimizer, (RuntimeError, ValueError, TypeError, NotImplementedError), "HashEmbedding|table"
         ):
             self.MOVES[number](nn.ModuleDict({"table": table}))
 
     def test_to_where_it_is_changes_nothing(self) -> None:
-        table, optimizer = trained()
+        table, optimizer = edges_trained()
         before = everything(table, optimizer)
         assert table.cpu() is table
         assert table.to("cpu") is table
@@ -166,8 +156,8 @@ class TestMoves:
 
 
 class TestOptimizers:
-    @pytest.mark.parametrize("cls", ALL)
-    @pytest.mark.parametrize(
+    @over("cls", ALL)
+    @over(
         ("options", "match"),
         [
             ({"groups": "columns"}, "groups='rows'"),
@@ -176,13 +166,12 @@ class TestOptimizers:
             ({"groups": torch.zeros(11, dtype=torch.int64)}, "groups"),
             ({"weight_decay": 0.1}, "weight_decay"),
         ],
-        ids=str,
     )
     def test_other_groups_and_weight_decay_are_refused(
         self, cls: type[GroupOptimizer], options: dict[str, Any], match: str
     ) -> None:
         """By the constructor or by the step, and then before a dense parameter beside the table is updated."""
-        table, first = trained()
+        table, first = edges_trained()
         dense = nn.Parameter(torch.ones(2, 2))
         before = everything(table, first)
 
@@ -221,7 +210,7 @@ class TestOptimizers:
         assert second.state_dict()["state"][0]["step"] == 2
 
     def test_an_argument_that_has_become_bad_stops_the_whole_step(self) -> None:
-        table, optimizer = trained()
+        table, optimizer = edges_trained()
         table(as_keys(EDGES)).sum().backward()
         before = everything(table, optimizer)
         for name, value in (("l21", -1.0), ("lr", NAN), ("betas", (1.0, 0.9)), ("norm", "t"), ("groups", "columns")):
@@ -236,13 +225,13 @@ class TestOptimizers:
 
 
 def test_batches_of_items_hold_at_least_one() -> None:
-    table, _ = trained()
+    table, _ = edges_trained()
     for bad in (0, -1, 1.5):
         with pytest.raises((ValueError, TypeError), match="batch_size"):
             next(iter(table.items(bad)))
 
 
 def test_field_counts_need_fields() -> None:
-    table, optimizer = trained()
+    table, optimizer = edges_trained()
     with refused(table, optimizer, ValueError, "field_bits"):
         table.field_counts()

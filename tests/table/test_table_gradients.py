@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
+from optimizer_cases import ALLOW_CREATE_GRAPH, Hold, Marker, assert_identical
+from over import over
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag
-from sparsegroup.optim.table_parameter import lines_of
-from sparsegroup.table.lookup.autograd import GradientLines
 from table_cases import KeyedEmbedding, as_keys, everything, learn, pull
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -100,24 +99,7 @@ def test_the_vectors_are_twice_differentiable_in_what_surrounds_them() -> None:
     torch.testing.assert_close(table.lookup(KEYS), oracle.lookup(KEYS), rtol=1e-12, atol=1e-12)
 
 
-class Marker:
-    """Something that only the graph keeps alive."""
-
-
-class Hold(torch.autograd.Function):
-    """The identity; its nodes hold the marker, in the graph of the loss and in that of the gradient."""
-
-    @staticmethod
-    def forward(ctx, x, marker):
-        ctx.marker = marker
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return Hold.apply(g, ctx.marker), None
-
-
-@pytest.mark.parametrize("cls", [GroupAdam, GroupAdaHessian])
+@over("cls", [GroupAdam, GroupAdaHessian])
 def test_a_step_lets_go_of_the_graph(cls: type) -> None:
     table = new_table()
     optimizer = cls([table.weight])
@@ -133,19 +115,7 @@ def test_a_step_lets_go_of_the_graph(cls: type) -> None:
     assert marker() is None, "freed at once, not by the garbage collector"
 
 
-def test_forgetting_create_graph_is_said_and_changes_nothing() -> None:
-    table = new_table()
-    optimizer = GroupAdaHessian([table.weight], l21=0.01)
-    learn(table, optimizer, pull(KEYS, DIM))
-    optimizer.zero_grad()
-    before = everything(table, optimizer)
-    loss_of(table).backward()
-    with pytest.raises(RuntimeError, match="create_graph=True"):
-        optimizer.step()
-    assert_identical(everything(table, optimizer), before)
-
-
-@pytest.mark.parametrize("size", [-1, 1, DIM])
+@over("size", [-1, 1, DIM])
 def test_adahessian_averages_the_hessian_over_a_row_as_of_an_embedding(size: int) -> None:
     table = new_table()
     oracle = KeyedEmbedding(table)
@@ -206,7 +176,7 @@ class TestWeight:
         assert table.weight is weight
         assert weight.shape == (0, DIM)
 
-    @pytest.mark.parametrize("use", USES)
+    @over("use", USES)
     def test_arithmetic_on_it_says_why_not(self, use: str) -> None:
         table = new_table()
         optimizer = GroupAdam([table.weight])
@@ -216,7 +186,7 @@ class TestWeight:
             USES[use](table.weight)
         assert_identical(everything(table, optimizer), before)
 
-    @pytest.mark.parametrize("cls", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
+    @over("cls", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
     def test_an_optimizer_of_torch_says_why_not(self, cls: type[torch.optim.Optimizer]) -> None:
         table = new_table()
         before = table(KEYS).detach()
@@ -250,30 +220,3 @@ class TestWeight:
         assert "HashEmbedding(" in repr(model)
         assert "HashEmbeddingBag(" in repr(model)
         model.apply(lambda module: None)
-
-
-def test_what_travels_with_a_gradient_goes_with_it() -> None:
-    """The next sum, `coalesce` or `zero_` leaves it behind; and it keeps no memory alive."""
-    table = new_table()
-    loss_of(table).backward()
-    numbering = table.table.directory.numbering
-
-    def lines(gradient: Tensor) -> GradientLines | None:
-        return lines_of(gradient._indices()[0])
-
-    gradient = table.weight.grad
-    found = lines(gradient)
-    assert found is not None
-    assert found.count == gradient._nnz()
-    assert lines(gradient.coalesce()) is None
-    assert lines(gradient + gradient) is None
-    assert found.numbering is numbering
-    gradient._values().mul_(2)
-    assert lines(gradient) is found
-    gone = weakref.ref(found)
-    gradient.zero_()
-    assert lines(gradient) is None
-    del found, gradient
-    table.weight.grad = None
-    gc.collect()
-    assert gone() is None

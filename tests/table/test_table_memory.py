@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from family import FAMILY
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make
-from sparsegroup import (
-    GroupAdam,
-    HashEmbedding,
-    HashEmbeddingBag,
-)
+from over import over
+from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag
 from sparsegroup.rules import is_of_group
 from table_cases import REGULARIZED, as_keys, crowded, everything, kill, learn, pull, random_keys, stream, threads
+from table_pairs import one_of_each_kind
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -25,7 +22,7 @@ pytestmark = ALLOW_CREATE_GRAPH
 class TestLargeLookups:
     """One large lookup makes those after it neither slower nor keeps memory that is not counted."""
 
-    @pytest.mark.parametrize(("count", "slots"), [(1000, 2048), (1025, 4096), (200_000, 1 << 19)])
+    @over(("count", "slots"), [(1000, 2048), (1025, 4096), (200_000, 1 << 19)])
     def test_a_lookup_clears_no_more_slots_than_its_own_keys_need(self, count: int, slots: int) -> None:
         table = HashEmbedding(4)
         table(torch.arange(200_000))
@@ -44,7 +41,7 @@ class TestLargeLookups:
         table(torch.arange(1000))
         assert table.memory().scratch <= 1 << 19
 
-    @pytest.mark.parametrize("count", [50_000, 1_000_000])
+    @over("count", [50_000, 1_000_000])
     def test_a_limit_of_bytes_holds_after_it(self, count: int) -> None:
         limit = 4_000_000
         table = HashEmbedding(8, max_bytes=limit)
@@ -72,8 +69,8 @@ def test_items_copy_each_row_once() -> None:
 
 
 class TestMemory:
-    @pytest.mark.parametrize("cls", ALL)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @over("cls", ALL)
+    @over("dtype", [torch.float32, torch.float64])
     def test_parts_are_the_weight_u_and_the_moments(self, cls: type, dtype: torch.dtype) -> None:
         table = HashEmbedding(5, dtype=dtype)
         optimizer = make(cls, [table.weight], **REGULARIZED)
@@ -111,7 +108,7 @@ class TestMemory:
         assert (table.num_rows, table.num_seen) == (5000, 100_000)
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-    @pytest.mark.parametrize("huge_pages", [True, False])
+    @over("huge_pages", [True, False])
     def test_shrinking_gives_memory_back_to_the_operating_system(self, huge_pages: bool) -> None:
         script = f"""
             import os, torch
@@ -162,7 +159,7 @@ KEYS = {
 
 
 class TestManyKeys:
-    @pytest.mark.parametrize("name", KEYS)
+    @over("name", KEYS)
     def test_every_key_stays_findable_while_the_table_grows(self, name: str) -> None:
         keys = KEYS[name][torch.randperm(len(KEYS[name]), generator=torch.Generator().manual_seed(0))]
         table = HashEmbedding(2)
@@ -194,7 +191,7 @@ class TestManyKeys:
 
 
 class TestDeterminism:
-    @pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
+    @one_of_each_kind
     def test_the_same_keys_and_seeds_give_the_same_bits_with_one_and_with_two_threads(self, member) -> None:
         def run(count: int) -> object:
             with threads(count):

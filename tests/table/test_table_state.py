@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
+from over import over
 from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding, HashEmbeddingBag
 from table_cases import (
     REGULARIZED,
@@ -24,10 +25,11 @@ from table_cases import (
     table_state,
     through_a_file,
 )
+from table_pairs import one_of_each_kind
 
 pytestmark = ALLOW_CREATE_GRAPH
 
-every_member = pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
+every_member = over("member", FAMILY.values())
 DIM, FIELD_BITS = 3, 3
 
 
@@ -71,7 +73,7 @@ def test_state_is_by_key_under_torchs_names(member: Member) -> None:
     assert_identical(module_state["weight"], table.lookup(module_state["keys"]))
 
 
-@pytest.mark.parametrize(
+@over(
     ("member", "optimizer_first", "elsewhere"),
     [
         (member, first, elsewhere)
@@ -115,11 +117,9 @@ def test_the_order_of_rows_in_a_state_means_nothing(member: Member) -> None:
     assert_identical(everything(other, resumed), everything(table, optimizer))
 
 
-@every_member
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item)), lambda item: through_a_file(item, False)],
-    ids=["deepcopy", "pickle", "torch.save"],
+@one_of_each_kind
+@over(
+    "copied", [copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item)), lambda item: through_a_file(item, False)]
 )
 def test_a_copy_of_table_and_optimizer_trains_on_alike(member: Member, copied: Callable[[Any], Any]) -> None:
     table, optimizer = trained(member, slice(6))
@@ -160,7 +160,7 @@ def test_the_state_of_a_model_has_its_table_under_a_prefix() -> None:
     assert_identical(table_state(other["words"]), table_state(model["words"]))
 
 
-@pytest.mark.parametrize("source", [torch.float32, torch.float64])
+@over("source", [torch.float32, torch.float64])
 def test_a_loaded_state_takes_the_dtype_of_the_table(source: torch.dtype) -> None:
     target = torch.float32 if source == torch.float64 else torch.float64
     table, optimizer = trained(FAMILY["adam"], slice(4), source)
@@ -228,7 +228,7 @@ def broken_modules() -> dict[str, Callable[[dict[str, Any]], Any]]:
     }
 
 
-@pytest.mark.parametrize("broken", broken_modules())
+@over("broken", broken_modules())
 def test_a_broken_module_state_is_refused_and_changes_nothing(broken: str) -> None:
     table, optimizer = trained(FAMILY["adam"], slice(4))
     state = copy.deepcopy(table.state_dict())
@@ -252,7 +252,7 @@ def broken_optimizers() -> dict[str, tuple[Callable[[dict[str, Any]], Any], str]
     }
 
 
-@pytest.mark.parametrize("broken", broken_optimizers())
+@over("broken", broken_optimizers())
 def test_a_broken_optimizer_state_is_refused_and_changes_nothing(broken: str) -> None:
     change, match = broken_optimizers()[broken]
     table, optimizer = trained(FAMILY["adam"], slice(4))
@@ -320,8 +320,8 @@ def _filled(keys: list[int]) -> HashEmbedding:
     return table
 
 
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize(("damage", "message"), DAMAGED.values(), ids=DAMAGED)
+@over("strict", [True, False])
+@over(("damage", "message"), DAMAGED.values())
 def test_a_damaged_state_is_refused_before_anything_changes(
     damage: Callable[[dict[str, Tensor]], dict[str, Tensor]], message: str, strict: bool
 ) -> None:
@@ -332,7 +332,7 @@ def test_a_damaged_state_is_refused_before_anything_changes(
     assert_identical(table.state_dict(), before)
 
 
-@pytest.mark.parametrize("name", ["weights", "rank_0_of_2.key", "head.weight"])
+@over("name", ["weights", "rank_0_of_2.key", "head.weight"])
 def test_unknown_entries_are_named(name: str) -> None:
     """As of every module: what is known is loaded, and `strict` decides whether the others are an error."""
     table, other = _filled([1, 2]), nn.Sequential(_filled([3]))

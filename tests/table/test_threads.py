@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-import pytest
 import torch
 from torch import Tensor
 
-from family import FAMILY, Member
+from family import Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding
 from table_cases import REGULARIZED, everything, learn, pull, random_keys, stream
+from table_pairs import one_of_each_kind
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -65,7 +65,7 @@ def new_table(**options: object) -> HashEmbedding:
     return HashEmbedding(DIM, std=0.5, seed=1, **options)
 
 
-@pytest.mark.parametrize("member", FAMILY.values(), ids=FAMILY)
+@one_of_each_kind
 def test_a_loader_that_looks_up_ahead_changes_nothing(member: Member) -> None:
     """It inserts the keys of later batches while earlier ones are trained: every row ends as without it."""
     steps = stream(steps=30, dim=DIM, new_per_step=20)
