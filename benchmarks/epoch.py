@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 import timing
-from plain_loop import PLAIN, Ids, PlainModel, train_plainly
+from plain_loop import PLAIN, Ids, PlainModel, Watch, train_plainly
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import criteo
@@ -103,9 +103,10 @@ def ours(log: Log, batch: int = BATCH) -> tuple[float, dict[str, float]]:
     """Samples per second of the pass, evaluation left out, and what it came to."""
     model, optimizer = CONFIG.build(log)
     begin, cpu = perf_counter(), process_time()
-    history: list[HistoryPoint] = []
+    watch = Watch()
     config = CONFIG.replace(batch_size=batch, windows=max(1, log.train_rows // WINDOW))
-    trained = train_and_test(config, model, optimizer, log, on_progress=history.append)
+    trained = train_and_test(config, model, optimizer, log, callbacks=[watch])
+    history = watch.trainer.history
     seconds, busy = perf_counter() - begin, process_time() - cpu
     figures = {
         "seconds": seconds,

@@ -19,7 +19,6 @@ from plain_loop import PLAIN
 from sparsegroup.data import Log, open_log
 from sparsegroup.training import Config
 from sparsegroup.training.plan import EpochPlan
-from sparsegroup.training.trainer import trainer_for
 
 WAYS = ("train", "reset", "freeze")
 SIZES = {"all": {"optimizer": "adagrad", "lr": 0.03, "l21": 0.0}, "0.1": {"target_rate": 0.1}}
@@ -35,8 +34,8 @@ def measured(log: Log, config: Config, epochs: int, way: str) -> list[tuple[floa
         validation_rows=len(log) - log.train_rows,
         after_first_epoch=way,
     )
-    trainer = trainer_for(config, model, optimizer, plan)
-    trainer.fit(lambda epoch: plan.batches(log, epoch), **plan.arguments(log))
+    trainer = config.trainer(model, optimizer, plan)
+    trainer.fit(**plan.arguments(log))
     points = [point for point in trainer.history if point.validation_log_loss is not None]
     return [(point.validation_auc, point.validation_log_loss) for point in points]
 

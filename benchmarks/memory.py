@@ -37,7 +37,7 @@ import plain_loop
 import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.training import Config, HistoryPoint
+from sparsegroup.training import Config, TrainedBatch, Trainer
 from sparsegroup.training.compare import train_and_test
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
@@ -71,16 +71,14 @@ def one_pass(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[st
     log, config = PreparedLog(folder), Config.of(**plain_loop.PLAIN | settings)
     model, optimizer = config.build(log)
     sizes: list[int] = []
-    history: list[HistoryPoint] = []
-    trained = train_and_test(
-        config.replace(batch_size=BATCH),
-        model,
-        optimizer,
-        log,
-        on_batch=lambda samples, loss: sizes.append(model.embedding.memory().total),
-        on_progress=history.append,
-    )
-    table, last = model.embedding, history[-1]
+
+    class Sizes(plain_loop.Watch):
+        def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+            sizes.append(model.embedding.memory().total)
+
+    watch = Sizes()
+    trained = train_and_test(config.replace(batch_size=BATCH), model, optimizer, log, callbacks=[watch])
+    table, last = model.embedding, watch.trainer.history[-1]
     figures = {
         "test_auc": trained.test.auc,
         "test_log_loss": trained.test.log_loss,

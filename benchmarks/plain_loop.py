@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sparsegroup.data import PreparedLog
 from sparsegroup.models import DCN
+from sparsegroup.training import Callback, Trainer
 
 PLAIN = {
     "model": "dcn",
@@ -20,6 +21,15 @@ PLAIN = {
     "shuffle_buffer": 0,
 }
 """Explicit settings, so that a benchmark measures the same if a default changes."""
+
+
+class Watch(Callback):
+    """Keeps the trainer that it follows, and so its history."""
+
+    trainer: Trainer
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self.trainer = trainer
 
 
 class Ids(IterableDataset[tuple[Tensor, Tensor, Tensor]]):

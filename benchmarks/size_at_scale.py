@@ -21,7 +21,7 @@ import plain_loop
 import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.training import Config, HistoryPoint, predict
+from sparsegroup.training import Config, predict
 from sparsegroup.training.compare import train_and_test
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.pruning import magnitude_pruning
@@ -39,9 +39,9 @@ PLAIN = Config.of(
 def one_pass(log: PreparedLog, config: Config) -> dict[str, float]:
     """A pass, and what it came to."""
     model, optimizer = config.build(log)
-    history: list[HistoryPoint] = []
-    trained = train_and_test(config.replace(batch_size=BATCH), model, optimizer, log, on_progress=history.append)
-    last = history[-1]
+    watch = plain_loop.Watch()
+    trained = train_and_test(config.replace(batch_size=BATCH), model, optimizer, log, callbacks=[watch])
+    last = watch.trainer.history[-1]
     return {
         "test_auc": trained.test.auc,
         "test_log_loss": trained.test.log_loss,

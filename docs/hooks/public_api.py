@@ -22,7 +22,7 @@ ROOMS = (
     "estimator",
 )
 """The packages that users import from, beside `sparsegroup` itself."""
-BESIDES = {"training": ("baseline.BaselineCallback", "baseline.LogisticBaseline", "build.RateSchedule")}
+BESIDES = {"training": ("baseline.BaselineCallback", "baseline.LogisticBaseline")}
 """Package → names for users that its `__all__` does not have."""
 
 

@@ -22,7 +22,7 @@ from sparsegroup.serving import load_export, open_trained
 from sparsegroup.serving.inspection import inspect
 from sparsegroup.serving.reading import read_export
 from sparsegroup.training import Config, load_run
-from sparsegroup.training.checks import check_weights
+from sparsegroup.training.network_step import check_weights
 from sparsegroup.training.session import Session
 
 PREPARED, RUN, EXPORT, DELTA, CUT, CHAIN = "prepared-log", "run", "export", "delta", "cut-off", "chain"
@@ -187,10 +187,9 @@ def resume(folder: Path) -> None:
     log = PreparedLog(folder / PREPARED)
     session = Session.resume(folder / CUT, log)
     try:
-        session.trainer.fit(
-            lambda epoch: session.plan.batches(log, epoch, session.trainer.progress.position),
-            **session.plan.arguments(log),
-        )
+        arguments = session.plan.arguments(log)
+        arguments["stream"] = lambda epoch: session.plan.batches(log, epoch, session.trainer.progress.position)
+        session.trainer.fit(**arguments)
         check_weights(session.model, session.trainer.samples)
         session.trainer.predictions(log.batches(0, 16, 16)).metrics()
     finally:

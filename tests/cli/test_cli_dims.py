@@ -1,6 +1,7 @@
 """Fields with embeddings of their own size through the real command line: train, resume, predict, export, inspect."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,17 @@ from safetensors.numpy import load_file
 
 from cli_cases import many_features, summary_of
 from command import Run, call
+from following import CutOff, CutOffError
 from plain_settings import plain
 from run_folders import state_of
 from sparsegroup.data import open_log
 from sparsegroup.serving import ExportError, open_trained, read_export
 from sparsegroup.serving.onnx import OnnxModel
-from sparsegroup.training import Session
+from sparsegroup.training import Callback, Session
 
 DIMS = ("--set", "model.dims={color: 2, size: 8}", "--set", "model.dim=4")
 COMMON = ("--lr", 0.05, "--batch-size", 64, "--set", "training.baseline=false")
 TABLES = {"dim_2": "color", "dim_4": "noise", "dim_8": "size"}
-
-
-class CutOffError(Exception):
-    """Stands for the process's end."""
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +82,10 @@ def test_a_run_that_is_cut_off_anywhere_ends_with_the_same_bits(there: Path, tmp
 
 def cut(patch: pytest.MonkeyPatch, at: int) -> None:
     """Let the at-th batch be the last thing that a process does."""
-    real, batches = Session.train, 0
+    real = Session.train
 
-    def train(self: Session, **arguments: Any) -> Any:
-        def end(samples: int, loss: float) -> None:
-            nonlocal batches
-            batches += 1
-            if batches == at:
-                raise CutOffError
-
-        return real(self, **{**arguments, "on_batch": end})
+    def train(self: Session, *, callbacks: Sequence[Callback]) -> Any:
+        return real(self, callbacks=[*callbacks, CutOff(at)])
 
     patch.setattr(Session, "train", train)
 

@@ -9,14 +9,11 @@ import yaml
 
 from cli_cases import many_features, summary_of
 from command import Run
+from following import CutOffError, cut_off_at
 from run_folders import state_of
 from sparsegroup.training.session import Session
 
 SMALL = ["--batch-size", 100, "--set", "model.dim=2", "--set", "model.hidden=[4]", "--threads", 1]
-
-
-class CutOffError(Exception):
-    """Stands for the process's end."""
 
 
 def coins(path: Path) -> Path:
@@ -60,17 +57,8 @@ def test_it_is_resumed_in_its_second_epoch_and_gone_on_with(
     log = many_features(tmp_path / "log.csv", 1_000)
     options = ["--epochs", 2, "--target-rate", 0.2, "--after-first-epoch", "reset", "--validation", 0.2, *SMALL]
     assert run("train", log, "--out", "whole", *options, "--checkpoint-steps", 3).returncode == 0
-    real, calls = Session.checkpoint, 0
-
-    def last(self: Session, *, whole: bool = False) -> Path:
-        nonlocal calls
-        calls += 1
-        if calls == 5:
-            raise CutOffError
-        return real(self, whole=whole)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "checkpoint", last)
+        cut_off_at(patch, Session, "checkpoint", 5)
         with pytest.raises(CutOffError):
             run("train", log, "--out", "cut", *options, "--checkpoint-steps", 3)
     resumed = run("train", "--resume", "cut", "--threads", 1)

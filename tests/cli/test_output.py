@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cli_cases import COMMAND, click_log
 from command import Run
 from sparsegroup.cli import progress
 from sparsegroup.cli.output import logged
 from sparsegroup.cli.progress import Heartbeat, training_bar
-from sparsegroup.training import HistoryPoint
+from sparsegroup.data.batches import Batch
+from sparsegroup.models import MLP
+from sparsegroup.table import HashEmbedding
+from sparsegroup.training import HistoryPoint, TrainedBatch, Trainer
 
 RUN_GUIDE = Path(__file__).parents[2] / "docs" / "runs.md"
 COMMANDS = ("train", "evaluate", "predict", "prepare", "export", "apply", "inspect", "demo", "synthesize", "path")
@@ -169,10 +173,13 @@ def beats(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.usefixtures("beats")
 def test_a_line_has_what_the_last_point_says(caplog: pytest.LogCaptureFixture) -> None:
     point = HistoryPoint(512, 0.75, 0.5, 0.9, 1.0, 0.03, 30, 1000, 4_000_000, 1.0, 512.0, scheduled_rate=0.05)
-    with training_bar(1_024, "DCN, adam") as (on_batch, on_progress):
-        on_batch(512, 0.6)
-        on_progress(point)
-        on_batch(512, 0.6)
+    trainer = Trainer(HashEmbedding(2), MLP(1, 2), ())
+    batch = Batch(torch.zeros(512, 1, dtype=torch.int64), torch.empty(512, 0), torch.zeros(512), torch.zeros(512))
+    trained = TrainedBatch(batch, torch.zeros(512), 512, torch.tensor(0.6))
+    with training_bar(1_024, "DCN, adam") as bar:
+        bar.on_batch(trainer, trained)
+        bar.on_point(trainer, point)
+        bar.on_batch(trainer, trained)
     assert "1,024 of 1,024 samples (100.0%)" in lines_of(caplog)[-1]
     assert "loss 0.5000, AUC 0.7500, rate 0.0300 (scheduled 0.0500), 4 MB" in lines_of(caplog)[-1]
 

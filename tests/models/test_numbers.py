@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cli_cases import summary_of
 from command import Run
+from following import CutOff, CutOffError
 from sparsegroup import GroupAdaHessian, HashEmbedding, param_groups
 from sparsegroup.data import open_log
 from sparsegroup.data.batches import Batch
@@ -369,16 +370,9 @@ def test_a_run_that_was_cut_off_ends_with_the_same_statistics(priced: Path, tmp_
     log = open_log(priced, schema=priced.with_name("schema.yaml"))
     config = Config.of(number_buckets=4, standardize=True, lr=0.02, batch_size=64, checkpoint_steps=10)
     Session.begin(tmp_path / "whole", config, log).train()
-
-    def cut_off(samples: int, loss: float) -> None:
-        batches.append(samples)
-        if len(batches) == 25:
-            raise InterruptedError
-
-    batches: list[int] = []
     begun = Session.begin(tmp_path / "cut", config, log)
-    with pytest.raises(InterruptedError):
-        begun.train(on_batch=cut_off)
+    with pytest.raises(CutOffError):
+        begun.train(callbacks=[CutOff(25)])
     resumed = Session.resume(tmp_path / "cut", log)
     assert 0 < resumed.position < 25 * 64
     resumed.train()

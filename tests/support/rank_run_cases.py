@@ -1,6 +1,5 @@
 """Runs of several ranks on a log with everything that has state: numbers, lists, admission, fallback, a target."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from following import CutOffError, cut_off_at
 from kill_runs import outcome_of
 from sparsegroup.checkpoint import save
 from sparsegroup.data import Log, open_log
@@ -91,10 +91,6 @@ FOLLOWING = (NumberEncoder, Dice)
 """Layers with running statistics."""
 
 
-class CutOffError(Exception):
-    """Stands for the end of all processes."""
-
-
 PLACES: dict[str, tuple[Any, str, bool]] = {
     "step": (RankGroup, "all_reduce_gradients", False),
     "batch": (Trainer, "_step", True),
@@ -109,20 +105,7 @@ PLACES: dict[str, tuple[Any, str, bool]] = {
 def cut(patch: pytest.MonkeyPatch, place: str, at: int) -> None:
     """Let the at-th call of a function be the last thing that a process does."""
     owner, name, after = PLACES[place]
-    real: Callable[..., Any] = getattr(owner, name)
-    calls = 0
-
-    def last(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == at and not after:
-            raise CutOffError
-        result = real(*arguments, **keywords)
-        if calls == at:
-            raise CutOffError
-        return result
-
-    patch.setattr(owner, name, last)
+    cut_off_at(patch, owner, name, at, after=after)
 
 
 def without_pictures(patch: pytest.MonkeyPatch) -> None:

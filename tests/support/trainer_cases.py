@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from following import Each
 from sharded_cases import rows_of
 from sparsegroup import FieldTables, GroupAdam, HashEmbedding, MinCount, TargetRate, param_groups
 from sparsegroup.data.batches import Batch
@@ -137,11 +138,8 @@ def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
     first = new_trainer(case)
     last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
 
-    def stop() -> None:
-        if last and first.progress.steps == at:
-            first.stop()
-
-    first.fit(own_batches(case, (99,) * 4), after_batch=stop)
+    first.callbacks.append(Each(rest=lambda trainer: trainer.stop() if last and trainer.progress.steps == at else None))
+    first.fit(own_batches(case, (99,) * 4))
     state = first.ranks.broadcast(first.network.state_dict(), "the network")
     first.network.load_state_dict(state)  # as a checkpoint holds it
     second = Trainer(

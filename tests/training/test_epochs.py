@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from following import Each
 from plain_settings import plain
 from sparsegroup import GroupAdam, HashEmbedding, TargetRate, param_groups
 from sparsegroup.data import LogView, MemoryLog, SyntheticConfig, synthetic_log
@@ -19,7 +20,6 @@ from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.compare import train_and_test
 from sparsegroup.training.model import ClickModel, new_embedding
-from sparsegroup.training.trainer import trainer_for
 
 ROWS = 4_000
 
@@ -69,13 +69,14 @@ class TestFit:
     def test_validation_changes_nothing_that_is_learnt(self, log: MemoryLog) -> None:
         (plain, one), (measured, two) = made(l21=1e-3, fallback=True), made(l21=1e-3, fallback=True)
         after_first: list[dict[str, Tensor]] = []
-        one.fit(list(log.batches(0, 2_000, 500)), epochs=2, after_epoch=lambda: after_first.append(bits(plain)))
+        one.callbacks.append(Each(epoch=lambda _: after_first.append(bits(plain))))
+        one.fit(list(log.batches(0, 2_000, 500)), epochs=2)
         seen: list[dict[str, Tensor]] = []
+        two.callbacks.append(Each(epoch=lambda _: seen.append(bits(measured))))
         two.fit(
             list(log.batches(0, 2_000, 500)),
             epochs=2,
             validation=list(log.batches(2_000, 3_000, 500)),
-            after_epoch=lambda: seen.append(bits(measured)),
         )
         assert same(seen[0], after_first[0])
         assert two.progress.best is not None
@@ -92,12 +93,13 @@ class TestFit:
         optimizer = trainer.optimizers[0]
         trainer.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.9)
         kept: list[tuple[dict[str, Tensor], object]] = []
+        rate = optimizer.param_groups[0]
+        trainer.callbacks.append(Each(epoch=lambda _: kept.append((bits(model), rate["lr"]))))
         trainer.fit(
             poisoned(log, from_epoch=2),
             epochs=9,
             patience=2,
             validation=lambda epoch: log.batches(3_000, ROWS, 500),
-            after_epoch=lambda: kept.append((bits(model), optimizer.state_dict()["param_groups"][0]["lr"])),
         )
         assert (trainer.progress.epoch, trainer.progress.best, len(kept)) == (4, 2, 3)
         assert same(bits(model), kept[1][0])
@@ -141,12 +143,13 @@ class TestLaterEmbeddings:
         model, trainer = made(l21=1e-3, fallback=True)
         after: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
-        def note() -> None:
+        def note(_: Trainer) -> None:
             table = {name: tensor.clone() for name, tensor in model.embedding.state_dict().items()}
             after.append((table, {name: tensor.clone() for name, tensor in model.network.state_dict().items()}))
 
-        trainer.fit(list(log.batches(0, 2_000, 500)), epochs=3, after_first_epoch="freeze", after_epoch=note)
-        note()
+        trainer.callbacks.append(Each(epoch=note))
+        trainer.fit(list(log.batches(0, 2_000, 500)), epochs=3, after_first_epoch="freeze")
+        note(trainer)
         assert same(after[0][0], after[1][0])
         assert same(after[0][0], after[2][0])
         assert not same(after[0][1], after[1][1])
@@ -185,13 +188,10 @@ class TestLaterEmbeddings:
         )
         model, optimizer = config.build(log)
         plan = config.training.plan(log.train_rows)
-        trainer = trainer_for(config, model, optimizer, plan)
         rates: list[float] = []
-        trainer.fit(
-            lambda epoch: plan.batches(log, epoch),
-            **plan.arguments(log),
-            after_epoch=lambda: rates.append(model.embedding.feature_rate),
-        )
+        note = Each(epoch=lambda _: rates.append(model.embedding.feature_rate))
+        trainer = config.trainer(model, optimizer, plan, [note])
+        trainer.fit(**plan.arguments(log))
         assert [*rates, model.embedding.feature_rate] == pytest.approx([0.1] * 3, abs=1e-3)
         assert trainer.progress.best is not None
 

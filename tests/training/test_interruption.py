@@ -14,7 +14,6 @@ from cli_cases import COMMAND
 from command import Run
 from kill_runs import differences, outcome_of
 from sparsegroup.cli.launch import Interruption
-from sparsegroup.reporting import page
 from sparsegroup.training import Session, Trainer
 
 TRAIN = (
@@ -32,11 +31,6 @@ TRAIN = (
     1,
 )
 SAYS = "interrupted at row 160 of 1,080; the last checkpoint is run/checkpoints/step-000000000002; continue with "
-
-
-@pytest.fixture(autouse=True)
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "render_report", lambda *arguments: "the report")
 
 
 def at_a_batch(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) -> None:

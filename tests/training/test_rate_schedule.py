@@ -1,15 +1,16 @@
 """Learning rates along a training: by the formula, for table and network, and where a run is resumed."""
 
 import math
+from functools import partial
 
 import pytest
 
+from following import Each
 from plain_settings import plain
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
-from sparsegroup.training.build import RateSchedule
-from sparsegroup.training.trainer import trainer_for
+from sparsegroup.training.build import rate_factor
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def log() -> MemoryLog:
 @pytest.mark.parametrize("steps", [1, 7, 100])
 def test_the_factors_are_those_of_the_formula(steps: int, warmup: float) -> None:
     rising = math.ceil(warmup * steps)
-    constant, linear, cosine = (RateSchedule(kind, steps, warmup) for kind in ("constant", "linear", "cosine"))
+    constant, linear, cosine = (partial(rate_factor, kind, steps, warmup) for kind in ("constant", "linear", "cosine"))
     for step in range(steps):
         if step < rising:
             assert constant(step) == linear(step) == cosine(step) == (step + 1) / rising
@@ -38,16 +39,12 @@ def test_table_and_network_have_rates_of_their_own_that_fall_together(log: Memor
     model, optimizer = config.build(log)
     plan = config.training.plan(log.train_rows)
     assert plan.steps == 20
-    trainer = trainer_for(config, model, optimizer, plan)
-    rates: list[tuple[float, float]] = []
-
-    def note(samples: int, loss: float) -> None:
-        table, network = (group["lr"] for group in optimizer.param_groups)
-        rates.append((table, network))
-
+    rates: list[tuple[float, ...]] = []
+    note = Each(batch=lambda _: rates.append(tuple(group["lr"] for group in optimizer.param_groups)))
+    trainer = config.trainer(model, optimizer, plan, [note])
     begun = tuple(group["lr"] for group in optimizer.param_groups)
-    trainer.fit(lambda epoch: plan.batches(log, epoch), **plan.arguments(log), on_batch=note)
-    schedule = RateSchedule("linear", 20, 0.2)
+    trainer.fit(**plan.arguments(log))
+    schedule = partial(rate_factor, "linear", 20, 0.2)
     expected = [(0.1 * schedule(step), 0.02 * schedule(step)) for step in range(21)]
     assert [begun, *rates] == [pytest.approx(pair) for pair in expected]
 
@@ -55,7 +52,7 @@ def test_table_and_network_have_rates_of_their_own_that_fall_together(log: Memor
 def test_without_a_schedule_there_is_no_scheduler(log: MemoryLog) -> None:
     config = plain()
     model, optimizer = config.build(log)
-    assert trainer_for(config, model, optimizer, config.training.plan(900)).scheduler is None
+    assert config.trainer(model, optimizer, config.training.plan(900)).scheduler is None
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3]
 
 
@@ -70,7 +67,3 @@ def test_without_a_schedule_there_is_no_scheduler(log: MemoryLog) -> None:
 def test_what_cannot_be_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Config.of(**settings)
-    with pytest.raises(ValueError, match="kind must be"):
-        RateSchedule("step", 3)
-    with pytest.raises(ValueError, match=r"warmup must be in \[0, 1\), got 1.0"):
-        RateSchedule("linear", 3, 1.0)

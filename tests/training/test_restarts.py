@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from cli_cases import click_log
 from command import Done, Run
+from following import CutOffError, cut_off_at
 from run_folders import state_of
 from sparsegroup.cli.train import _run_of_job
 from sparsegroup.training import Session
@@ -17,10 +18,6 @@ from sparsegroup.training.run_folder import point_latest
 
 TRAIN = ("--model", "lr", "--no-baseline", "--batch-size", 200, "--checkpoint-steps", 1, "--json")
 Job = Callable[..., Done]
-
-
-class CutOffError(Exception):
-    """Stands for the process's end."""
 
 
 @pytest.fixture
@@ -53,14 +50,8 @@ def job(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Job]:
 
 def cut_off(patch: pytest.MonkeyPatch, train: Callable[[], object]) -> None:
     """Let a command die behind its first checkpoint."""
-    real = Session.checkpoint
-
-    def last(self: Session, **keywords: Any) -> None:
-        real(self, **keywords)
-        raise CutOffError
-
     with patch.context() as within:
-        within.setattr(Session, "checkpoint", last)
+        cut_off_at(within, Session, "checkpoint", after=True)
         with pytest.raises(CutOffError):
             train()
 

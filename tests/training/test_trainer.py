@@ -14,7 +14,7 @@ from sparsegroup import GroupAdagrad, GroupAdam, HashEmbedding, param_groups
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import DCN, MLP
-from sparsegroup.training import ClickModel, Trainer, evaluate
+from sparsegroup.training import ClickModel, Trainer
 from sparsegroup.training.model import by_field, keys_to_look_up, new_embedding
 from sparsegroup.training.network_step import has_compiler
 
@@ -76,17 +76,6 @@ def test_a_bag_is_the_mean_of_its_vectors_and_an_empty_one_is_zero() -> None:
             values = table.lookup(bags.keys[bags.offsets[row] : bags.offsets[row + 1]])
             expected = values.mean(0) if len(values) else torch.zeros(3)
             torch.testing.assert_close(embeddings[row, 2], expected)
-
-
-def test_weights_count_in_the_metrics_as_copies_of_rows_do() -> None:
-    generator = np.random.default_rng(0)
-    labels = generator.integers(0, 2, 300).astype(np.float32)
-    probabilities = generator.random(300)
-    weights = generator.integers(0, 4, 300)
-    weighted = evaluate(labels, probabilities, weights.astype(np.float32))
-    copied = evaluate(labels.repeat(weights), probabilities.repeat(weights))
-    for name, value in vars(copied).items():
-        assert getattr(weighted, name) == pytest.approx(value, rel=1e-6), name
 
 
 def test_a_data_loader_of_tensors_is_a_stream(log: MemoryLog) -> None:

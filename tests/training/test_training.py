@@ -103,8 +103,8 @@ def test_more_l21_keeps_fewer_features_and_none_keeps_all(log: MemoryLog) -> Non
 @pytest.mark.parametrize(
     ("model", "optimizer"),
     [
-        *product(["mlp", "opnn", "dcn"], get_args(OptimizerName)),
-        *product(["lr", "fm", "deepfm", "dcnv2", "xdeepfm"], ["adagrad", "adahessian"]),
+        *product(["dcn"], get_args(OptimizerName)),
+        *product(["lr", "fm", "deepfm", "mlp", "opnn", "dcnv2", "xdeepfm"], ["adahessian"]),
     ],
 )
 def test_every_optimizer_trains_every_model_twice_the_same(log: MemoryLog, model: str, optimizer: str) -> None:
@@ -119,22 +119,6 @@ def test_every_optimizer_trains_every_model_twice_the_same(log: MemoryLog, model
     assert one == two
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     assert np.isfinite(one.test.log_loss)
-
-
-def test_validation_uses_training_rows_alone(log: MemoryLog) -> None:
-    model, optimizer = plain(lr=1e-2).build(log)
-    trained = train(model, optimizer, log, rows=16_000)
-    assert trained.history[-1].samples == 16_000
-    again = score(model, log, 16_000, log.train_rows)
-    assert trained.test == again
-
-
-def test_unknown_features_are_the_zero_vector(log: MemoryLog) -> None:
-    model, optimizer = plain(lr=1e-2).build(log)
-    train(model, optimizer, log, rows=5_000)
-    unknown = torch.full((2, 3), -1)
-    assert -1 not in model.embedding
-    assert (model.embedding(unknown) == 0).all()
 
 
 def test_pruning_keeps_the_rows_of_largest_norm() -> None:

@@ -8,6 +8,7 @@ from zlib import crc32
 import optuna
 import pytest
 
+from following import Each
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError
@@ -64,9 +65,9 @@ def dying(at):
     @contextmanager
     def reporting(name, samples):
         begun.append(name)
-        yield (lambda rows, loss: None) if len(begun) <= at else die
+        yield None if len(begun) <= at else Each(batch=die)
 
-    def die(rows, loss):
+    def die(trainer):
         raise KilledError
 
     return reporting
@@ -179,7 +180,7 @@ def test_a_trial_goes_on_from_its_last_rung(tmp_path):
     @contextmanager
     def reporting(name, samples):
         names.append(name)
-        yield lambda rows, loss: None
+        yield None
 
     Study.resume(tmp_path / "study", LOG).run(trials=1, seconds=600, reporting=reporting)
     assert names == ["trial 0, 720 rows"]

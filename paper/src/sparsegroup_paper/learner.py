@@ -1,14 +1,14 @@
 """A model in training on a log: trained part by part, and set back to where it was."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sparsegroup.data import Log
-from sparsegroup.training import Config, Trainer
+from sparsegroup.training import Callback, Config, Trainer
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Learner:
         self.log, self.config = log, config
         self.model, self.optimizer = config.build(log)
 
-    def fit(self, start: int, stop: int, on_batch: Callable[[int, float], None] | None = None) -> None:
+    def fit(self, start: int, stop: int, callbacks: Sequence[Callback] = ()) -> None:
         """Train on rows `start` to `stop` once, to the size that the config asks for at their end.
 
         An experiment's pass is one epoch in the log's order: of the config's `training`, batch size and seed count.
@@ -46,8 +46,9 @@ class Learner:
             scheduler=self.config.optimizer.scheduler(self.optimizer, steps),
             target=self.config.optimizer.target(self.optimizer, steps),
             window=max(1, stop - start),
+            callbacks=callbacks,
         )
-        trainer.fit(self.log.batches(start, stop, size), on_batch=on_batch)
+        trainer.fit(self.log.batches(start, stop, size))
 
     def state(self) -> LearnerState:
         """Where training is, to go back to."""

@@ -1,7 +1,7 @@
 """Other ways to a small table: magnitude pruning as in §4.2, gradual, DeepLight's, and a frequency cut-off."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsegroup.data import VALUE_BITS, Bags, Batch, Log, LogView
 from sparsegroup.optim.target import RAMP
 from sparsegroup.table import HashEmbedding
-from sparsegroup.training import prune_rows
+from sparsegroup.training import Callback, TrainedBatch, Trainer, prune_rows
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.runs import Pruned
 
@@ -89,6 +89,16 @@ def _prune_by_saliency(learner: Learner, count: int) -> None:
     table.assign(dropped, torch.zeros(len(dropped), table.dim))
 
 
+class EachStep(Callback):
+    """Calls a function with the number of steps made, after each of them."""
+
+    def __init__(self, call: Callable[[int], None]) -> None:
+        self._call = call
+
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        self._call(trainer.progress.steps)
+
+
 def gradual(learner: Learner, keep: float, stop: int) -> None:
     """Gradual magnitude pruning (Zhu and Gupta, 2017) of whole vectors, on the schedule of `TargetRate`.
 
@@ -98,18 +108,15 @@ def gradual(learner: Learner, keep: float, stop: int) -> None:
     table = learner.model.table
     steps = math.ceil(stop / learner.config.training.batch_size)
     ramp, interval = math.ceil(RAMP * steps), max(1, steps // TIMES)
-    done = 0
 
     def prune(share: float) -> None:
         prune_rows(table, min(round(share * table.num_seen), table.num_live))
 
-    def after_batch(samples: int, loss: float) -> None:
-        nonlocal done
-        done += 1
+    def after_step(done: int) -> None:
         if done % interval == 0:
             prune(keep + (1 - keep) * (1 - min(1.0, done / ramp)) ** 3)
 
-    learner.fit(0, stop, after_batch)
+    learner.fit(0, stop, [EachStep(after_step)])
     prune(keep)
 
 
@@ -128,15 +135,12 @@ def deeplight(learner: Learner, sparsity: float, stop: int) -> None:
     table = learner.model.table
     steps = math.ceil(stop / learner.config.training.batch_size)
     omega = steps * math.log(DAMPING) / math.log(1 - REACHED)
-    done = 0
 
-    def after_batch(samples: int, loss: float) -> None:
-        nonlocal done
-        done += 1
+    def after_step(done: int) -> None:
         if done % EVERY == 0:
             prune_weights(table, sparsity * (1 - DAMPING ** (done / omega)))
 
-    learner.fit(0, stop, after_batch)
+    learner.fit(0, stop, [EachStep(after_step)])
     prune_weights(table, sparsity)
 
 

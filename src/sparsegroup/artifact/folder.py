@@ -10,9 +10,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import xxhash
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where no process is kept out
+    fcntl = None  # type: ignore[assignment]
 
 LONGEST_NAME = 255
 """Bytes that file systems allow a name."""
@@ -159,3 +164,32 @@ def remove_leftovers(parent: Path) -> None:
     """Remove what was left in `parent` by processes killed while they wrote or removed folders."""
     for left_behind in (*parent.glob(f"{_UNFINISHED}*"), *parent.glob(f"{_REMOVED}*")):
         shutil.rmtree(left_behind, ignore_errors=True)
+
+
+class FolderLock:
+    """Keeps other processes from locking a folder until `close`, or this process's end; BlockingIOError if one has."""
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        if fcntl is not None:
+            self._descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Let others lock it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

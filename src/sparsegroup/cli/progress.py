@@ -20,8 +20,7 @@ from rich.text import Text
 
 from sparsegroup.cli.output import has_bars, messages
 from sparsegroup.reporting.formatting import duration, per_second, size
-from sparsegroup.training import HistoryPoint
-from sparsegroup.training.compare import Reporter
+from sparsegroup.training import Callback, HistoryPoint, TrainedBatch, Trainer
 
 Unit = Literal["bytes", "rows", "samples"]
 Update = Callable[[int, int | None, str], None]
@@ -99,24 +98,25 @@ def reading_bar(name: str) -> Iterator[Callable[[int, int | None], None]]:
         yield lambda done, total: update(done, total, "")
 
 
+class _Bar(Callback):
+    def __init__(self, update: Update, total: int) -> None:
+        self._update, self._total, self._done, self._state = update, total, 0, ""
+
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        self._done += trained.samples
+        self._update(self._done, self._total, self._state)
+
+    def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
+        scheduled = "" if point.scheduled_rate is None else f" (scheduled {point.scheduled_rate:.4f})"
+        self._state = (
+            f"loss {point.log_loss:.4f}, AUC {point.auc:.4f}, rate {point.feature_rate:.4f}{scheduled}, "
+            f"{point.table_bytes / 1e6:,.0f} MB"
+        )
+        self._update(self._done, self._total, self._state)
+
+
 @contextmanager
-def training_bar(total: int, name: str) -> Iterator[Reporter]:
-    """Progress over `total` samples, with figures of the last point; yields `on_batch` and `on_progress` of `train`."""
-    done, state = 0, ""
-    with progress(name, "samples", total, stays=True) as update:
-
-        def on_batch(samples: int, loss: float) -> None:
-            nonlocal done
-            done += samples
-            update(done, total, state)
-
-        def on_progress(point: HistoryPoint) -> None:
-            nonlocal state
-            scheduled = "" if point.scheduled_rate is None else f" (scheduled {point.scheduled_rate:.4f})"
-            state = (
-                f"loss {point.log_loss:.4f}, AUC {point.auc:.4f}, rate {point.feature_rate:.4f}{scheduled}, "
-                f"{point.table_bytes / 1e6:,.0f} MB"
-            )
-            update(done, total, state)
-
-        yield on_batch, on_progress
+def training_bar(total: int, name: str, *, stays: bool = True) -> Iterator[Callback]:
+    """Progress over `total` samples, with figures of the last point; yields the callback that shows it."""
+    with progress(name, "samples", total, stays=stays) as update:
+        yield _Bar(update, total)

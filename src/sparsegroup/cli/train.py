@@ -299,9 +299,9 @@ def _train(session: "Session", place: Path) -> "Summary":
     try:
         with (
             interruption.handled(),
-            training_bar(remaining, f"{config.model.name.upper()}, {config.optimizer.name}") as (on_batch, on_progress),
+            training_bar(remaining, f"{config.model.name.upper()}, {config.optimizer.name}") as bar,
         ):
-            return session.train(on_batch=on_batch, on_progress=on_progress, callbacks=[interruption])
+            return session.train(callbacks=[bar, interruption])
     except (RunStoppedError, KeyboardInterrupt) as error:
         saved = session.checkpoints.paths()
         at = f" at row {session.position:,} of {session.plan.samples:,}" if isinstance(error, RunStoppedError) else ""

@@ -2,8 +2,8 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,6 +128,7 @@ def _check_free(out: Path) -> None:
 
 def _run(study: "Study", minutes: float, trials: int) -> None:
     """Carry the study on until it has its trials or the time is up, and show the best one."""
+    from sparsegroup.cli.progress import training_bar
     from sparsegroup.kernels.cpu.jit import seconds_compiling
     from sparsegroup.tuning.study import BEST, TRIALS
 
@@ -145,7 +146,7 @@ def _run(study: "Study", minutes: float, trials: int) -> None:
         trials,
         60 * minutes,
         on_trial=on_trial,
-        reporting=_rung_bar,
+        reporting=lambda name, samples: training_bar(samples, name, stays=False),
         clock=lambda: monotonic() - seconds_compiling(),  # each optimizer's kernels are compiled once per machine
     )
     records, best = study.trials(), study.best
@@ -173,21 +174,6 @@ def _run(study: "Study", minutes: float, trials: int) -> None:
     }
     table = _outcome_table(study.space, records[0], best)
     show(result, table, f"{command}\n\nwritten to {folder}: {BEST}, {TRIALS}")
-
-
-@contextmanager
-def _rung_bar(name: str, samples: int) -> Iterator[Callable[[int, float], None]]:
-    from sparsegroup.cli.progress import progress
-
-    done = 0
-    with progress(name, "samples", samples) as update:
-
-        def on_batch(rows: int, loss: float) -> None:
-            nonlocal done
-            done += rows
-            update(done, samples, "")
-
-        yield on_batch
 
 
 def _space_table(space: "SearchSpace") -> Table:

@@ -38,7 +38,6 @@ from sparsegroup.training.build import Config
 from sparsegroup.training.model import keys_to_look_up, logits_of
 from sparsegroup.training.plan import EpochPlan
 from sparsegroup.training.predictions import EVALUATED
-from sparsegroup.training.trainer import trainer_for
 
 EXPECTED_FAILED_CHECKS: Mapping[str, str] = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -286,9 +285,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, log: FrameLog, config: Config, plan: EpochPlan) -> None:
         with _own_random_numbers(self._random_numbers):
-            trainer = trainer_for(config, self.model_, self.optimizer_, plan)
+            trainer = config.trainer(self.model_, self.optimizer_, plan)
             trainer.go_on_after(self.history_)
-            trainer.fit(lambda epoch: plan.batches(log, epoch), **plan.arguments(log))
+            trainer.fit(**plan.arguments(log))
             self._random_numbers = torch.get_rng_state()
         self.history_ = trainer.history
         self.model_.eval()

@@ -21,9 +21,8 @@ from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.settings.declared import DataSettings
 from sparsegroup.training import Config
 from sparsegroup.training.baseline import predicting
-from sparsegroup.training.checks import numbers_named
 from sparsegroup.training.metrics import GroupedAuc, ValueMetrics, curves_of, evaluate, grouped_auc, metrics_by_value
-from sparsegroup.training.predictions import EVALUATED, PredictionWindow, logits_over, probabilities_of
+from sparsegroup.training.predictions import EVALUATED, PredictionWindow, logits_over, numbers_named, probabilities_of
 
 LEAST_ROWS = 100
 """Values of fewer rows are not listed."""

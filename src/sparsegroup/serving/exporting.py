@@ -68,9 +68,9 @@ from sparsegroup.serving.tracing import (
 )
 from sparsegroup.settings.names import Dtype, ProgramName
 from sparsegroup.table import HashEmbeddingBag
-from sparsegroup.training.checks import check_logits, numbers_named
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.model import LookupModel
+from sparsegroup.training.predictions import check_logits, numbers_named
 from sparsegroup.training.run_folder import VOCABULARY
 
 _FILES: Mapping[str, str] = {"onnx": ONNX, "program": PROGRAM}

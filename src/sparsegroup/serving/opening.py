@@ -21,8 +21,9 @@ from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.training import ClickModel, Config, RunError
-from sparsegroup.training.baseline import LogisticBaseline
-from sparsegroup.training.run_folder import NAMES, VOCABULARY, CheckpointMetadata, RunFolder, find_run
+from sparsegroup.training.baseline import LogisticBaseline, baseline_of
+from sparsegroup.training.run_folder import NAMES, VOCABULARY, RunFolder, find_run
+from sparsegroup.training.state import CheckpointMetadata
 
 SCANNED = 1 << 16
 """Rows of one read."""
@@ -150,6 +151,6 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
         samples=extra.samples,
         steps=max(int(entry["step"]) if entry else 0 for entry in entries),
         l21=float(optimizer.param_groups[0]["l21"]),
-        baseline=extra.baseline(checkpoint),
+        baseline=baseline_of(extra, checkpoint),
         names=names if (names := vocabulary.with_name(NAMES)).is_file() else None,
     )

@@ -1,18 +1,39 @@
-"""What a run's test rows say of it: metrics with the baseline's, curves, and what is wrong, with what to try."""
+"""A run at its end: metrics with the baseline's, curves, what is wrong with what to try, and the largest features."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.inference import LEAK, leaks_of
+from sparsegroup.data.keys import fields_of
+from sparsegroup.data.local_files import write_parquet
 from sparsegroup.data.log import Log
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics, ScoreCurves
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, ScoreCurves
+from sparsegroup.table.rows.rows import WEIGHT
+from sparsegroup.table.table import Table
 from sparsegroup.training.metrics import curves_of, evaluate
 from sparsegroup.training.predictions import PredictionWindow
+from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
+
+SHOWN = 10
+NAMED = 20_000
+"""Features whose text is looked for; those of the largest vectors."""
+
+MOST_ROWS = 100_000
+"""Rows of a raw log that are read again for it."""
+
+MOST_BYTES = 1 << 20
+"""UTF-8 bytes of text that are kept."""
+
+_BATCH = 1 << 16
 
 BLOCKS = 20
 BEYOND_NOISE = 2.093
@@ -28,18 +49,13 @@ on the model is to blame."""
 
 _NAMES = {"auc": "AUC", "log_loss": "log loss"}
 
+Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """What the test rows say; None each where there are none, or no baseline.
-
-    Attributes:
-        test, baseline: Metrics of the model and of the baseline.
-        curves, baseline_curves: Reliability and gains.
-        warnings: A sentence each.
-    """
+    """The fields of a summary that the test rows decide; None each without test rows, or without a baseline."""
 
     test: Metrics | None = None
     baseline: Metrics | None = None
@@ -56,11 +72,8 @@ def assess(
 ) -> Assessment:
     """Compare a model with its test rows, with the baseline, and with what a sane run looks like.
 
-    Args:
-        window: Predictions of the test rows; None without any.
-        history: The points along the pass.
-        log: Where the model was trained; read where the test AUC is too good, to find the columns that know the label.
-        baseline: Its probabilities of the test rows; None without one.
+    `window` has the predictions of the test rows, `baseline` the probabilities that it gives them. Where the test AUC
+    is too good, the log is read to find the columns that know the label.
     """
     empty, diverging = _nothing_left(history), _divergence(history)
     if window is None or not window.samples:
@@ -200,3 +213,56 @@ def _divergence(history: Sequence[HistoryPoint]) -> str | None:
         f"Training diverges: the log loss of the last windows is {loss:.4g}, {loss / entropy:.2g} times that of "
         "predicting the mean, and has risen. Lower the learning rate (lr)."
     )
+
+
+class Largest:
+    """The keys of the `count` largest values, equal ones by key."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.keys, self.values = np.zeros(0, np.int64), np.zeros(0)
+
+    def add(self, keys: Int64s, values: Float64s) -> None:
+        """See `keys` `[n]` and their `values` `[n]`."""
+        if len(self.values) == self.count:
+            good = values >= self.values.min(initial=np.inf)
+            keys, values = keys[good], values[good]
+        keys, values = np.concatenate([self.keys, keys]), np.concatenate([self.values, values])
+        order = np.lexsort((keys, -values))[: self.count]
+        self.keys, self.values = keys[order], values[order]
+
+
+def named_features(log: Log, tables: Iterable[Table], ranks: RankGroup = SINGLE_PROCESS) -> list[LargestFeature]:
+    """The features of the largest vectors, those with a known text and the first ten, the largest first.
+
+    The text is that of the log's vocabulary, or, of a raw log, what about its first 100,000 rows have. All ranks that
+    store the tables call it, and the first gets them.
+    """
+    own, largest = Largest(NAMED), Largest(NAMED)
+    for table in tables:
+        for keys, (weights, *_) in table.scan_rows([WEIGHT], _BATCH):
+            norms = np.sqrt(np.square(weights.astype(np.float64)).sum(axis=1))
+            own.add(keys[norms > 0], norms[norms > 0])
+    for keys, norms in ranks.all_gather([(own.keys, own.values)], "the largest features"):
+        largest.add(keys, norms)
+    if ranks.rank:
+        return []
+    values = log.values_of(largest.keys, MOST_ROWS)
+    fields = fields_of(largest.keys).tolist()
+    found, room = [], MOST_BYTES
+    for place, (key, norm) in enumerate(zip(largest.keys.tolist(), largest.values.tolist(), strict=True)):
+        value = values.get(key)
+        room -= 0 if value is None else len(value.encode())
+        if room < 0:
+            break
+        if (value is not None or place < SHOWN) and fields[place] < len(log.fields):
+            found.append(LargestFeature(log.fields[fields[place]], key, value, norm))
+    return found
+
+
+def write_names(features: Sequence[LargestFeature], path: Path) -> None:
+    """Write columns `key`, `field` and `value` of the features whose text is known, as Parquet."""
+    rows = [(one.key, one.field, one.value) for one in features if one.value is not None]
+    schema = {"key": pl.Int64, "field": pl.String, "value": pl.String}
+    named = pl.LazyFrame(rows, schema, orient="row")
+    write_atomically(path, partial(write_parquet, rows=named))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,23 +14,26 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup import prox
 from sparsegroup.artifact.validation import STRICT, validated
 from sparsegroup.data.batches import Batch
-from sparsegroup.kernels.cpu.jit import inline, jitted, kernel, prefetch
-from sparsegroup.rules.ftrl import FTRL
-from sparsegroup.tensors import shape_of
+from sparsegroup.errors import RunError
+from sparsegroup.kernels.cpu.jit import jitted, kernel, prefetch
+from sparsegroup.models.layers import merged_moments
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.predictions import PredictionWindow, probabilities_of
+from sparsegroup.training.predictions import PredictionWindow, check_tensor, probabilities_of
 from sparsegroup.training.ranks import RankGroup
+from sparsegroup.training.state import CheckpointMetadata
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
-AHEAD = 2
-"""Rows whose weights are asked for before they are needed."""
+BETA = 0.3
+"""FTRL's β."""
 
-WEIGHT, RESIDUAL, SUM = 0, 1, 2
-PARTS = 3
-"""What is kept of a coordinate: x, u, and the rule's Σ g²."""
+AHEAD = 2
+"""Rows whose weights are requested before they are needed."""
+
+WEIGHT, SUM = 0, 1
+PARTS = 2
+"""What is kept of a coordinate: x, and Σ g²."""
 
 COUNT, MEAN, SQUARES = 0, 1, 2
 MOMENTS = 3
@@ -38,16 +42,13 @@ MOMENTS = 3
 PER_NUMBER = 3
 """Features made of a number: itself, standardized, and two buckets."""
 
+HASH_BITS = 22
+"""Features share 2²² weights: 32 MiB, of which those that no feature came to are never touched."""
+
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio
 _KIND = np.uint64(1) << np.uint64(48)
 _LIMIT = 4.0
 _STEPS = 4.0
-
-Float64s = npt.NDArray[np.float64]
-
-_update = inline(FTRL.update)
-_soft_threshold, _clip = inline(prox.soft_threshold), inline(prox.clip)
-_closed_form, _next_residual = inline(prox.closed_form), inline(prox.next_residual)
 
 
 @jitted
@@ -116,8 +117,7 @@ def _gather(
 
 def _online_pass(
     keys: Any, bag_keys: Any, bag_offsets: Any, numbers: Any, bits: Any, labels: Any, weights: Any,
-    memory: Any, moments: Any, slots: Any, values: Any, shift: Any,
-    beta: Any, inverse_lr: Any, l1: Any, two_l2: Any, learns: Any, logits: Any,
+    memory: Any, moments: Any, slots: Any, values: Any, shift: Any, inverse_lr: Any, learns: Any, logits: Any,
 ) -> None:  # fmt: skip
     address, row = np.int64(memory.ctypes.data), memory.shape[1] * memory.itemsize
     for i in range(len(logits)):
@@ -134,12 +134,11 @@ def _online_pass(
         error = (1.0 / (1.0 + math.exp(-logit)) - labels[i]) * weights[i]
         for c in range(count):
             at = memory[slots[c]]
-            m, sigma, total = _update(error * values[c], np.float64(at[SUM]), beta, inverse_lr)
-            z = at[RESIDUAL] + m - sigma * at[WEIGHT]
-            s = _soft_threshold(z, l1, 0.0)
-            y = _closed_form(np.float64(at[WEIGHT]), s, 0.0, sigma + two_l2, 1.0, 0.0, 1.0)
-            at[RESIDUAL] = _next_residual(_clip(z, l1), s, 0.0, y, two_l2, 0.0)
-            at[WEIGHT], at[SUM] = y, total
+            gradient = error * values[c]
+            total = np.float64(at[SUM]) + gradient * gradient
+            sigma = (math.sqrt(total) + BETA) * inverse_lr
+            # The closed form (eq. 8) with all λ = 0, where no residual remains: x = -z / σ.
+            at[WEIGHT], at[SUM] = (sigma * at[WEIGHT] - gradient) / sigma, total
         for j in range(numbers.shape[1]):
             if _is_finite(np.float64(numbers[i, j])):
                 _note(np.float64(numbers[i, j]), moments[j])
@@ -155,25 +154,16 @@ one over their number. `bits` are the float32 `numbers` `[n, numbers]` as uint32
 """
 
 
-HASH_BITS = 22
-"""Features share 2²² weights: 48 MiB, of which those that no feature came to are never touched."""
-
-
 class LogisticBaseline:
     """Logistic regression over hashed features by FTRL-Proximal, one row at a time (McMahan et al., KDD 2013).
 
-    A key has a weight of its own but for chance collisions; of a bag, each counts as one over how many there are. A
+    A key has its own weight except for chance collisions; of a bag, each counts as one over how many there are. A
     number is given three times: standardized by the mean and variance so far, within ±4; as a bucket of its logarithm,
     eight to the octave; and as a bucket of a quarter of a standard deviation. What is not finite is missing, which has
-    a weight.
+    a weight. The learning rate is 2 over the number of features of a row, β is 0.3, and all λ are 0.
 
     Args:
-        lr: Learning rate; None is 2 over the number of features of a row.
-        beta, l1, l2: See `GroupFTRL`; λ1 and λ2 hold for each weight.
         numbers: How many numbers a row has; None: as many as in the first batch.
-
-    Raises:
-        ValueError: A hyperparameter out of its range.
 
     Examples:
         >>> import torch
@@ -187,18 +177,7 @@ class LogisticBaseline:
         True
     """
 
-    def __init__(
-        self,
-        *,
-        lr: float | None = None,
-        beta: float = 0.3,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        numbers: int | None = None,
-    ) -> None:
-        hyperparameters = {"lr": lr or 1.0, "beta": beta, "initial_accumulator_value": 0.0, "weight_decay": 0.0}
-        FTRL.check(hyperparameters, "the baseline")
-        self._lr, self._hyperparameters, self._l1, self._two_l2 = lr, hyperparameters, float(l1), 2.0 * l2
+    def __init__(self, *, numbers: int | None = None) -> None:
         self._memory: npt.NDArray[np.float32] | None = None
         self._numbers, self._moments = numbers, np.zeros((0, MOMENTS))
 
@@ -215,7 +194,7 @@ class LogisticBaseline:
         return self._pass(batch, learns=False)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Places `[m]` int32 of the weights that were learnt, what is kept of each `[m, 3]`, and of the numbers."""
+        """Places `[m]` int32 of the weights that were learnt, what is kept of each `[m, 2]`, and of the numbers."""
         memory = np.zeros((0, PARTS), np.float32) if self._memory is None else self._memory
         places = np.flatnonzero(memory[:, SUM])
         return {
@@ -225,20 +204,30 @@ class LogisticBaseline:
         }
 
     def load_state_dict(self, *states: Mapping[str, Tensor]) -> None:
-        """Continue from where `state_dict` found another with the same arguments.
+        """Continue from where `state_dict` found another.
 
         Several baselines that learnt from different rows give their mean: of a weight by what each knows of its
         feature, the sums of squared gradients, which add up (parameter mixing, Zinkevich et al., NeurIPS 2010); of
-        numbers the moments of all rows (Chan, Golub and LeVeque 1983).
+        numbers the moments of all rows.
 
         Raises:
             ValueError: It is no such state; nothing has changed.
         """
-        places, weights, moments = _mean_of([BaselineState.of(state, self._numbers) for state in states])
-        self._moments = moments
+        checked = [BaselineState.of(state, self._numbers) for state in states]
+        moments = [one.moments for one in checked if len(one.moments)]  # without a row, it knows of no numbers
+        if len(moments) > 1:
+            moments = [torch.stack(merged_moments(torch.stack([one.T for one in moments])), 1)]
+        self._moments = moments[0].numpy().copy() if moments else np.zeros((0, MOMENTS))
+        places = np.unique(np.concatenate([one.places.numpy() for one in checked]))
+        weighted, total = np.zeros(len(places)), np.zeros(len(places))
+        for one in checked:
+            at, known = np.searchsorted(places, one.places.numpy()), one.weights.double().numpy()
+            weighted[at] += known[:, WEIGHT] * known[:, SUM]
+            total[at] += known[:, SUM]
         self._memory = self._new_memory() if len(places) else None  # of one that has learnt, the bias is there
         if self._memory is not None:
-            self._memory[places] = weights
+            self._memory[places, WEIGHT] = np.divide(weighted, total, out=np.zeros_like(total), where=total > 0)
+            self._memory[places, SUM] = total
 
     def _new_memory(self) -> npt.NDArray[np.float32]:
         return np.zeros(((1 << HASH_BITS) + 1 + len(self._moments), PARTS), np.float32)
@@ -257,7 +246,6 @@ class LogisticBaseline:
         weights = np.ones(rows, np.float32) if batch.weights is None else batch.weights.numpy()
         bag_keys, bag_offsets, most = _joined(batch)
         features = keys.shape[1] + PER_NUMBER * numbers
-        lr = self._lr or 2.0 / max(1, features + len(batch.bags))
         logits = np.empty(rows, np.float32)
         online_pass(
             keys,
@@ -272,9 +260,7 @@ class LogisticBaseline:
             np.empty(1 + features + most, np.int64),
             np.empty(1 + features + most),
             np.uint64(64 - HASH_BITS),
-            *FTRL.host_scalars(self._hyperparameters, 1, lr),
-            self._l1,
-            self._two_l2,
+            1 / (2.0 / max(1, features + len(batch.bags))),
             learns,
             logits,
         )
@@ -296,19 +282,10 @@ class BaselineState:
     def of(cls, content: Any, numbers: int | None = None) -> "BaselineState":
         """A state of rows with so many numbers; ValueError, whose message begins with the field, if it is none."""
         state = validated(cls, content)
-        learnt, known = state.places.shape[:1], state.moments.shape[:1]
-        for name, dtype, shape in (
-            ("places", torch.int32, learnt),
-            ("weights", torch.float32, (*learnt, PARTS)),
-            ("moments", torch.float64, (*known, MOMENTS)),
-            ("logits", torch.float32, state.logits.shape[:1]),
-        ):
-            tensor = getattr(state, name)
-            if tensor.dtype != dtype or not tensor.ndim or tensor.shape != shape:
-                expected = shape_of(torch.empty(shape, dtype=dtype, device="meta"))
-                raise ValueError(f"{name}: {expected} are expected, got {shape_of(tensor)}")
-            if not bool(tensor.isfinite().all()):
-                raise ValueError(f"{name}: has numbers that are not finite")
+        check_tensor("places", state.places, torch.int32, state.places.numel())
+        check_tensor("weights", state.weights, torch.float32, state.places.numel(), PARTS)
+        check_tensor("moments", state.moments, torch.float64, len(state.moments) if state.moments.ndim else 0, MOMENTS)
+        check_tensor("logits", state.logits, torch.float32, state.logits.numel())
         if numbers is not None and len(state.moments) not in (0, numbers):
             raise ValueError(f"moments: are not of {numbers} numbers")
         end = (1 << HASH_BITS) + 1 + len(state.moments)
@@ -324,41 +301,10 @@ def _joined(batch: Batch) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]
     if not batch.bags:
         return np.zeros(0, np.uint64), np.zeros((0, len(batch) + 1), np.int64), 0
     keys = np.concatenate([bag.keys.numpy() for bag in batch.bags]).view(np.uint64)
-    offsets, begin, most = [], 0, 0
-    for bag in batch.bags:
-        own = bag.offsets.numpy()
-        offsets.append(own + begin)
-        begin += len(bag.keys)
-        most += int(np.diff(own).max(initial=0))
-    return keys, np.stack(offsets), most
-
-
-def _mean_of(states: Sequence[BaselineState]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], Float64s]:
-    """Places, weights and moments of a baseline, or of several, see `LogisticBaseline.load_state_dict`."""
-    places = np.unique(np.concatenate([state.places.numpy() for state in states]))
-    sums = np.zeros((len(places), PARTS))
-    for state in states:
-        at, weights = np.searchsorted(places, state.places.numpy()), state.weights.double().numpy()
-        share = weights[:, SUM : SUM + 1]
-        sums[at] += weights * share
-        sums[at, SUM] += share[:, 0] - weights[:, SUM] * share[:, 0]
-    total = sums[:, SUM : SUM + 1].copy()
-    mean = np.divide(sums, total, out=np.zeros_like(sums), where=total > 0)
-    mean[:, SUM] = total[:, 0]
-    return places, mean.astype(np.float32), _moments([state.moments.numpy() for state in states])
-
-
-def _moments(parts: Sequence[Float64s]) -> Float64s:
-    known = [part for part in parts if len(part)]  # one that has seen no row knows of no numbers
-    result = np.zeros((len(known[0]) if known else 0, MOMENTS))
-    for part in known:
-        count = result[:, COUNT] + part[:, COUNT]
-        share = np.divide(part[:, COUNT], count, out=np.zeros_like(count), where=count > 0)
-        distance = part[:, MEAN] - result[:, MEAN]
-        result[:, SQUARES] += part[:, SQUARES] + distance**2 * result[:, COUNT] * share
-        result[:, MEAN] += distance * share
-        result[:, COUNT] = count
-    return result
+    offsets = np.stack([bag.offsets.numpy() for bag in batch.bags])
+    most = int(np.diff(offsets).max(axis=1, initial=0).sum())
+    begins = np.cumsum([0, *(len(bag.keys) for bag in batch.bags[:-1])])
+    return keys, offsets + begins[:, None], most
 
 
 def predicting(model: LogisticBaseline, batches: Iterable[Batch], logits: list[Tensor]) -> Iterator[Batch]:
@@ -417,7 +363,7 @@ class BaselineCallback(Callback):
             self._thread = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        logits = self._predictions()
+        logits = self._predictions()  # which waits until all is learnt
         return {**self.model.state_dict(), "logits": logits}
 
     def load_state_dict(self, trainer: Trainer, states: Sequence[Mapping[str, Tensor]]) -> None:
@@ -444,3 +390,16 @@ class BaselineCallback(Callback):
         """Logits of all rows of the window so far, each from before it was learnt."""
         self._wait(0)
         return torch.cat(self._logits) if self._logits else torch.zeros(0)
+
+
+def baseline_of(metadata: CheckpointMetadata, checkpoint: Path) -> LogisticBaseline | None:
+    """The baseline of all ranks in a checkpoint, or None; RunError if its state is damaged."""
+    states = metadata.trainer.callbacks().get(BaselineCallback.__name__, [])
+    if not states:
+        return None
+    baseline = LogisticBaseline(numbers=len(metadata.columns.numbers))
+    try:
+        baseline.load_state_dict(*states)
+    except ValueError as error:
+        raise RunError(f"{checkpoint}: damaged (state.extra.trainer.callbacks: {error})") from error
+    return baseline

@@ -2,8 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,6 +49,7 @@ from sparsegroup.training.model import NETWORKS, ClickModel, new_embedding
 from sparsegroup.training.network_step import WORTH_COMPILING
 from sparsegroup.training.plan import EpochPlan
 from sparsegroup.training.predictions import EVALUATED
+from sparsegroup.training.trainer import Callback, Trainer
 
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
     "sgd": GroupSGD,
@@ -110,11 +111,7 @@ class ModelConfig(ModelSettings):
         return max([self.vector_dim, *self.dims.values()])
 
     def sizes(self, columns: LogSchema) -> dict[int, int]:
-        """Field's number in the columns of a log → length of its embeddings.
-
-        Raises:
-            ValueError: `dims` names a field that is not there.
-        """
+        """Field's number in the columns of a log → length of its embeddings; ValueError if `dims` names others."""
         for name in self.dims:
             if name not in columns.fields:
                 there = f"{did_you_mean(name, columns.fields)} the fields are {', '.join(columns.fields) or 'none'}"
@@ -124,8 +121,7 @@ class ModelConfig(ModelSettings):
     def network(self, columns: LogSchema) -> nn.Module:
         """A freshly initialized network over the columns of a log. Draws from torch's generator.
 
-        Raises:
-            ValueError: A size that the network cannot have, or fields that the log has not.
+        ValueError: a size that the network cannot have, or fields that the log does not have.
         """
         fields, numbers = len(columns.fields), len(columns.numbers)
         encoded = numbers > 0 and (self.standardize or self.number_buckets > 0)
@@ -141,11 +137,7 @@ class ModelConfig(ModelSettings):
         return network
 
     def queries(self, columns: LogSchema) -> dict[int, int]:
-        """`attention` by the places that fields have among those of several values and those of one.
-
-        Raises:
-            ValueError: There are no such fields.
-        """
+        """`attention` by the places of fields among those of several values, and of one; ValueError without such."""
         single = [name for name in columns.fields if name not in columns.lists]
         for names, known, what in (
             (self.attention.keys(), columns.lists, "several values"),
@@ -194,7 +186,7 @@ class OptimizerConfig(OptimizerSettings):
         """What sets the learning rates along so many steps; None if they are constant."""
         if self.schedule == "constant" and not self.warmup:
             return None
-        return LambdaLR(optimizer, RateSchedule(self.schedule, steps, self.warmup))
+        return LambdaLR(optimizer, partial(rate_factor, self.schedule, steps, self.warmup))
 
     @property
     def has_target(self) -> bool:
@@ -219,11 +211,7 @@ class OptimizerConfig(OptimizerSettings):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the embeddings' param group: those given, and the defaults of the others.
-
-        Raises:
-            ValueError, TypeError: As the optimizer.
-        """
+        """The arguments of the embeddings' param group, given or default; ValueError, TypeError as the optimizer."""
         return self._checked(**self._of_embeddings)
 
     def _checked(self, **arguments: Any) -> dict[str, Any]:
@@ -255,24 +243,16 @@ class TrainingConfig(TrainingSettings):
     def plan(self, train_rows: int) -> EpochPlan:
         """The rows of each epoch, of so many training rows.
 
-        Raises:
-            SettingsError: None are left beside those for validation; or settings that are not resolved.
+        SettingsError: all of them are for validation; or settings that are not resolved.
         """
         if self.batch_size is None or self.shuffle_buffer is None:
             raise SettingsError("training.batch_size is decided for a log: take `config.resolved_for(log)`")
         held_out = max(1, round(self.validation * train_rows)) if self.validation else 0
         if held_out >= train_rows:
             raise SettingsError(f"training.validation={self.validation:g} leaves none of {train_rows} rows to train on")
-        return EpochPlan(
-            rows=train_rows - held_out,
-            batch_size=self.batch_size,
-            epochs=self.epochs,
-            validation_rows=held_out,
-            patience=self.patience,
-            after_first_epoch=self.after_first_epoch,
-            shuffle_buffer=self.shuffle_buffer,
-            seed=self.seed,
-        )
+        same = ("batch_size", "epochs", "patience", "after_first_epoch", "shuffle_buffer", "seed")
+        of_all = {name: getattr(self, name) for name in same}
+        return EpochPlan(rows=train_rows - held_out, validation_rows=held_out, **of_all)
 
 
 class Config(Settings):
@@ -300,11 +280,7 @@ class Config(Settings):
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
 
         Settings that are open are decided for the log. The network starts with what its first 50,000 training rows
-        show: see `start_network`.
-
-        Args:
-            log: The log.
-            process_group: The ranks that its tables lie on; all have to call it. None for one by itself.
+        show: see `start_network`. The ranks of `process_group` store the tables; all of them have to call it.
 
         Raises:
             SettingsError: A table of that model cannot be so small, or as `check_log`.
@@ -366,11 +342,26 @@ class Config(Settings):
             raise SettingsError(f"model: {message}") from error
         return model, self.optimizer.make(model)
 
-    def check_shapes(self, columns: LogSchema, weights: Mapping[str, Tensor]) -> None:
-        """Compare the shapes of the network that the settings describe with those of recorded weights.
+    def trainer(
+        self, model: ClickModel, optimizer: GroupOptimizer, plan: EpochPlan, callbacks: Sequence[Callback] = ()
+    ) -> Trainer:
+        """The trainer of a model and its optimizer, whose target and learning rates follow the steps of a plan."""
+        window = max(1, math.ceil(plan.samples / plan.batch_size / self.training.windows)) * plan.batch_size
+        return Trainer(
+            model.embedding,
+            model.network,
+            optimizer,
+            scheduler=self.optimizer.scheduler(optimizer, plan.steps),
+            target=self.optimizer.target(optimizer, **plan.target_steps),
+            window=window,
+            compile=self.training.compiles(plan.samples),
+            callbacks=callbacks,
+        )
 
-        Raises:
-            SettingsError: The network has other shapes, or cannot be built. No memory was taken for it.
+    def check_shapes(self, columns: LogSchema, weights: Mapping[str, Tensor]) -> None:
+        """Raise SettingsError unless the network of these settings has the shapes of recorded weights.
+
+        No memory is taken for it.
         """
         try:
             with torch.device("meta"), _Unfilled(), torch.random.fork_rng(devices=[]):
@@ -430,17 +421,10 @@ class _Unfilled(TorchFunctionMode):
 
 
 def start_network(network: nn.Module, log: Log, *, base_rate: bool) -> None:
-    """Fit a network to the first training rows of a log, up to 50,000: numbers' statistics, and the logits' level.
+    """Fit a network to the first training rows of a log, up to 50,000.
 
-    Args:
-        network: Its `NumberEncoder`s are fitted to the numbers.
-        log: The log.
-        base_rate: Whether the bias of its logits, `logit_bias` of a network of `sparsegroup.models`, becomes the
-            log-odds of the mean label, so that no step is spent on that (Lin et al. 2017, §4.1). Half a positive and
-            half a negative are added.
-
-    Raises:
-        ClickLogError: The rows cannot be read.
+    Its `NumberEncoder`s get the numbers' statistics. With `base_rate` its `logit_bias` becomes the log-odds of the mean
+    label, so that no step is spent on that (Lin et al. 2017, §4.1). Half a positive and half a negative are added.
     """
     encoders = [module for module in network.modules() if isinstance(module, NumberEncoder)]
     found = [getattr(module, "logit_bias", None) for module in network.modules()] if base_rate else []
@@ -460,47 +444,17 @@ def start_network(network: nn.Module, log: Log, *, base_rate: bool) -> None:
         nn.init.constant_(bias, math.log((positives + 0.5) / (rows - positives + 0.5)))
 
 
-@dataclass(frozen=True)
-class RateSchedule:
-    """Step t = 0, 1, … of T → the factor of the learning rate, for `torch.optim.lr_scheduler.LambdaLR`.
+def rate_factor(kind: ScheduleName, steps: int, warmup: float, step: int) -> float:
+    """The factor of the learning rate at step t = 0, 1, … of T; later steps have that of the last one.
 
     It rises along (t + 1) / W over the first W = ⌈warmup · T⌉ steps. Then, with p = (t - W) / (T - W), it is 1
-    ("constant"), 1 - p ("linear") or (1 + cos πp) / 2 ("cosine"), and stays what it is at the last step.
-
-    Attributes:
-        kind: "constant", "linear" or "cosine".
-        steps: T ≥ 1.
-        warmup: Share of the steps, in [0, 1).
-
-    Raises:
-        ValueError: A number out of range, or another kind.
-
-    Examples:
-        >>> from sparsegroup.training.build import RateSchedule
-        >>> schedule = RateSchedule("linear", steps=8, warmup=0.5)
-        >>> [schedule(t) for t in range(9)]
-        [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.25]
+    ("constant"), 1 - p ("linear") or (1 + cos πp) / 2 ("cosine").
     """
-
-    kind: ScheduleName
-    steps: int
-    warmup: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("constant", "linear", "cosine"):
-            raise ValueError(f"kind must be 'constant', 'linear' or 'cosine', got {self.kind!r}")
-        if self.steps < 1:
-            raise ValueError(f"steps must be >= 1, got {self.steps}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup must be in [0, 1), got {self.warmup}")
-
-    def __call__(self, step: int) -> float:
-        """The factor at a step, counted from 0."""
-        step = min(step, self.steps - 1)
-        rising = math.ceil(self.warmup * self.steps)
-        if step < rising:
-            return (step + 1) / rising
-        along = (step - rising) / (self.steps - rising)
-        if self.kind == "cosine":
-            return (1 + math.cos(math.pi * along)) / 2
-        return 1 - along if self.kind == "linear" else 1.0
+    step = min(step, steps - 1)
+    rising = math.ceil(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    along = (step - rising) / (steps - rising)
+    if kind == "cosine":
+        return (1 + math.cos(math.pi * along)) / 2
+    return 1 - along if kind == "linear" else 1.0

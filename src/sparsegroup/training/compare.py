@@ -9,43 +9,29 @@ import torch
 from sparsegroup.data import Log, MemoryLog
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.step import KEY_BYTES
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training.build import NO_TARGET, Config
 from sparsegroup.training.model import ClickModel
 from sparsegroup.training.predictions import EVALUATED, predict
-from sparsegroup.training.trainer import trainer_for
+from sparsegroup.training.trainer import Callback
 
-Reporter = tuple[Callable[[int, float], None], Callable[[HistoryPoint], None]]
-"""The `on_batch` and `on_progress` of `Trainer.fit`."""
-
-Reporting = Callable[[str], AbstractContextManager[Reporter | None]]
-"""From the name of a model to a context in which it is trained, which yields its reporter, or None."""
+Reporting = Callable[[str], AbstractContextManager[Callback | None]]
+"""From the name of a model to a context in which it is trained, which yields what follows the training."""
 
 
 @dataclass(frozen=True)
 class ModelScore:
-    """A trained model, its size, and its metrics.
+    """A trained model, its size, and its metrics."""
 
-    Attributes:
-        name: The method, or the size.
-        test: Metrics on the test rows.
-        asked: The target feature rate; None without one.
-        feature_rate: Live features over features seen in training.
-        live_rows: Live features: those with a non-zero vector.
-        bytes: A server's memory for these: float32 vectors and 8-byte keys.
-        l21: λ21 at the end of training.
-        informative: Share of the live features that have an effect, in synthetic logs that know it.
-    """
-
-    name: str
+    name: str  # of the method, or of the size
     test: Metrics
-    asked: float | None
+    asked: float | None  # the target feature rate
     feature_rate: float
     live_rows: int
-    bytes: int
-    l21: float
-    informative: float | None
+    bytes: int  # a server's memory for the live rows: float32 vectors and 8-byte keys
+    l21: float  # at the end of training
+    informative: float | None  # share of the live features that have an effect, in synthetic logs that know it
 
     @classmethod
     def of(
@@ -68,27 +54,17 @@ def train_and_test(
     log: Log,
     *,
     name: str = "",
-    on_batch: Callable[[int, float], None] | None = None,
-    on_progress: Callable[[HistoryPoint], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> ModelScore:
-    """Train a model on a log as a config says, in all its epochs, and measure it on the test rows.
-
-    Args:
-        config: The settings.
-        model, optimizer: Made by `config.build`; they are changed in place.
-        log: The log.
-        name: The name of the score.
-        on_batch, on_progress: See `Trainer.fit`.
+    """Train a model, in place, on a log as a config says, in all its epochs, and measure it on the test rows.
 
     Raises:
         SettingsError: The settings do not suit the log.
         FloatingPointError: Training has diverged.
     """
     plan = config.training.plan(log.train_rows)
-    trainer = trainer_for(config, model, optimizer, plan)
-    trainer.fit(
-        lambda epoch: plan.batches(log, epoch), **plan.arguments(log), on_batch=on_batch, on_progress=on_progress
-    )
+    trainer = config.trainer(model, optimizer, plan, callbacks)
+    trainer.fit(**plan.arguments(log))
     test = trainer.evaluate(log.batches(log.train_rows, len(log), EVALUATED))
     return ModelScore.of(name, config, model, optimizer, log, test)
 
@@ -96,12 +72,9 @@ def train_and_test(
 def compare(
     log: Log, configs: Mapping[str, Config], reporting: Reporting = lambda name: nullcontext()
 ) -> list[ModelScore]:
-    """Train a base optimizer and Group versions of it or of others; prune the first to the rate of the last.
+    """Train a base optimizer, and Group versions of it or of others; prune the first to the rate of the last.
 
-    Args:
-        log: The click log.
-        configs: Name → settings of one or several Group versions; the base optimizer is the first one's with all λ = 0.
-        reporting: Reports the training of each.
+    `configs` has the settings of the Group versions by name; the base optimizer is the first one's with all λ = 0.
     """
     configs = {name: config.resolved_for(log) for name, config in configs.items()}
     first = next(iter(configs.values()))
@@ -116,16 +89,9 @@ def compare(
 def size_path(
     log: Log, config: Config, rates: Sequence[float], reporting: Reporting = lambda name: nullcontext()
 ) -> list[ModelScore]:
-    """Train once with all features, then once for each feature rate, with the same seed.
+    """Train once with all features, then once for each feature rate in (0, 1), with the same seed.
 
-    Args:
-        log: A log with test rows.
-        config: All settings except the size; with a target, so that its penalty is "hard" unless another was given.
-        rates: Feature rates in (0, 1); those of all other fields if the config has rates for some.
-        reporting: Reports the training of each.
-
-    Returns:
-        All features first, then as many models as rates, in their order.
+    `config` has all settings except the size; with a target, so that its penalty is "hard" unless another was given.
 
     Raises:
         SettingsError: A rate out of range, or fields or times that the log does not have.
@@ -151,9 +117,9 @@ def _trained(
     log: Log, config: Config, name: str, reporting: Reporting
 ) -> tuple[ModelScore, ClickModel, GroupOptimizer]:
     model, optimizer = config.build(log)
-    with reporting(name) as reporter:
-        on_batch, on_progress = reporter or (None, None)
-        score = train_and_test(config, model, optimizer, log, name=name, on_batch=on_batch, on_progress=on_progress)
+    with reporting(name) as callback:
+        callbacks = () if callback is None else (callback,)
+        score = train_and_test(config, model, optimizer, log, name=name, callbacks=callbacks)
     return score, model, optimizer
 
 

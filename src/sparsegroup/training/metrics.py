@@ -32,22 +32,15 @@ def reliability_of(
     labels: Float64s, probabilities: Float64s, weights: Float64s, bins: int
 ) -> tuple[ReliabilityBin, ...]:
     """At most so many bins of about equal weight by rising prediction; equal predictions share a bin."""
-    total = weights.sum()
-    if not total:
+    if not (total := weights.sum()):
         return ()
     order = np.argsort(probabilities, kind="stable")
-    sorted_by = probabilities[order]
     behind = np.cumsum(weights[order]) / total
-    edges = sorted_by[np.searchsorted(behind, np.arange(1, bins) / bins, side="left").clip(max=len(order) - 1)]
-    number = np.searchsorted(np.unique(edges), probabilities, side="left")
-    weight, predicted, actual = (
-        np.bincount(number, values, bins) for values in (weights, weights * probabilities, weights * labels)
-    )
-    return tuple(
-        ReliabilityBin(float(p / w), float(a / w), float(w / total))
-        for w, p, a in zip(weight, predicted, actual, strict=True)
-        if w > 0
-    )
+    last = np.searchsorted(behind, np.arange(1, bins) / bins, side="left").clip(max=len(order) - 1)
+    number = np.searchsorted(np.unique(probabilities[order][last]), probabilities, side="left")
+    sums = [np.bincount(number, values, bins) for values in (weights, weights * probabilities, weights * labels)]
+    found = zip(*sums, strict=True)
+    return tuple(ReliabilityBin(float(p / w), float(a / w), float(w / total)) for w, p, a in found if w > 0)
 
 
 def gains_of(
@@ -57,8 +50,7 @@ def gains_of(
 
     Equal predictions count by their mean.
     """
-    positives = float(weights @ labels)
-    total = float(weights.sum())
+    positives, total = float(weights @ labels), float(weights.sum())
     if not 0 < positives < total:
         return ()
     false, true = _roc_curve(labels, probabilities, weights)
@@ -125,41 +117,25 @@ SURE = 1.96
 
 @dataclass(frozen=True)
 class GroupedAuc:
-    """The mean of the users' AUC (gAUC; Zhu et al., KDD 2017).
+    """The mean of the users' AUC, weighted by their rows (gAUC; Zhu et al., KDD 2017)."""
 
-    Attributes:
-        auc: Each user's AUC, weighted by the user's rows; NaN where there are no users of both classes.
-        users: Users with rows of both classes, which alone have an AUC.
-        share: The share of all rows that is theirs.
-    """
-
-    auc: float
-    users: int
-    share: float
+    auc: float  # NaN where there are no users of both classes
+    users: int  # with rows of both classes; only these have an AUC
+    share: float  # of all rows that is theirs
 
 
 @dataclass(frozen=True)
 class ValueMetrics:
-    """How good predictions are for the rows of one value of a field.
-
-    Attributes:
-        key: Its key.
-        rows: So many rows.
-        positives: The weight of the positive ones; without weights, their number.
-        predicted: The sum of the predictions, times the weights.
-        low, high: The 95 % interval of the calibration, predicted over expected positives; infinite without positives.
-        auc: NaN where only one class is present.
-        log_loss: Mean, in nats.
-    """
+    """How good predictions are for the rows of one value of a field."""
 
     key: int
     rows: int
-    positives: float
-    predicted: float
-    low: float
-    high: float
-    auc: float
-    log_loss: float
+    positives: float  # the weight of the positive rows; without weights, their number
+    predicted: float  # the sum of the predictions, times the weights
+    low: float  # of the 95 % interval of the calibration, predicted over expected positives
+    high: float  # infinite without positives
+    auc: float  # NaN where only one class is present
+    log_loss: float  # mean, in nats
 
     @property
     def calibration(self) -> float:
@@ -175,12 +151,7 @@ class ValueMetrics:
 
 
 def grouped_auc(groups: Int64s, labels: Float64s, probabilities: Float64s, weights: Float64s) -> GroupedAuc:
-    """Mean AUC within groups, weighted by their rows; equal predictions count half.
-
-    Args:
-        groups: `[n]`, such as keys of users.
-        labels, probabilities, weights: `[n]`; labels 0 or 1, weights ≥ 0.
-    """
+    """Mean AUC within groups `[n]`, such as keys of users, weighted by their rows; equal predictions count half."""
     if not len(groups):
         return GroupedAuc(math.nan, 0, math.nan)
     numbers = np.unique(groups, return_inverse=True)[1]
@@ -198,13 +169,9 @@ def metrics_by_value(
 ) -> list[ValueMetrics]:
     """Metrics for each value of a field, the one whose calibration is surely off the most first.
 
-    "Surely" is by a 95 % interval of a Poisson variable: so a value of a few rows does not come first by chance.
-
-    Args:
-        keys: `[m]`, the values' keys; a row has several in a field of several values.
-        rows: `[m]`, the row of each.
-        labels, probabilities, weights: `[n]`, by row.
-        least_rows: Values of fewer rows are left out.
+    "Surely" is by a 95 % interval of a Poisson variable: so a value of a few rows does not come first by chance. `keys`
+    and `rows` `[m]` are each value's key and row: a row has several in a field of several values. The others are `[n]`,
+    by row. Values of fewer than `least_rows` rows are left out.
     """
     values, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
     kept = counts >= least_rows
@@ -216,23 +183,19 @@ def metrics_by_value(
     clipped = np.clip(p, np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
     losses = -np.where(y > 0, np.log(clipped), np.log1p(-clipped))
     sums = [np.bincount(numbers, part, len(values)) for part in (w, w * y, w * p, w * losses, w * w)]
-    found = [
-        ValueMetrics(
-            int(key), int(count), float(positive), float(predicted),
-            *_calibration_interval(float(positive), float(predicted), float(squares / total) if total else 1.0),
-            float(area), float(loss / total) if total else math.nan,
+    found = []
+    for key, count, area, total, positive, predicted, loss, squares in zip(values, counts, areas, *sums, strict=True):
+        interval = _calibration_interval(float(positive), float(predicted), float(squares / total) if total else 1.0)
+        mean_loss = float(loss / total) if total else math.nan
+        found.append(
+            ValueMetrics(int(key), int(count), float(positive), float(predicted), *interval, float(area), mean_loss)
         )
-        for key, count, area, total, positive, predicted, loss, squares in zip(
-            values, counts, areas, *sums, strict=True
-        )
-    ]  # fmt: skip
     return sorted(found, key=lambda one: (-one.surely_off_by, -one.rows, one.key))
 
 
 def _calibration_interval(positives: float, predicted: float, weight: float) -> tuple[float, float]:
-    """Predicted over what may be expected of positives that came so often; each row counts about `weight`.
-
-    Byar's approximation of the exact Poisson interval (Breslow and Day, Statistical Methods in Cancer Research II).
+    """Predicted over expected positives, each row counting about `weight`: Byar's approximation of the exact Poisson
+    interval (Breslow and Day, Statistical Methods in Cancer Research II).
     """
     count = positives / weight
     least = count * max(0.0, 1 - 1 / (9 * count) - SURE / (3 * math.sqrt(count))) ** 3 if count else 0.0

@@ -1,5 +1,6 @@
 """The click model: keys → vectors → network → logits, whether a table looks the keys up or, in serving, an export."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from sparsegroup.data.batches import Bags
 from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
 from sparsegroup.names import bytes_of
+from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.settings.declared import age_of
 from sparsegroup.settings.names import ModelName
 from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
@@ -43,10 +45,8 @@ Pooling = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class LookupModel(nn.Module):
     """Keys → vectors → network → logits.
 
-    Args:
-        embedding: From int64 keys of any shape to vectors `[*shape, dim]`: a `HashEmbedding`, or an export's
-            `FrozenTable`.
-        network: A network of `sparsegroup.models`, or another with the same inputs and outputs.
+    `embedding` maps int64 keys of any shape to vectors `[*shape, dim]`: a `HashEmbedding`, or an export's
+    `FrozenTable`. `network` is one of `sparsegroup.models`, or has the same inputs and outputs.
     """
 
     network: nn.Module
@@ -110,6 +110,37 @@ def check_table(table: nn.Module, order: str) -> None:
         raise TypeError(
             f"table must be a HashEmbedding or FieldTables, got {type(table).__name__}: the order is {order}"
         )
+
+
+def check_stepped(modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raise where the rows of a table would never be trained; warn of other parameters that would not.
+
+    Frozen parameters (`requires_grad_(False)`) need no optimizer. `modules` have the caller's names.
+    """
+    stepped = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+    left_out = {
+        id(parameter): (f"{module}.{name}", store_of(parameter) is not None)
+        for module, of in modules.items()
+        for name, parameter in of.named_parameters()
+        if parameter.requires_grad and id(parameter) not in stepped
+    }
+    if rows := [name for name, is_table in left_out.values() if is_table]:
+        raise ValueError(
+            f"no optimizer has {_listed(rows)}, so that it would never be trained: give its module's parameters() to "
+            "one, as in GroupAdam([*table.parameters(), *model.parameters()]), or freeze it by requires_grad_(False)"
+        )
+    if left_out:
+        names = _listed([name for name, _ in left_out.values()])
+        warnings.warn(
+            f"no optimizer has {names}: these stay as they are. Give them to one, or freeze them by "
+            "requires_grad_(False)",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class ClickModel(LookupModel):

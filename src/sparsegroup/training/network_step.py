@@ -9,15 +9,18 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.models import WithNumbers, WithPooling
-from sparsegroup.training.checks import backward, check_loss
+from sparsegroup.optim.table_parameter import store_of
+from sparsegroup.training.predictions import missing_number
 from sparsegroup.training.ranks import SINGLE_PROCESS, GlobalBatch, RankGroup
 
 WORTH_COMPILING = 20_000
@@ -39,13 +42,7 @@ count `[]` (see `logit_gradient`) to logits `[n]` and the gradients of the param
 
 
 def is_samplewise(network: nn.Module) -> bool:
-    """Whether each logit depends only on its own sample, and the network draws no random numbers and keeps no state.
-
-    Examples:
-        >>> from sparsegroup.models import MLP
-        >>> is_samplewise(MLP(fields=2, dim=4)), is_samplewise(MLP(fields=2, dim=4, dropout=0.1))
-        (True, False)
-    """
+    """Whether each logit depends only on its own sample, and the network draws no random numbers and keeps no state."""
     is_known = all(
         type(module) in _SAMPLEWISE or type(module).__module__.startswith("sparsegroup.models.")
         for module in network.modules()
@@ -61,12 +58,8 @@ def micro_batches(samples: int, weights: int) -> int:
         >>> [micro_batches(*of) for of in ((512, 20_000), (8_192, 20_000), (512, 1_000_000), (4_097, 20_000))]
         [1, 4, 4, 1]
     """
-    parts = 1
-    while (
-        parts < MAX_MICRO_BATCHES
-        and samples % (2 * parts) == 0
-        and samples * weights >= (2 * parts) ** 3 * MIN_WORK_TO_SPLIT
-    ):
+    parts, work = 1, samples * weights
+    while parts < MAX_MICRO_BATCHES and samples % (2 * parts) == 0 and work >= (2 * parts) ** 3 * MIN_WORK_TO_SPLIT:
         parts *= 2
     return parts
 
@@ -82,17 +75,43 @@ def logit_gradient(logits: Tensor, labels: Tensor, weights: Tensor | None, facto
     return (gradient if weights is None else gradient * weights) / count
 
 
+def check_loss(loss: Tensor) -> None:
+    """Raise FloatingPointError where a loss, on a CPU, is not finite. On a GPU to look would be to wait for it."""
+    if loss.device.type == "cpu" and not isfinite(loss.item()):
+        raise FloatingPointError(f"the loss of the next batch is {loss.item()}")
+
+
+def check_weights(model: nn.Module, samples: int) -> None:
+    """Raise FloatingPointError if a weight of the network, trained on so many samples, is not finite."""
+    if not all(one.isfinite().all() for one in model.parameters() if store_of(one) is None):
+        raise _diverged(samples, "weights of the network are not finite")
+
+
+def failed_step(error: FloatingPointError, model: nn.Module, batch: Batch, samples: int) -> Exception:
+    """The error to raise for a step after so many samples: the batch has missing numbers, or training has diverged."""
+    return missing_number(model, batch, slice(None), 0) or _diverged(samples, error)
+
+
+def _diverged(samples: int, why: object) -> FloatingPointError:
+    return FloatingPointError(f"training has diverged after {samples:,} samples: {why}. Lower the learning rate")
+
+
+def _backward(loss: Tensor, *, second_order: bool) -> None:
+    """The gradients of a loss; for second derivatives with their graph."""
+    if not second_order:
+        loss.backward()  # type: ignore[no-untyped-call]
+        return
+    with warnings.catch_warnings():
+        # torch warns of a reference cycle; GroupAdaHessian breaks it in step().
+        warnings.filterwarnings("ignore", message=r"Using backward\(\) with create_graph=True", category=UserWarning)
+        loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
+
+
 class NetworkStep:
     """Gives a network's parameters, and what its embeddings come from, their gradients of each batch's loss.
 
-    Args:
-        network: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` or None to logits `[n]`.
-        ranks: The ranks that share the batches.
-        compile: Compile it for batches of the first one's size; it warns and continues without if that fails.
-        second_order: Whether second derivatives are needed: batches stay whole, and nothing is compiled.
-
-    Attributes:
-        size: Samples of the first batch; None before it.
+    With `compile` it is compiled for batches of the first one's `size`, or continues with a warning if that fails. With
+    `second_order`, for second derivatives, batches stay whole, and nothing is compiled.
     """
 
     def __init__(
@@ -119,9 +138,8 @@ class NetworkStep:
     def backward(self, embeddings: Tensor, numbers: Tensor | None, step: GlobalBatch) -> tuple[Tensor, Tensor]:
         """The logits `[n]` and the loss `[]` of a batch, detached; parameters and embeddings get their gradients.
 
-        Raises:
-            FloatingPointError: The loss of a single process is not finite; there are no gradients. On several ranks,
-                whose losses differ, the sum of all has to be checked, see `RankGroup.all_reduce_gradients`.
+        FloatingPointError: the loss of a single process is not finite; there are no gradients. On several ranks, whose
+        losses differ, the sum of all has to be checked, see `RankGroup.all_reduce_gradients`.
         """
         samples = len(embeddings)
         if self.size is None:
@@ -135,7 +153,7 @@ class NetworkStep:
         logits = network(embeddings, numbers)
         loss = self._ranks.loss(logits, batch, step.samples)
         self._check(loss)
-        backward(loss, second_order=self._second_order)
+        _backward(loss, second_order=self._second_order)
         return logits.detach(), loss.detach()
 
     def _backward_in_parts(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
-from typing import ClassVar, TypedDict
+from typing import Any, ClassVar
 
 from sparsegroup.artifact.validation import STRICT, Count
 from sparsegroup.data.batches import Batch, complete, read_ahead, resized
@@ -26,7 +26,7 @@ def of_epoch(stream: Epochs, epoch: int) -> Iterable[Sample]:
 def check_epochs(
     stream: Epochs, epochs: int, validation: Epochs | None, patience: int, after_first_epoch: AfterFirstEpoch
 ) -> None:
-    """Raise ValueError unless `Trainer.fit` can be given that; see there."""
+    """Raise ValueError unless `Trainer.fit` can take these."""
     for name, value, least in (("epochs", epochs, 1), ("patience", patience, 0)):
         if value < least:
             raise ValueError(f"{name} must be >= {least}, got {value}")
@@ -44,23 +44,6 @@ def check_epochs(
 
 Rows = Callable[[int, int, int], Iterator[Batch]]
 """From the first row, the one after the last, and the size of a batch to batches, as `Log.batches`."""
-
-
-class TargetSteps(TypedDict):
-    """Steps of a size target, see `TargetRate`."""
-
-    steps: int
-    ramp: int | None
-    interval: int | None
-
-
-class EpochArguments(TypedDict):
-    """The arguments of `Trainer.fit` except the stream."""
-
-    epochs: int
-    validation: Epochs | None
-    patience: int
-    after_first_epoch: AfterFirstEpoch
 
 
 @dataclass(frozen=True)
@@ -102,18 +85,18 @@ class EpochPlan:
         return self.epochs * self.rows
 
     @property
-    def target_steps(self) -> TargetSteps:
-        """Steps of a size target over all epochs: the size is reached at the end of the last one.
+    def target_steps(self) -> dict[str, int]:
+        """`steps`, `ramp` and `interval` of a `TargetRate`: the size is reached at the end of the last epoch.
 
-        With validation, or with `after_first_epoch` reset or freeze, the size is reached at the end of the first epoch,
-        so that every epoch can be the best.
+        With validation, or with `after_first_epoch` reset or freeze, it is reached at the end of the first epoch, so
+        that every epoch can be the best.
         """
         if self.epochs > 1 and self.after_first_epoch != "train":
-            return {"steps": self.epoch_steps, "ramp": None, "interval": None}
+            return {"steps": self.epoch_steps}
         if self.epochs > 1 and self.validation_rows:
             ramp, interval = ceil(RAMP * self.epoch_steps), max(1, self.epoch_steps // CONTROLS)
             return {"steps": self.steps, "ramp": ramp, "interval": interval}
-        return {"steps": self.steps, "ramp": None, "interval": None}
+        return {"steps": self.steps}
 
     def batches(self, log: Log, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The rows of an epoch, numbered from 0, in its order, from row `start` of that order on."""
@@ -121,19 +104,13 @@ class EpochPlan:
             log = ShuffledLog(log, self.shuffle_buffer, rows=self.rows, seed=self.seed, epoch=epoch)
         return complete(log.batches(start, self.rows, self.batch_size), max(self.rows - start, 0), log.name)
 
-    def arguments(self, log: Log, rows: Rows | None = None) -> EpochArguments:
+    def arguments(self, log: Log, rows: Rows | None = None) -> dict[str, Any]:
         """Arguments for `Trainer.fit`; `rows` gives the rows to evaluate, by default all of the log's."""
-        rows = rows or log.batches
-        validation: Callable[[int], Iterator[Batch]] | None = None
-        if self.validation_rows:
-            first, stop = self.rows, self.rows + self.validation_rows
-
-            def validation(epoch: int) -> Iterator[Batch]:
-                return rows(first, stop, EVALUATED)
-
+        rows, first, stop = rows or log.batches, self.rows, self.rows + self.validation_rows
         return {
+            "stream": lambda epoch: self.batches(log, epoch),
             "epochs": self.epochs,
-            "validation": validation,
+            "validation": (lambda epoch: rows(first, stop, EVALUATED)) if self.validation_rows else None,
             "patience": self.patience,
             "after_first_epoch": self.after_first_epoch,
         }
@@ -141,31 +118,20 @@ class EpochPlan:
 
 @dataclass(frozen=True)
 class EarlierRanks:
-    """Another number of ranks that an epoch was begun with.
-
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        steps: How many steps of it they, and those before them, have made.
-        taken: How many rows of its share each of them has trained on.
-    """
+    """Another number of ranks that an epoch was begun with."""
 
     __pydantic_config__: ClassVar = STRICT
 
-    epoch: Count
-    steps: Count
-    taken: tuple[Count, ...]
+    epoch: Count  # from 0
+    steps: Count  # steps of it that they, and others before them, have made
+    taken: tuple[Count, ...]  # rows of its share that each of them has trained on
 
 
 @dataclass(frozen=True)
 class RankRows:
-    """The rows that one of several ranks trains on and evaluates.
+    """The rows that one of `count` ranks trains on and evaluates.
 
     A rank takes an equal part of its share of the rows in each step, so all have as many steps as one rank would have.
-
-    Attributes:
-        plan: The rows of an epoch, and how many a step takes of all ranks.
-        log: The log.
-        rank, count: The number of the rank, and how many there are.
     """
 
     plan: EpochPlan
@@ -176,10 +142,7 @@ class RankRows:
     def of_epoch(self, epoch: int, step: int, before: Sequence[EarlierRanks] = ()) -> Iterator[Batch]:
         """The batches of this rank, from a step of an epoch on; where it has no row, its batch is empty.
 
-        Args:
-            epoch: Number of the epoch, from 0.
-            step: Steps of it that have been made.
-            before: Other numbers of ranks that it was begun with, the first ones first.
+        `before` has the other numbers of ranks that the epoch was begun with, in their order.
         """
         plan, log = self.plan, self.log
         if self.count == 1 and not before:

@@ -2,8 +2,8 @@
 
 import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from time import perf_counter
@@ -20,11 +20,12 @@ from sparsegroup.artifact.validation import Real
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.local_files import parquet_writer
 from sparsegroup.data.log import Log
+from sparsegroup.errors import UserError
+from sparsegroup.models import NumberEncoder
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.table import FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.tensors import shape_of
-from sparsegroup.training.checks import check_logits, numbers_named
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.model import LookupModel, keys_to_look_up
 from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
@@ -60,6 +61,70 @@ def as_batch(sample: Sample) -> Batch:
         raise ValueError(f"of (keys, numbers, labels), numbers must be [batch, numbers], got {shape}")
     given = numbers[0] if numbers else torch.empty(len(labels), 0)
     return Batch(keys, given, labels.to(torch.get_default_dtype()), torch.zeros(len(labels), dtype=torch.int64))
+
+
+def with_checked_labels(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches; ValueError names value, batch and row of a label that is neither 0 nor 1."""
+    for number, batch in enumerate(batches):
+        labels = batch.labels
+        if not labels.bool().to(labels.dtype).equal(labels):
+            row = int((labels.bool() != labels).flatten().nonzero()[0])
+            raise ValueError(
+                f"labels must be 0 or 1, got {labels.flatten()[row].item():g} in row {row} of batch {number} of the "
+                "stream (both from 0)"
+            )
+        yield batch
+
+
+class MissingNumberError(UserError):
+    """A number that is missing or infinite, at a row and column of a batch, and a network that does not take it.
+
+    `first` is the row of the stream, from 0, at which the batch begins.
+    """
+
+    def __init__(self, batch: Batch, row: int, column: int, first: int, place: str = "") -> None:
+        place = place or f"row {first + row} of the stream: column {column} of the numbers (from 0)"
+        super().__init__(
+            f"{place} has missing or infinite numbers, and the model takes numbers as they are: fill them in, or train "
+            "with model.standardize=true, which takes them"
+        )
+        self.batch, self.row, self.column, self.first = batch, row, column, first
+
+
+@contextmanager
+def numbers_named(log: Log, start: int | None = None) -> Iterator[None]:
+    """A `MissingNumberError` names the log and the column; and the row, where the stream is the log from `start` on."""
+    try:
+        yield
+    except MissingNumberError as error:
+        batch, row, column, first = error.batch, error.row, error.column, error.first
+        place = "" if start is None else f" row {log.places(start + first, batch)[row]} (from 0):"
+        raise MissingNumberError(batch, row, column, first, f"{log.name}:{place} {log.numbers[column]!r}") from error
+
+
+def missing_number(model: nn.Module, batch: Batch, rows: slice, first: int) -> MissingNumberError | None:
+    """The first number in rows of a batch that the network turns into no number."""
+    encoder = next((module for module in model.modules() if isinstance(module, NumberEncoder)), None)
+    numbers = batch.numbers[rows]
+    refused = ~numbers.isfinite() if encoder is None else numbers.isinf() & (not encoder.standardize)
+    if not bool(refused.any()):
+        return None
+    row, column = refused.nonzero()[0].tolist()
+    return MissingNumberError(batch, (rows.start or 0) + row, column, first)
+
+
+def check_logits(model: nn.Module, batch: Batch, logits: Tensor, first: int) -> None:
+    """Raise where a logit `[n]` of a batch that begins at row `first` of a stream is NaN. Not checked on a GPU.
+
+    The error is a MissingNumberError if a number of the row is missing, or else a FloatingPointError.
+    """
+    if logits.device.type != "cpu" or not bool((wrong := logits.isnan()).any()):
+        return
+    row = int(wrong.nonzero()[0])
+    raise missing_number(model, batch, slice(row, row + 1), first) or FloatingPointError(
+        f"the model's logit of row {first + row} (from 0) is NaN: its weights are not finite, its training has "
+        "diverged; train it with a lower learning rate"
+    )
 
 
 def predict(model: LookupModel, stream: Iterable[Sample], ranks: RankGroup = SINGLE_PROCESS) -> "PredictionWindow":
@@ -118,6 +183,15 @@ def _is_here(embedding: nn.Module) -> bool:
     return all(table.across is None for table in tables_in(embedding).values())
 
 
+def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
+    """Raise ValueError, whose message begins with the name, unless a tensor has this form and finite numbers."""
+    if tensor.dtype != dtype or tensor.shape != shape:
+        expected = shape_of(torch.empty(shape, dtype=dtype, device="meta"))
+        raise ValueError(f"{name}: {expected} are expected, got {shape_of(tensor)}")
+    if not bool(tensor.isfinite().all()):
+        raise ValueError(f"{name}: has numbers that are not finite")
+
+
 @dataclass(frozen=True)
 class WindowState:
     """A `PredictionWindow` in a checkpoint: numbers `[samples]`, weights `[0]` where every row counts the same."""
@@ -129,29 +203,21 @@ class WindowState:
 
     def check(self) -> None:
         """Raise ValueError, whose message begins with the field, unless a window can have given it."""
-        for name, tensor in (("logits", self.logits), ("labels", self.labels), ("weights", self.weights)):
-            is_left_out = name == "weights" and tensor.shape == (0,)
-            if not tensor.is_floating_point() or (tensor.shape != (self.labels.numel(),) and not is_left_out):
-                raise ValueError(f"window.{name}: numbers [{self.labels.numel()}] are expected, got {shape_of(tensor)}")
-            if not bool(tensor.isfinite().all()):
-                raise ValueError(f"window.{name}: has numbers that are not finite")
+        rows = self.labels.numel()
+        for name, tensor, count in (
+            ("logits", self.logits, rows),
+            ("labels", self.labels, rows),
+            ("weights", self.weights, rows if self.weights.numel() else 0),
+        ):
+            check_tensor(f"window.{name}", tensor, tensor.dtype if tensor.is_floating_point() else torch.float32, count)
         if not self.labels.bool().to(self.labels.dtype).equal(self.labels):
             raise ValueError("window.labels: has others than 0 and 1")
         if bool((self.weights < 0).any()):
             raise ValueError("window.weights: has some below 0")
 
-    def part(self, start: int, stop: int) -> "WindowState":
-        """Samples `start` to `stop` of it."""
-        logits, labels, weights = (one[start:stop] for one in (self.logits, self.labels, self.weights))
-        return replace(self, logits=logits, labels=labels, weights=weights)
-
 
 class PredictionWindow:
-    """Predictions for some samples, and their labels.
-
-    Args:
-        begin: When it began, by `perf_counter`.
-    """
+    """Predictions for some samples, and their labels; `begin` is when it began, by `perf_counter`."""
 
     def __init__(self, begin: float = 0.0) -> None:
         self.begin = begin
@@ -165,7 +231,7 @@ class PredictionWindow:
     def joined(cls, states: Sequence[WindowState], begin: float, samples: int | None = None) -> "PredictionWindow":
         """The windows of all ranks as one, that of the first rank first."""
         window = cls(begin)
-        window.seconds = states[0].seconds
+        window.seconds = states[0].seconds if states else 0.0
         window.samples = sum(len(state.labels) for state in states) if samples is None else samples
         window._logits = [state.logits for state in states if len(state.logits)]
         window._labels = [state.labels for state in states if len(state.labels)]

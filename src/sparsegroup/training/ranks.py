@@ -26,18 +26,16 @@ _PATIENCE = 5.0
 
 
 class StopRequest:
-    """Whether a training is asked to end, and for good. It takes no lock: threads and signal handlers may set it."""
+    """Whether a training shall end, and for good. It takes no lock: threads and signal handlers may set it."""
 
     def __init__(self) -> None:
         self.is_made = self.finishes = False
 
     def make(self, *, finish: bool) -> None:
-        """Request the end; a request to finish is not overruled."""
         self.finishes = self.finishes or finish
         self.is_made = True
 
     def withdraw(self) -> None:
-        """Clear the request."""
         self.is_made = self.finishes = False
 
 
@@ -56,23 +54,18 @@ class GlobalBatch:
 
 
 class RankGroup:
-    """The ranks that train one model together; one by itself where its tables lie on no others.
+    """The ranks that train one model together; without a `group`, a process by itself.
 
     All of them call each method alike, and each gives the same on all.
-
-    Attributes:
-        rank, count: The number of this one, and of all.
-        is_alone: Whether this is the only process.
-        scale: Factor of each rank's loss; the sum of its gradients is divided by it.
-        sent: Bytes of gradients and statistics that went from this rank to others.
-        waited: Seconds in which it has waited for others.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, scale: int = 1) -> None:
         self._together = None if group is None else Collectives(group, "Trainer")
         self.rank, self.count = (0, 1) if self._together is None else (self._together.rank, self._together.ranks)
-        self.is_alone, self.scale = self._together is None, scale
-        self.sent, self.waited = 0, 0.0
+        self.is_alone = self._together is None
+        self.scale = scale  # factor of each rank's loss; the sum of its gradients is divided by it
+        self.sent = 0  # bytes of gradients and statistics that went from this rank to others
+        self.waited = 0.0  # seconds in which it has waited for others
 
     @classmethod
     def of(cls, embedding: nn.Module) -> "RankGroup":
@@ -93,9 +86,9 @@ class RankGroup:
     def synchronized_batches(
         self, batches: Iterator[Batch], asked: StopRequest | None = None, agreed: StopRequest | None = None
     ) -> Iterator[GlobalBatch]:
-        """The batches of all ranks, side by side. A rank that has none left continues with empty ones until all have.
+        """The batches of all ranks, side by side. A rank that has no more continues with empty ones until none has.
 
-        If one of them is `asked` to stop, `agreed` says so on all.
+        A stop that one of them is `asked` for is `agreed` on all.
         """
         if self._together is None:
             for own in batches:
@@ -152,8 +145,7 @@ class RankGroup:
         return self._summed(lines, what)  # a number and zeros: exact
 
     def _summed(self, values: Tensor, what: str) -> Tensor:
-        if self._together is None:
-            return values
+        assert self._together is not None
         begun = perf_counter()
         sums = self._together.summed(values, what)
         self.waited += perf_counter() - begun
@@ -194,16 +186,15 @@ class RankGroup:
         return self.broadcast(made, what)  # type: ignore[return-value]
 
     def all_gather(self, own: list[Object], what: str) -> list[Object]:
-        """The lists of all ranks, one after the other; `what` is in them, in messages."""
+        """The lists of all ranks, one after the other; messages call their content `what`."""
         return own if self._together is None else self._together.of_all(own, what)
 
     def broadcast(self, own: Object, what: str) -> Object:
-        """What the first rank has; `what` it is, in messages."""
+        """What the first rank has; messages call it `what`."""
         return own if self._together is None else self._together.from_first(own, what)
 
 
 SINGLE_PROCESS = RankGroup()
-"""A single process."""
 
 
 def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:

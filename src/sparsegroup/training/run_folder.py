@@ -11,13 +11,12 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch.distributed as dist
-from pydantic import BeforeValidator
 
 from sparsegroup.artifact import folder as disk
-from sparsegroup.artifact.folder import temporary_name, write_atomically
+from sparsegroup.artifact.folder import FolderLock, temporary_name, write_atomically
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, facts_of, verified_chain
 from sparsegroup.artifact.validation import STRICT, Count, finite, validated
 from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint
@@ -28,24 +27,23 @@ from sparsegroup.errors import RunError
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
 from sparsegroup.settings.yaml_settings import checked, read_yaml
-from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline
+from sparsegroup.training.assessment import write_names
+from sparsegroup.training.baseline import LogisticBaseline, baseline_of
 from sparsegroup.training.build import Config
-from sparsegroup.training.largest_features import write_names
 from sparsegroup.training.model import ClickModel
-from sparsegroup.training.plan import EarlierRanks
-from sparsegroup.training.state import TrainerState
+from sparsegroup.training.state import CheckpointMetadata
 
-CONFIG = "config.yaml"
-PROVENANCE = "provenance.json"
-COLUMNS = "columns.json"
-METRICS = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
-VOCABULARY = "vocabulary.parquet"
-NAMES = "names.parquet"
-REPORT = "report.html"
-TENSORBOARD = "tensorboard"
-MLFLOW = "mlflow.json"
-SUMMARY = "summary.json"
+# The files of a run, in open formats
+CONFIG = "config.yaml"  # all settings; `sparsegroup train` takes it
+PROVENANCE = "provenance.json"  # see `Provenance`
+COLUMNS = "columns.json"  # the fields and numbers that the model expects
+METRICS = "metrics.jsonl"  # the history, a point per line
+CHECKPOINTS = "checkpoints"  # model, optimizer and random numbers
+VOCABULARY = "vocabulary.parquet"  # key → field and value, if a prepared log has it
+NAMES = "names.parquet"  # the same of the features of the largest vectors, if the log's text is available
+REPORT = "report.html"  # for people
+TENSORBOARD, MLFLOW = "tensorboard", "mlflow.json"  # see `TrackingSettings`
+SUMMARY = "summary.json"  # final figures and versions; written last
 
 _BEFORE_IT_BEGINS = (PROVENANCE, COLUMNS, METRICS)
 _ALL = {*_BEFORE_IT_BEGINS, CONFIG, CHECKPOINTS, VOCABULARY, NAMES, REPORT, TENSORBOARD, MLFLOW, SUMMARY}
@@ -86,21 +84,16 @@ RUN = FolderFormat(name="run", file=SUMMARY, version=1, manifest=RunManifest, er
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a run began: when (ISO 8601), on which log, after which run, in which torchrun job.
-
-    Attributes:
-        source: Sizes of the log's files and a hash of its format, where it has any.
-        continued_id: The id of the checkpoint of `continued_from` that training was continued from.
-    """
+    """How a run began: when (ISO 8601), on which log, after which run, in which torchrun job."""
 
     __pydantic_config__: ClassVar = STRICT
 
     started: str
     rows: Count
     train_rows: Count
-    source: Mapping[str, Any] | None = None
+    source: Mapping[str, Any] | None = None  # `Log.identity`
     continued_from: str | None = None
-    continued_id: str | None = None
+    continued_id: str | None = None  # of the checkpoint that training was continued from
     job: str | None = None
 
     @classmethod
@@ -125,67 +118,8 @@ class Provenance:
             )
 
 
-@dataclass(frozen=True)
-class CheckpointMetadata:
-    """What a run's checkpoint holds besides model and optimizer: enough to make the model and to resume.
-
-    Attributes:
-        earlier: Other numbers of ranks that its epoch was begun with.
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-
-    config: Mapping[str, Mapping[str, Any]]
-    columns: Annotated[LogSchema, BeforeValidator(LogSchema.from_dict)]
-    trainer: Annotated[TrainerState, BeforeValidator(TrainerState.of)]
-    earlier: tuple[EarlierRanks, ...] = ()
-
-    @classmethod
-    def of(cls, content: Any, checkpoint: Path) -> Self:
-        """Parse `LoadResult.extra` of a run's checkpoint; RunError names checkpoint and field."""
-        if not isinstance(content, dict) or "config" not in content:
-            raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it has no model settings")
-        try:
-            return validated(cls, content)
-        except ValueError as error:
-            raise RunError(f"{checkpoint}: damaged (state.extra.{error})") from error
-
-    @property
-    def samples(self) -> int:
-        """Samples trained on, in all runs."""
-        return self.trainer.samples
-
-    def baseline(self, checkpoint: Path) -> LogisticBaseline | None:
-        """The baseline of all ranks, or None; RunError if its state is damaged."""
-        states = self.trainer.callbacks().get(BaselineCallback.__name__, [])
-        if not states:
-            return None
-        baseline = LogisticBaseline(numbers=len(self.columns.numbers))
-        try:
-            baseline.load_state_dict(*states)
-        except ValueError as error:
-            raise RunError(f"{checkpoint}: damaged (state.extra.trainer.callbacks: {error})") from error
-        return baseline
-
-
 class RunFolder:
-    """The folder of a run, in open formats.
-
-    - `config.yaml`: all settings; `sparsegroup train` takes it.
-    - `provenance.json`: see `Provenance`.
-    - `columns.json`: the fields and numbers that the model expects.
-    - `metrics.jsonl`: the history, a point per line.
-    - `checkpoints`: model, optimizer and random numbers.
-    - `vocabulary.parquet`: key → field and value, if a prepared log has it.
-    - `names.parquet`: the same of the features of the largest vectors, if the log's text is available.
-    - `report.html`: for people.
-    - `tensorboard` and `mlflow.json`: see `TrackingSettings`.
-    - `summary.json`: final figures and versions; written last.
-
-    Args:
-        path: The folder.
-        replaces: The folder of another run, which this one replaces when it is complete.
-    """
+    """The folder of a run. It `replaces` that of another run when it is complete."""
 
     def __init__(self, path: str | Path, replaces: Path | None = None) -> None:
         self.path, self.replaces = Path(path), replaces
@@ -221,14 +155,14 @@ class RunFolder:
             return False
         return True
 
-    def lock(self) -> "FolderLock":
-        """Keep other processes away until the lock is closed; RunError if one trains this run."""
+    def lock(self) -> FolderLock:
+        """Keep other processes away; RunError if one trains this run."""
         try:
             return FolderLock(self.path)
         except BlockingIOError as error:
             raise RunError(f"{self.path}: another process is training this run") from error
 
-    def lock_new(self) -> "FolderLock":
+    def lock_new(self) -> FolderLock:
         """Make the folder and lock it; RunError if another process has begun a run in it."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = self.lock()
@@ -240,7 +174,7 @@ class RunFolder:
     # What it holds; RunError names the file if one is missing or damaged
 
     def config(self) -> Config:
-        """The settings of a run that has begun."""
+        """All settings."""
         if not self.has_begun:
             raise RunError(f"{self.path}: no run has begun there ({CONFIG} is missing)")
         return checked(Config, read_yaml(self.path / CONFIG), str(self.path / CONFIG))
@@ -370,10 +304,9 @@ class RunFolder:
             disk.remove_folder(self.path)
 
     def take_place(self) -> None:
-        """Let this complete run replace the old one; to be called again if the process was killed meanwhile.
+        """Let this complete run replace the old one; to be called again if the process was killed while it did.
 
-        The old run is moved aside, this one takes its name, and the old one is deleted. Files that are no run's are
-        moved along. Until the new run has the name, `find_run` leads to the old one.
+        The old run is moved aside until this one has its name; `find_run` leads to it until then. Other files are kept.
         """
         if self.replaces is not None and self.path.exists():
             if self.replaces.exists():
@@ -399,41 +332,6 @@ def _next_to(folder: Path, prefix: str) -> Path:
 
 def _line(point: HistoryPoint) -> str:
     return json.dumps(finite(asdict(point)), allow_nan=False) + "\n"
-
-
-try:
-    import fcntl
-except ImportError:  # on Windows, where no process is kept out
-    fcntl = None  # type: ignore[assignment]
-
-
-class FolderLock:
-    """Keeps other processes from locking a folder until `close`, or this process's end; BlockingIOError if one has."""
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = None
-        if fcntl is not None:
-            self._descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.close()
-                raise
-
-    def close(self) -> None:
-        """Let others lock it."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 # Folders named by time, of runs and studies
@@ -484,7 +382,7 @@ def without_latest(path: Path) -> Path:
 def find_run(path: str | Path) -> Path:
     """The run in a folder: the folder itself or, if that is a folder of runs, the latest in it.
 
-    The link `latest` is followed, so that the returned path remains that of the same run.
+    The link `latest` is followed: the returned path remains that of the same run.
     """
     path = without_latest(Path(path))
     if any((path / name).exists() for name in (CONFIG, SUMMARY)):
@@ -528,7 +426,7 @@ class TrainingRun:
 def load_run(
     folder: str | Path, config: Config | None = None, process_group: dist.ProcessGroup | None = None
 ) -> TrainingRun:
-    """A run with its model and optimizer, to continue. Sets torch's random numbers to those of its end.
+    """A run with its model and optimizer, to continue. Sets torch's random numbers to their state at its end.
 
     Args:
         folder: The folder of a finished run, or of runs named by time, of which the latest is taken.
@@ -562,7 +460,7 @@ def load_run(
         summary=manifest.summary,
         checkpoint_id=CHECKPOINT.read(path).id,
         notes=notes,
-        baseline=CheckpointMetadata.of(loaded.extra, path).baseline(path),
+        baseline=baseline_of(CheckpointMetadata.of(loaded.extra, path), path),
     )
 
 

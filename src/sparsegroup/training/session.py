@@ -2,7 +2,7 @@
 
 import logging
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsegroup.artifact.folder import remove_folder
+from sparsegroup.artifact.folder import FolderLock, remove_folder
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.log import Log
@@ -25,28 +25,25 @@ from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, RankF
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training.assessment import Assessment, assess
+from sparsegroup.training.assessment import SHOWN, Assessment, assess, named_features
 from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
 from sparsegroup.training.build import Config
 from sparsegroup.training.callbacks import tracking_callbacks
-from sparsegroup.training.checks import check_weights, numbers_named
-from sparsegroup.training.largest_features import SHOWN, named_features
 from sparsegroup.training.model import ClickModel
+from sparsegroup.training.network_step import check_weights
 from sparsegroup.training.plan import EarlierRanks, RankRows
-from sparsegroup.training.predictions import EVALUATED, probabilities_of
+from sparsegroup.training.predictions import EVALUATED, numbers_named, probabilities_of
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_folder import (
     CHECKPOINTS,
-    CheckpointMetadata,
-    FolderLock,
     Provenance,
     RunFolder,
     TrainingRun,
     load_run,
     without_latest,
 )
-from sparsegroup.training.state import TableTotals, field_totals
-from sparsegroup.training.trainer import Callback, trainer_for
+from sparsegroup.training.state import CheckpointMetadata, field_totals, table_figures
+from sparsegroup.training.trainer import Callback, Trainer
 
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +66,6 @@ class Session:
 
     Attributes:
         plan: The rows of the epochs.
-        parts: This rank's part of them.
         ranks: The ranks that train the model.
         notes: Messages about how the run was continued or resumed.
 
@@ -99,8 +95,8 @@ class Session:
         self.plan = config.training.plan(log.train_rows)
         numbers = len(log.numbers)
         self._baseline = BaselineCallback(LogisticBaseline(numbers=numbers)) if config.training.baseline else None
-        self._own_callbacks: list[Callback] = [] if self._baseline is None else [self._baseline]
-        self.trainer = trainer_for(config, model, optimizer, self.plan, self._own_callbacks)
+        own = [] if self._baseline is None else [self._baseline]
+        self.trainer = config.trainer(model, optimizer, self.plan, own)
         self.ranks = self.trainer.ranks
         self.rows = RankRows(self.plan, log, self.ranks.rank, self.ranks.count)
         self._earlier: tuple[EarlierRanks, ...] = ()
@@ -137,7 +133,7 @@ class Session:
             folder: The folder.
             config: The settings.
             log: What to train and test on.
-            run: The run to continue, or None.
+            run: The run to continue.
             process_group: `torch.distributed.group.WORLD` if all its ranks train the model, else None. The tables of
                 `run` lie on them, too.
             job: The id of the torchrun job, see `Provenance`.
@@ -284,17 +280,10 @@ class Session:
         if trainer.target is not None and target is not None:
             trainer.target.load_state_dict(asdict(target))
 
-    def train(
-        self,
-        *,
-        on_batch: Callable[[int, float], None] | None = None,
-        on_progress: Callable[[HistoryPoint], None] | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> Summary:
+    def train(self, *, callbacks: Sequence[Callback] = ()) -> Summary:
         """Train on the remaining rows of all epochs, evaluate on the test rows, and complete the folder.
 
         Args:
-            on_batch, on_progress: See `Trainer.fit`.
             callbacks: Called before those of `TrackingSettings`.
 
         Raises:
@@ -303,13 +292,14 @@ class Session:
             RunStoppedError: A callback has called `Trainer.stop`; there is a checkpoint of that moment.
         """
         tracking = [] if self.ranks.rank else tracking_callbacks(self.config.tracking, self.folder)
-        callbacks = self.trainer.callbacks = [*self._own_callbacks, *callbacks, *tracking]
+        own: list[Callback] = [_Recorder(self), *([] if self._baseline is None else [self._baseline])]
+        callbacks = self.trainer.callbacks = [*own, *callbacks, *tracking]
         with self._lock or nullcontext(), numbers_named(self.log):
             summary = None
             for callback in callbacks:
                 callback.on_run_begin(self.folder, self.config)
             try:
-                self._fit(on_batch, on_progress)
+                self._fit()
                 summary = self._finish()
             except FloatingPointError as error:
                 paths = self.checkpoints.paths()
@@ -324,38 +314,16 @@ class Session:
                     callback.on_run_end(self.folder, summary)
             return summary
 
-    def _fit(
-        self, on_batch: Callable[[int, float], None] | None, on_progress: Callable[[HistoryPoint], None] | None
-    ) -> None:
+    def _fit(self) -> None:
         """Train to the end of the last epoch, and save the state."""
-        log, plan, trainer, self._saved_when = self.log, self.plan, self.trainer, perf_counter()
-
-        def note(point: HistoryPoint) -> None:
-            self.run.append_point(point)
-            if on_progress is not None:
-                on_progress(point)
-
-        def between_batches() -> None:
-            if self._is_due() and trainer.progress.position < plan.rows:
-                self.checkpoint()
-
-        def between_epochs() -> None:
-            if self._is_due() and self._saved_step != self.step:
-                self.checkpoint()
-
+        trainer, self._saved_when = self.trainer, perf_counter()
         if trainer.progress.is_over:  # interrupted after its last batch
             with trainer.notified():
                 pass
         else:
-            trainer.fit(
-                lambda epoch: self.rows.of_epoch(epoch, trainer.progress.steps, self.earlier),
-                **plan.arguments(log, self.rows.of_range),
-                best=self,
-                on_batch=on_batch,
-                on_progress=note,
-                after_batch=between_batches,
-                after_epoch=between_epochs,
-            )
+            arguments = self.plan.arguments(self.log, self.rows.of_range)
+            arguments["stream"] = lambda epoch: self.rows.of_epoch(epoch, trainer.progress.steps, self.earlier)
+            trainer.fit(**arguments, best=self)
             if not trainer.progress.is_over:
                 if self._saved_step != self.step:
                     self.checkpoint()
@@ -389,19 +357,16 @@ class Session:
 
     def _summary(self, assessment: Assessment, named: Sequence[LargestFeature]) -> Summary:
         log, history, progress = self.log, self.trainer.history, self.trainer.progress
-        table, counts = TableTotals.of(self.model.embedding), field_totals(self.model.embedding)
+        sizes, dropped = table_figures(self.model.embedding)
+        counts = field_totals(self.model.embedding)
         return Summary(
             **vars(assessment),
+            **sizes,
+            **dropped,
             log=log.name,
             test_rows=len(log) - log.train_rows,
             samples=history[-1].samples if history else 0,
             seconds=history[-1].seconds if history else 0.0,
-            feature_rate=table.feature_rate,
-            live_rows=table.num_live,
-            features_seen=table.num_seen,
-            table_bytes=table.bytes,
-            evicted_rows=table.num_evicted,
-            refused_rows=table.num_refused,
             fields={name: counts.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(log.fields)},
             started=self.provenance.started,
             versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
@@ -430,14 +395,15 @@ class Session:
         )
         return ranks.all_gather([own], "their figures")
 
-    def _is_due(self) -> bool:
-        settings = self.config.checkpoint
-        if settings.steps and self.step % settings.steps == 0:
-            return True
-        if not settings.minutes or (self.step % _STEPS_PER_CLOCK and not self.ranks.is_alone):
-            return False
-        is_late = perf_counter() - self._saved_when >= 60 * settings.minutes
-        return self.ranks.broadcast(is_late, "whether a checkpoint is due")
+    def checkpoint_if_due(self) -> None:
+        """Write a checkpoint if the settings say so, except after the last batch of an epoch, which is yet to end."""
+        settings, ends = self.config.checkpoint, self.trainer.progress.position >= self.plan.rows
+        is_due = settings.steps and self.step % settings.steps == 0
+        if not is_due and settings.minutes and (self.ranks.is_alone or self.step % _STEPS_PER_CLOCK == 0):
+            is_late = perf_counter() - self._saved_when >= 60 * settings.minutes
+            is_due = self.ranks.broadcast(is_late, "whether a checkpoint is due")
+        if is_due and not ends and self._saved_step != self.step:
+            self.checkpoint()
 
     def checkpoint(self, *, whole: bool = False) -> Path:
         """Write the state of the run, between two batches.
@@ -461,3 +427,16 @@ class Session:
         self._saved_when, self._saved_step = perf_counter(), self.step
         _logger.info("checkpoint at %s samples: %s", f"{trainer.samples:,}", path)
         return path
+
+
+class _Recorder(Callback):
+    """Writes a session's points and checkpoints while it trains."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
+        self._session.run.append_point(point)
+
+    def between_batches(self, trainer: Trainer) -> None:
+        self._session.checkpoint_if_due()

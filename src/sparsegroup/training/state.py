@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from math import isnan
+from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -18,10 +18,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparsegroup.artifact.folder import remove_folder
 from sparsegroup.artifact.validation import STRICT, Count, Flag, Real, validated
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
+from sparsegroup.data.schema import LogSchema
+from sparsegroup.errors import RunError
 from sparsegroup.optim import SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import FieldCount
+from sparsegroup.training.plan import EarlierRanks
 from sparsegroup.training.predictions import PredictionWindow, WindowState
 
 
@@ -62,31 +65,22 @@ class TemporaryBest:
 
 @dataclass
 class EpochProgress:
-    """How far a training has come in its epochs.
+    """How far a training has come in its epochs."""
 
-    Attributes:
-        epoch: Epochs that have ended.
-        position: Samples trained on in the epoch under way, by all ranks.
-        best: Number, from 1, of the epoch after which the validation log loss was lowest; None before there was one.
-        validation: Metrics on the validation rows after the best epoch; before there was one, after the last.
-        is_over: Whether the training has come to its end.
-        steps: Batches trained on in the epoch under way.
-    """
-
-    epoch: Count = 0
-    position: Count = 0
-    best: Count | None = None
-    validation: Metrics | None = None
+    epoch: Count = 0  # epochs that have ended
+    position: Count = 0  # samples trained on in the epoch under way, by all ranks
+    best: Count | None = None  # number, from 1, of the epoch after which the validation log loss was lowest
+    validation: Metrics | None = None  # on the validation rows after the best epoch; before there is one, the last
     is_over: Flag = False
-    steps: Count = 0
+    steps: Count = 0  # batches trained on in the epoch under way
 
     def end_epoch(self, validation: Metrics | None, *, may_be_best: bool) -> bool:
         """An epoch has ended, with a state that `may_be_best`; gives whether it is the best so far."""
         self.epoch, self.position, self.steps = self.epoch + 1, 0, 0
         if validation is None:
             return False
-        lowest = self.validation.log_loss if self.best is not None and self.validation is not None else None
-        is_best = may_be_best and not isnan(validation.log_loss) and (lowest is None or validation.log_loss < lowest)
+        lowest = inf if self.best is None or self.validation is None else self.validation.log_loss
+        is_best = may_be_best and validation.log_loss < lowest
         if is_best:
             self.best = self.epoch
         if is_best or self.best is None:
@@ -99,29 +93,20 @@ class EpochProgress:
         return self.epoch < epochs and not (patience and waited >= patience)
 
 
-@dataclass(frozen=True)
-class TableTotals:
-    """Counts of all tables of an embedding, see `HashEmbedding`."""
+def table_figures(embedding: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sizes of all tables of an embedding, and what they have dropped, as a summary names them.
 
-    num_seen: int = 0
-    num_live: int = 0
-    bytes: int = 0  # of index and rows; other memory depends on what the process has done: a resumed run would differ
-    num_evicted: int = 0
-    num_refused: int = 0
-
-    @classmethod
-    def of(cls, embedding: nn.Module) -> "TableTotals":
-        """Those of the tables in `embedding`, on all ranks; each of them must call it."""
-        totals = np.zeros(5, np.int64)
-        for table in tables_in(embedding).values():
-            own = [table.num_seen, table.num_live, table.memory().content, table.num_evicted, table.num_refused]
-            totals += own if table.across is None else table.across.shards.totals(own, "counts of rows")
-        return cls(*totals.tolist())
-
-    @property
-    def feature_rate(self) -> float:
-        """Live rows over distinct keys ever seen; 0 if none was."""
-        return self.num_live / self.num_seen if self.num_seen else 0.0
+    They are those of all ranks; each of them must call it.
+    """
+    totals = np.zeros(5, np.int64)
+    for table in tables_in(embedding).values():
+        # Other memory than the content depends on what the process has done: a resumed run would differ.
+        own = [table.num_live, table.num_seen, table.memory().content, table.num_evicted, table.num_refused]
+        totals += own if table.across is None else table.across.shards.totals(own, "counts of rows")
+    live, seen, size, evicted, refused = totals.tolist()
+    rate = live / seen if seen else 0.0
+    sizes = {"feature_rate": rate, "live_rows": live, "features_seen": seen, "table_bytes": size}
+    return sizes, {"evicted_rows": evicted, "refused_rows": refused}
 
 
 def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
@@ -132,9 +117,8 @@ def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
         for counts in [own] if table.across is None else table.across.shards.of_all([own], "counts of fields"):
             for number, count in counts.items():
                 before = totals.get(number, FieldCount(0, 0, 0))
-                totals[number] = FieldCount(
-                    before.seen + count.seen, before.rows + count.rows, before.live + count.live
-                )
+                sums = (before.seen + count.seen, before.rows + count.rows, before.live + count.live)
+                totals[number] = FieldCount(*sums)
     return dict(sorted(totals.items()))
 
 
@@ -201,14 +185,6 @@ NotNegative = Annotated[Real, Field(ge=0)]
 
 
 @dataclass(frozen=True)
-class PartState:
-    """The state of a field's target, see `SizeTarget.state_dict`."""
-
-    begin: NotNegative
-    l21: NotNegative
-
-
-@dataclass(frozen=True)
 class TargetState:
     """The state of a target, see `SizeTarget.state_dict`."""
 
@@ -217,7 +193,6 @@ class TargetState:
     l21: NotNegative
     rate: NotNegative | None
     scheduled_rate: NotNegative | None
-    fields: Mapping[int, PartState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -225,21 +200,20 @@ class RankState:
     """The state of one rank."""
 
     taken: Count  # samples that it has trained on in the epoch under way
-    window: Count  # how many of the window's samples are its own, behind those of the ranks before it
+    window: WindowState  # its samples since the last point
     compiled_for: Count | None  # samples of its part of the batches that its network was compiled for
     callbacks: Mapping[str, Any]  # by the names of their classes
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """The state of a training between two batches, see `Trainer`; the window has the samples of all ranks."""
+    """The state of a training between two batches, see `Trainer`."""
 
     __pydantic_config__: ClassVar = STRICT
 
     samples: Count
     seconds: Real
     history: tuple[HistoryPoint, ...]
-    window: WindowState
     progress: EpochProgress
     target: TargetState | None
     ranks: Annotated[tuple[RankState, ...], Field(min_length=1)]
@@ -248,17 +222,43 @@ class TrainerState:
     def of(cls, content: Any) -> "TrainerState":
         """What `Trainer.state_dict` gave."""
         state = content if isinstance(content, cls) else validated(cls, content)
-        state.window.check()
+        for rank in state.ranks:
+            rank.window.check()
         if state.history and state.history[-1].samples > state.samples:
             raise ValueError(f"samples: {state.samples:,} are fewer than those of the history")
         progress = state.progress
         if not 0 < (progress.best or 1) <= max(progress.epoch, 1):
             raise ValueError(f"progress.best: {progress.best} of {progress.epoch} epochs")
-        if sum(rank.window for rank in state.ranks) != len(state.window.labels):
-            raise ValueError(f"ranks: their samples are not the {len(state.window.labels):,} of the window")
         return state
 
     def callbacks(self) -> dict[str, list[Any]]:
         """Class → the states of its callback on all ranks."""
         names = self.ranks[0].callbacks
         return {name: [rank.callbacks[name] for rank in self.ranks if name in rank.callbacks] for name in names}
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """What a run's checkpoint holds besides model and optimizer: enough to make the model and to resume."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    config: Mapping[str, Mapping[str, Any]]
+    columns: Annotated[LogSchema, BeforeValidator(LogSchema.from_dict)]
+    trainer: Annotated[TrainerState, BeforeValidator(TrainerState.of)]
+    earlier: tuple[EarlierRanks, ...] = ()  # other numbers of ranks that its epoch was begun with
+
+    @classmethod
+    def of(cls, content: Any, checkpoint: Path) -> Self:
+        """Parse `LoadResult.extra` of a run's checkpoint; RunError names checkpoint and field."""
+        if not isinstance(content, dict) or "config" not in content:
+            raise RunError(f"{checkpoint}: was not written by `sparsegroup train`: it has no model settings")
+        try:
+            return validated(cls, content)
+        except ValueError as error:
+            raise RunError(f"{checkpoint}: damaged (state.extra.{error})") from error
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on, in all runs."""
+        return self.trainer.samples

@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +18,31 @@ from torch import Tensor, nn
 from sparsegroup.data.batches import Batch
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
+from sparsegroup.settings.declared import Settings
 from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training.checks import check_loss, check_stepped, failed_step, with_checked_labels
-from sparsegroup.training.model import ClickModel, LookupModel, check_table, frozen_vectors, inputs_of, keys_to_look_up
-from sparsegroup.training.network_step import NetworkStep
-from sparsegroup.training.plan import EpochPlan, Epochs, check_epochs, of_epoch
-from sparsegroup.training.predictions import PredictionWindow, Sample, as_batch, predict
+from sparsegroup.training.model import (
+    LookupModel,
+    check_stepped,
+    check_table,
+    frozen_vectors,
+    inputs_of,
+    keys_to_look_up,
+)
+from sparsegroup.training.network_step import NetworkStep, check_loss, failed_step
+from sparsegroup.training.plan import Epochs, check_epochs, of_epoch
+from sparsegroup.training.predictions import PredictionWindow, Sample, as_batch, predict, with_checked_labels
 from sparsegroup.training.ranks import GlobalBatch, RankGroup, SharedStatistics, StopRequest
 from sparsegroup.training.state import (
     BestState,
     EpochProgress,
     History,
     RankState,
-    TableTotals,
     TemporaryBest,
     TrainerState,
+    table_figures,
 )
-
-if TYPE_CHECKING:
-    from sparsegroup.training.build import Config
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,13 @@ class Callback:
     def on_validation(self, trainer: "Trainer", metrics: Metrics) -> None:
         """An epoch has ended, and the model has these metrics on the validation rows; see `trainer.progress`."""
 
+    def between_batches(self, trainer: "Trainer") -> None:
+        """A checkpoint can be written: after each batch, and again between two epochs."""
+
     def on_end(self, trainer: "Trainer") -> None:
         """`fit` is over, or has failed."""
 
-    def on_run_begin(self, folder: Path, config: "Config") -> None:
+    def on_run_begin(self, folder: Path, config: Settings) -> None:
         """A run begins in `folder`, or is resumed there."""
 
     def on_run_end(self, folder: Path, summary: Summary | None) -> None:
@@ -219,10 +225,6 @@ class Trainer:
         patience: int = 0,
         after_first_epoch: AfterFirstEpoch = "train",
         best: BestState | None = None,
-        on_batch: Callable[[int, float], None] | None = None,
-        on_progress: Callable[[HistoryPoint], None] | None = None,
-        after_batch: Callable[[], None] | None = None,
-        after_epoch: Callable[[], None] | None = None,
     ) -> list[HistoryPoint]:
         """Train on each batch of the stream in order, having predicted it first; with `epochs`, so many times.
 
@@ -241,10 +243,6 @@ class Trainer:
                 each epoch starts from their first values, without u and state; a `target` must be made for the steps of
                 one epoch, and restarts. "freeze": only the network is trained.
             best: Where the best state is kept; None: in the system's temporary folder.
-            on_batch: Called with the number of samples and the loss of each batch.
-            on_progress: Called with each point of the history, some batches after it: its metrics take a while.
-            after_batch: Called when a batch is done: a checkpoint can be written.
-            after_epoch: Called between two epochs, likewise.
 
         Returns:
             The points of this call, which join `history`.
@@ -267,34 +265,24 @@ class Trainer:
         if keeps_own and not self.ranks.is_alone:
             raise ValueError("on several ranks, say where the state of the best epoch is kept: give `best`")
         temporary = TemporaryDirectory(prefix="sparsegroup-best-") if keeps_own else nullcontext()
-
-        def note(point: HistoryPoint | None) -> None:
-            if point is None:
-                return
-            if on_progress is not None:
-                on_progress(point)
-            for callback in self.callbacks:
-                callback.on_point(self, point)
-
         with self.notified(), temporary as folder:
             if folder is not None:
                 best = TemporaryBest(Path(folder), self._model, self.optimizers, self.scheduler, self.target)
             while self._goes_on(epochs, patience) and not self._stop.is_made:
                 self._begin_epoch(after_first_epoch)
                 with self._record.clock():
-                    is_whole = self._pass(of_epoch(stream, self.progress.epoch), on_batch, note, after_batch)
+                    is_whole = self._pass(of_epoch(stream, self.progress.epoch))
                 last = self._record.settle()
                 metrics, is_best = self._end_epoch(validation) if is_whole else (None, False)
                 if last is not None:
-                    note(self.history[-1])
+                    self._report(self.history[-1])
                 if metrics is not None:
                     for callback in self.callbacks:
                         callback.on_validation(self, metrics)
                 if is_whole and self._goes_on(epochs, patience):
                     if is_best and best is not None:
                         best.keep()
-                    if after_epoch is not None:
-                        after_epoch()
+                    self._between_batches()
             is_over = not self._goes_on(epochs, patience)
             if is_over and best is not None and self.progress.best not in (None, self.progress.epoch):
                 best.restore()
@@ -306,9 +294,8 @@ class Trainer:
         """End `fit` after the batch under way: from a callback, another thread, or a signal handler.
 
         The state is then one between two batches: a checkpoint of it, with `state_dict`, resumes with the samples
-        behind `progress.position` and ends with the bits of a training that was never stopped. One batch more is
-        trained on if it has been looked up already and a table counts its occurrences. After the last batch of an epoch
-        follows its validation. If nothing is being trained, nothing happens.
+        behind `progress.position` and ends with the bits of a training that was never stopped. After the last batch of
+        an epoch follows its validation. If nothing is being trained, nothing happens.
 
         Args:
             finish: The training is over, not interrupted: the epoch ends here and is validated, and the state after the
@@ -346,37 +333,29 @@ class Trainer:
         self.taken = 0
         return metrics, self.progress.end_epoch(metrics, may_be_best=is_met)
 
-    def _pass(
-        self,
-        stream: Iterable[Sample],
-        on_batch: Callable[[int, float], None] | None,
-        note: Callable[[HistoryPoint | None], None],
-        after_batch: Callable[[], None] | None,
-    ) -> bool:
+    def _pass(self, stream: Iterable[Sample]) -> bool:
         """Train on each batch of the stream once; gives whether that was all, or it has been stopped before."""
         self._model.train()
         if self._is_frozen:
             self.table.eval()
         # What is looked up ahead has been counted; a checkpoint in between would count it once more when resumed.
-        counts = not all(isinstance(table.table.config.admission, EveryKey) for table in self._tables)
-        is_counted = False
+        is_counted = not all(isinstance(table.table.config.admission, EveryKey) for table in self._tables)
         batches = self.ranks.synchronized_batches(with_checked_labels(map(as_batch, stream)), self._asked, self._stop)
         batch = next(batches, None)
-        _set_time(self._timed, None if batch is None else batch.own)
-        keys = None if batch is None else keys_to_look_up(batch.own.keys, batch.own.bags)
+        first = None if batch is None else batch.own
+        _set_time(self._timed, first)
+        keys = None if first is None else keys_to_look_up(first.keys, first.bags)
         # Sorting for the AUC leaves the interpreter free.
-        following_statistics = self._statistics.following(None if batch is None else batch.own)
-        with following_statistics, ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
-            while batch is not None and (is_counted or not self._stop.is_made):
+        with self._statistics.following(first), ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
+            while batch is not None and not self._stop.is_made:
                 assert keys is not None
                 following = next(batches, None)
                 next_keys = None if following is None else keys_to_look_up(following.own.keys, following.own.bags)
                 ends = following is None or self._record.window.samples + batch.samples >= self.window
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
-                looks_ahead = not (ends or (counts and (after_batch is not None or self._stop.is_made)))
-                is_counted = looks_ahead and counts
+                ahead = None if ends or is_counted else next_keys
                 try:
-                    logits, loss = self._step(batch, keys, next_keys if looks_ahead else None, following)
+                    logits, loss = self._step(batch, keys, ahead, following)
                 except FloatingPointError as error:
                     raise failed_step(error, self.network, batch.own, self.samples) from error
                 self.samples += batch.samples
@@ -386,35 +365,38 @@ class Trainer:
                 self.progress.steps += 1
                 self._record.window.add(batch.own, logits, batch.samples)
                 trained = TrainedBatch(batch.own, logits, batch.samples, loss)
-                if on_batch is not None:
-                    on_batch(batch.samples, trained.loss)
                 for callback in self.callbacks:
                     callback.on_batch(self, trained)
                 if ends or self._record.is_measured:
-                    note(self._record.settle())
+                    self._report(self._record.settle())
                 if ends:
                     self._end_window(metrics)
-                if after_batch is not None:
-                    after_batch()
+                self._between_batches()
                 batch, keys = following, next_keys
             is_whole = batch is None or self._stop.finishes
             if is_whole and self._record.window.samples:
-                note(self._record.settle())
+                self._report(self._record.settle())
                 self._end_window(metrics)
         return is_whole
+
+    def _report(self, point: HistoryPoint | None) -> None:
+        if point is not None:
+            for callback in self.callbacks:
+                callback.on_point(self, point)
+
+    def _between_batches(self) -> None:
+        for callback in self.callbacks:
+            callback.between_batches(self)
 
     def _end_window(self, thread: ThreadPoolExecutor) -> None:
         """Let `thread` make the point of the window that ends here, on the first rank; a new one begins."""
         window = self._record.window.of_all(self.ranks)
         further = [callback.on_window(self, window) for callback in self.callbacks]
-        table, target = TableTotals.of(self.table), self.target
+        (sizes, _), target = table_figures(self.table), self.target
         facts: dict[str, Any] = {
             "samples": self.samples,
             "epoch": self.progress.epoch + 1,
-            "feature_rate": table.feature_rate,
-            "live_rows": table.num_live,
-            "features_seen": table.num_seen,
-            "table_bytes": table.bytes,
+            **sizes,
             "seconds": self.seconds,
             "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
             "l21": None if target is None else target.l21,
@@ -438,21 +420,18 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """The state between two batches besides model, optimizer and scheduler: numbers and tensors.
 
-        All ranks call it, from `after_batch`, `after_epoch` or `best.keep`, or when nothing is trained.
+        All ranks call it, from `Callback.between_batches` or `best.keep`, or when nothing is trained.
         """
         callbacks = {type(one).__name__: state for one in self.callbacks if (state := one.state_dict()) is not None}
-        window = self._record.window.state()
-        rank = RankState(self.taken, len(window.labels), self._dense.size, callbacks)
-        found = self.ranks.all_gather([(vars(rank), window)], "the states of the ranks")
-        joined = PredictionWindow.joined([window for _, window in found], 0.0).state()
+        rank = RankState(self.taken, self._record.window.state(), self._dense.size, callbacks)
+        own = {**vars(rank), "window": vars(rank.window)}
         return {
             "samples": self.samples,
             "seconds": self.seconds,
             "history": self._record.state(),
             "target": None if self.target is None else self.target.state_dict(),
             "progress": asdict(self.progress),
-            "window": {**vars(joined), "seconds": found[0][1].seconds},
-            "ranks": [own for own, _ in found],
+            "ranks": self.ranks.all_gather([own], "the states of the ranks"),
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | TrainerState) -> None:
@@ -472,16 +451,14 @@ class Trainer:
         if self.target is not None and state.target is not None:
             self.target.load_state_dict(asdict(state.target))
         self.progress, self.samples = replace(state.progress), state.samples
-        first, count, samples = 0, 0, len(state.window.labels)
+        windows = [one.window for one in state.ranks]
         if len(state.ranks) == ranks.count:
             own = state.ranks[ranks.rank]
-            first, count = sum(one.window for one in state.ranks[: ranks.rank]), own.window
-            self.taken, self._dense.size = own.taken, own.compiled_for
+            self.taken, self._dense.size, parts = own.taken, own.compiled_for, [own.window]
         else:  # the first rank takes all of the window, and none has trained on its part of the epoch
-            count = 0 if ranks.rank else samples
-            self.taken, self._dense.size = 0, None
-        window = PredictionWindow.joined([state.window.part(first, first + count)], 0.0, samples)
-        self._record.go_on(state.history, state.seconds, window)
+            self.taken, self._dense.size, parts = 0, None, [] if ranks.rank else windows
+        samples = sum(len(one.labels) for one in windows)
+        self._record.go_on(state.history, state.seconds, PredictionWindow.joined(parts, 0.0, samples))
 
     def _restore_callbacks(self) -> None:
         """Give the callbacks their states of a checkpoint; those that join later get theirs as `fit` begins."""
@@ -555,24 +532,3 @@ def _set_time(tables: Sequence[HashEmbedding], batch: Batch | None) -> None:
         now = int(batch.times.median())
         for table in tables:
             table.set_time(now)
-
-
-def trainer_for(
-    config: "Config",
-    model: ClickModel,
-    optimizer: GroupOptimizer,
-    plan: EpochPlan,
-    callbacks: Sequence[Callback] = (),
-) -> Trainer:
-    """The trainer of a config, whose target and learning rates follow the steps of a plan."""
-    window = max(1, ceil(plan.samples / plan.batch_size / config.training.windows)) * plan.batch_size
-    return Trainer(
-        model.embedding,
-        model.network,
-        optimizer,
-        scheduler=config.optimizer.scheduler(optimizer, plan.steps),
-        target=config.optimizer.target(optimizer, **plan.target_steps),
-        window=window,
-        compile=config.training.compiles(plan.samples),
-        callbacks=callbacks,
-    )

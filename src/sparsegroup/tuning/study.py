@@ -22,15 +22,15 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from sparsegroup.artifact.folder import write_atomically
+from sparsegroup.artifact.folder import FolderLock, write_atomically
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
 from sparsegroup.artifact.validation import Count, finite
 from sparsegroup.data.log import Log, LogPart
 from sparsegroup.errors import UserError
 from sparsegroup.settings.yaml_settings import SettingsError, checked
+from sparsegroup.training import Callback, TrainedBatch, Trainer
 from sparsegroup.training.build import Config
 from sparsegroup.training.compare import train_and_test
-from sparsegroup.training.run_folder import FolderLock
 from sparsegroup.tuning.space import SearchSpace
 
 STUDY_FILE, JOURNAL, BEST, TRIALS = "study.json", "trials.journal", "best.yaml", "trials.csv"
@@ -52,8 +52,8 @@ MAX_ATTEMPTS = 3
 _STUDY = "tune"
 _SETTINGS, _ATTEMPTS, _RUNGS = "settings", "attempts", "rungs"  # a trial's attributes in Optuna
 
-Reporting = Callable[[str, int], AbstractContextManager[Callable[[int, float], None]]]
-"""Given a name and a number of samples, a context that yields the `on_batch` of `Trainer.fit`."""
+Reporting = Callable[[str, int], AbstractContextManager[Callback | None]]
+"""From a name and a number of samples to a context that yields what follows the training of a rung."""
 
 State = Literal["complete", "stopped early", "diverged", "failed", "cut off"]
 """How a trial ended. One that was cut off continues when the study is resumed."""
@@ -75,6 +75,17 @@ class TuningError(UserError):
 
 class _TimeIsUpError(Exception):
     pass
+
+
+class _Deadline(Callback):
+    """Ends a training by `_TimeIsUpError` after the batch in which `clock` reaches `end`."""
+
+    def __init__(self, clock: Callable[[], float], end: float) -> None:
+        self._clock, self._end = clock, end
+
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        if self._clock() >= self._end:
+            raise _TimeIsUpError
 
 
 @dataclass(frozen=True)
@@ -313,7 +324,7 @@ class Study:
         seconds: float,
         *,
         on_trial: Callable[[TrialRecord], None] = lambda record: None,
-        reporting: Reporting = lambda name, samples: nullcontext(lambda rows, loss: None),
+        reporting: Reporting = lambda name, samples: nullcontext(),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Try settings until there are `trials` trials, or the time is up: within a batch of it.
@@ -335,14 +346,9 @@ class Study:
             start = perf_counter()
             log = LogPart(self.log, self.log.train_rows - self.held_out - rows, rows, self.held_out)
             model, optimizer = config.build(log)
-            with reporting(name, config.training.plan(rows).samples) as show:
-
-                def on_batch(rows: int, loss: float) -> None:
-                    show(rows, loss)
-                    if clock() >= end:
-                        raise _TimeIsUpError
-
-                score = train_and_test(config, model, optimizer, log, on_batch=on_batch)
+            with reporting(name, config.training.plan(rows).samples) as shown:
+                callbacks = [*([] if shown is None else [shown]), _Deadline(clock, end)]
+                score = train_and_test(config, model, optimizer, log, callbacks=callbacks)
             test, took = score.test, round(perf_counter() - start, 3)
             return RungScore(rows, test.log_loss, test.auc, test.normalized_entropy, score.feature_rate, took)
 

@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.validation import shortened
 from sparsegroup.errors import RunError, require
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
+from sparsegroup.settings.declared import Settings
 from sparsegroup.training.callbacks.figures import final_scalars, flat_settings, scalars
 from sparsegroup.training.run_folder import CONFIG, MLFLOW, REPORT, SUMMARY
 from sparsegroup.training.trainer import Callback, Trainer
-
-if TYPE_CHECKING:
-    from sparsegroup.training.build import Config
 
 _AT_A_TIME = 100
 """Params that MLflow takes at once."""
@@ -60,7 +58,7 @@ class MLflowCallback(Callback):
         self._seen: set[int] = set()
         self._waiting: list[tuple[HistoryPoint, int]] = []
 
-    def on_run_begin(self, folder: Path, config: "Config") -> None:
+    def on_run_begin(self, folder: Path, config: Settings) -> None:
         """RunError: MLflow cannot be reached, or refuses the run."""
         from mlflow.entities import Param
 

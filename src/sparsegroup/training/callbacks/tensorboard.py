@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from sparsegroup.errors import require
 from sparsegroup.reporting.run_record import HistoryPoint, Summary
-from sparsegroup.training.callbacks.figures import Settings, final_scalars, flat_settings, scalars
+from sparsegroup.settings.declared import Settings
+from sparsegroup.training.callbacks.figures import final_scalars, flat_settings, scalars
 from sparsegroup.training.trainer import Callback, Trainer
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-    from sparsegroup.training.build import Config
 
 
 class TensorBoardCallback(Callback):
@@ -36,11 +35,11 @@ class TensorBoardCallback(Callback):
     def __init__(self, folder: str | Path) -> None:
         require("tensorboard", type(self).__name__)
         self.folder = Path(folder)
-        self._settings: Settings = {}
+        self._settings: dict[str, str | int | float | bool] = {}
         self._writer: SummaryWriter | None = None
         self._samples = -1
 
-    def on_run_begin(self, folder: Path, config: "Config") -> None:
+    def on_run_begin(self, folder: Path, config: Settings) -> None:
         self._settings = flat_settings(config)
 
     def on_begin(self, trainer: Trainer) -> None:

@@ -1,0 +1,9 @@
+import pytest
+
+from sparsegroup.reporting import page
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take most of so small a run's time; `tests/reporting` shows them."""
+    monkeypatch.setattr(page, "render_report", lambda *arguments: "the report")
