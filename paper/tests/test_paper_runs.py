@@ -79,7 +79,6 @@ def test_runs_that_differ_have_keys_that_differ() -> None:
     ]
     runs = [Run(BASE), *(Run(BASE.replace(**change)) for change in changes), *(Run(BASE, m) for m in methods)]
     runs += [replace(run, validate=True) for run in runs]
-    runs += [Run(BASE, validate=True, tenth=tenth) for tenth in (8, 9)]
     assert len({run.key for run in runs}) == len(runs)
 
 
@@ -91,10 +90,9 @@ def test_runs_that_share_their_training_are_one_job() -> None:
         Run(BASE, Pruned(0.2, 0.1)),
         Run(other, Pruned(0.1)),
         Run(BASE, Pruned(0.1), validate=True),
-        Run(BASE, Pruned(0.1), validate=True, tenth=9),
         Run(BASE, CutOff(2)),
     ]
-    assert jobs_of(runs) == [[runs[0], runs[2]], [runs[1]], [runs[3]], [runs[4]], [runs[5]], [runs[6]]]
+    assert jobs_of(runs) == [[runs[0], runs[2]], [runs[1]], [runs[3]], [runs[4]], [runs[5]]]
 
 
 # Results
@@ -193,12 +191,6 @@ def test_a_plain_run_is_plain_training(log: MemoryLog, worker: Worker, validate:
     assert 0 < result.live < result.seen == len(counted(log, 2_430 if validate else 2_700))
     values = np.concatenate([vectors.numpy().ravel() for _, vectors in model.embedding.items()])
     assert result.parameter_rate == np.count_nonzero(values) / (4 * result.seen)
-
-
-def test_a_run_over_time_ends_with_its_tenth(log: MemoryLog, worker: Worker) -> None:
-    result = result_of(worker, Run(BASE, validate=True, tenth=8))
-    shorter = replace(log, labels=log.labels[:2_160], keys=log.keys[:2_160], train_rows=1_890)
-    assert (result.auc, result.seen) == (trained(shorter, BASE)[0].test.auc, len(counted(log, 1_890)))
 
 
 def test_resampled_aucs_are_around_the_auc_and_the_same_for_the_same_predictions(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from sparsegroup.errors import UserError
 from sparsegroup.penalties import Lasso, NormName
@@ -20,9 +19,6 @@ TRIAL_SEEDS = 2
 
 TRIALS = 5
 """Values that are tried in a choice."""
-
-TENTHS = (7, 8, 9, 10)
-"""Tenths of the training rows that a choice over time is validated on: after each, with a seed of its own."""
 
 HIGHEST_RATE, LOWEST_RATE = 0.9, 0.005
 """Feature rates that a grid of λ21 goes from and to."""
@@ -72,16 +68,6 @@ def choose(lab: Lab, trials: Sequence[tuple[Config, Method]], name: str) -> int:
     """The number of the trial with the best mean validation AUC, over the first seeds."""
     samples = lab.samples(trials, validate=True, name=name, seeds=lab.seeds[:TRIAL_SEEDS])
     return int(np.argmax([np.nan_to_num(sample.auc, nan=-1.0) for sample in samples]))
-
-
-def over_time(lab: Lab, trials: Sequence[tuple[Config, Method]], name: str) -> list[npt.NDArray[np.float64]]:
-    """Validation AUCs `[tenths]` of each trial on several tenths of the training rows, trained on what was before each.
-
-    One tenth of a log tells of one day or one season. Where training diverges, the AUC is -1.
-    """
-    seeds = range(len(TENTHS))
-    samples = lab.samples(trials, validate=True, name=name, seeds=seeds, tenths=TENTHS)
-    return [np.nan_to_num(sample.aucs, nan=-1.0) for sample in samples]
 
 
 def tuned_finer(lab: Lab, config: Config) -> Config:

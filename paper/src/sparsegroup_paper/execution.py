@@ -13,7 +13,7 @@ from sparsegroup.training import predict
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.pruning import WithoutRare, count_keys, deeplight, gradual, magnitude_pruning
 from sparsegroup_paper.resampling import resampled_aucs
-from sparsegroup_paper.runs import LAST_TENTH, CutOff, DeepLight, Gradual, Outcome, Plain, Pruned, Run
+from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Outcome, Plain, Pruned, Run
 
 REPLICATES = 1000
 """Resamplings of the rows that a run is measured on."""
@@ -24,7 +24,7 @@ def jobs_of(runs: Sequence[Run]) -> list[list[Run]]:
     jobs: dict[object, list[Run]] = {}
     for run in runs:
         shared = isinstance(run.method, Pruned)
-        place = (run.config.as_yaml(), run.validate, run.tenth, "pruned") if shared else run.key
+        place = (run.config.as_yaml(), run.validate, "pruned") if shared else run.key
         jobs.setdefault(place, []).append(run)
     return list(jobs.values())
 
@@ -85,9 +85,7 @@ class Worker:
         train_rows = self.log.train_rows
         if not run.validate:
             return train_rows, len(self.log)
-        size = train_rows // LAST_TENTH
-        end = train_rows - (LAST_TENTH - run.tenth) * size
-        return end - size, end
+        return train_rows - train_rows // 10, train_rows
 
     def _measure(self, run: Run, learner: Learner, stop: int, end: int, begin: float) -> Outcome:
         table = learner.model.table

@@ -20,7 +20,7 @@ from sparsegroup.data import Log
 from sparsegroup.training import Config
 from sparsegroup_paper.datasets import Dataset, reserve
 from sparsegroup_paper.execution import Worker, jobs_of
-from sparsegroup_paper.runs import LAST_TENTH, PLAIN, Method, Outcome, Results, Run
+from sparsegroup_paper.runs import PLAIN, Method, Outcome, Results, Run
 
 Recipe = Literal["searched", "paper"]
 
@@ -154,7 +154,6 @@ class Lab:
         *,
         validate: bool = False,
         seeds: Sequence[int] | None = None,
-        tenths: Sequence[int] | None = None,
     ) -> list[list[Run]]:
         """Several runs, each with each seed.
 
@@ -162,15 +161,13 @@ class Lab:
             wanted: Configs, with the method, or one for each seed.
             validate: See `Run`.
             seeds: By default all.
-            tenths: See `Run`; one for each seed.
         """
         seeds = self.seeds if seeds is None else seeds
-        tenths = [LAST_TENTH] * len(seeds) if tenths is None else tenths
         return [
             [
-                Run(_with_seed(config, seed), method, validate, tenth)
-                for seed, tenth, method in zip(
-                    seeds, tenths, given if isinstance(given, Sequence) else [given] * len(seeds), strict=True
+                Run(_with_seed(config, seed), method, validate)
+                for seed, method in zip(
+                    seeds, given if isinstance(given, Sequence) else [given] * len(seeds), strict=True
                 )
             ]
             for config, given in wanted
@@ -183,10 +180,9 @@ class Lab:
         validate: bool = False,
         name: str,
         seeds: Sequence[int] | None = None,
-        tenths: Sequence[int] | None = None,
     ) -> list[Sample]:
         """What comes of `runs`. `name` says in a few words what they are."""
-        runs = self.runs(wanted, validate=validate, seeds=seeds, tenths=tenths)
+        runs = self.runs(wanted, validate=validate, seeds=seeds)
         self.carry_out([run for of_seeds in runs for run in of_seeds], name)
         return [Sample(tuple(self.results[run] for run in of_seeds)) for of_seeds in runs]
 

@@ -68,7 +68,6 @@ class DeepLight:
 
 
 PLAIN = Plain()
-LAST_TENTH = 10
 Method = Plain | Pruned | Gradual | CutOff | DeepLight
 
 
@@ -81,14 +80,11 @@ class Run:
         method: What is done besides training.
         validate: Train without the last tenth of the training rows and measure on it, to make a choice; otherwise
             train on all of them and measure on the test rows.
-        tenth: Which tenth of the training rows it is that is measured on, 2 to 10, to make a choice: what comes after
-            it is not used.
     """
 
     config: Config
     method: Method = PLAIN
     validate: bool = False
-    tenth: int = LAST_TENTH
 
     @property
     def key(self) -> str:
@@ -110,7 +106,6 @@ class Run:
             "seed": config["training"]["seed"],
             "method": {"name": type(self.method).__name__, **_fields_of(self.method)},
             "validate": self.validate,
-            "tenth": self.tenth,
         }
 
 

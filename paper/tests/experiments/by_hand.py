@@ -42,7 +42,6 @@ class Call:
     wanted: tuple[tuple[Config, Method | Sequence[Method]], ...]
     validate: bool
     seeds: int
-    tenths: tuple[int, ...] | None
 
 
 class RecordingLab(Lab):
@@ -57,12 +56,11 @@ class RecordingLab(Lab):
         validate: bool = False,
         name: str,
         seeds: Sequence[int] | None = None,
-        tenths: Sequence[int] | None = None,
     ) -> list[Sample]:
         given = tuple(wanted)
         number = len(self.seeds if seeds is None else seeds)
-        self.calls.append(Call(name, given, validate, number, None if tenths is None else tuple(tenths)))
-        return super().samples(given, validate=validate, name=name, seeds=seeds, tenths=tenths)
+        self.calls.append(Call(name, given, validate, number))
+        return super().samples(given, validate=validate, name=name, seeds=seeds)
 
 
 Ran = tuple[Section, list[Call]]
