@@ -33,7 +33,8 @@ from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import criteo
 from sparsegroup.data.keys import VALUE_BITS
-from sparsegroup.data.log import Log, LogView
+from sparsegroup.data.log import Log
+from sparsegroup.data.order import LogView
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.frozen_model import FrozenModel

@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from paper_command import Run
 from sparsegroup.data import open_log
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.synthetic import BLOCK
+from sparsegroup.errors import ClickLogError
 from sparsegroup_paper.public_shapes import (
     DATASETS,
     FieldShape,

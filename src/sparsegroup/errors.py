@@ -38,6 +38,14 @@ class UserError(ValueError):
         return message
 
 
+class ClickLogError(UserError):
+    """A click log that cannot be read. The message begins with `FILE:LINE:` where there is a line."""
+
+
+class LogOptionError(UserError):
+    """Options that do not go together, or not with the log."""
+
+
 class RunError(UserError):
     """A folder that holds no training run, or a run that does not fit the request."""
 

@@ -12,7 +12,7 @@ from unharmed_files import FORMATS, arrow_bytes, typed_table
 from data_cases import written
 from over import over
 from sparsegroup.data import PreparedLog, open_log, prepare
-from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.errors import ClickLogError
 
 SHORT, WHOLE = 8, 10_000
 

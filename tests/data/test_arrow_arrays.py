@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparsegroup.data import SyntheticConfig, synthetic_log
-from sparsegroup.data.local_files import arrow_of, numpy_of
+from sparsegroup.data.local_files import arrow_of
 
 READ = """
 import sys
@@ -28,21 +28,6 @@ def test_values_and_dtypes_stay(dtype: type, step: int) -> None:
     values = np.arange(10, dtype=dtype)[::step]
     array = arrow_of(values)
     assert array.equals(pa.array(values))
-    for column, expected in (
-        (array, values),
-        (array.slice(2, 2), values[2:4]),
-        (array.slice(0, 0), values[:0]),
-        (pa.chunked_array([array, array.slice(1)]), np.concatenate([values, values[1:]])),
-        (pa.chunked_array([], array.type), values[:0]),
-    ):
-        found = numpy_of(column)
-        assert found.dtype == dtype
-        np.testing.assert_array_equal(found, expected)
-
-
-def test_nulls_are_refused() -> None:
-    with pytest.raises(ValueError, match="1 of 2 values are null"):
-        numpy_of(pa.array([1, None]))
 
 
 def test_a_text_is_read_without_pandas_and_what_arrow_computes_with(tmp_path: Path) -> None:

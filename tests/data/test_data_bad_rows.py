@@ -28,11 +28,11 @@ from data_cases import (
     written,
 )
 from sparsegroup.data import preparation
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.preparation import prepare
 from sparsegroup.data.prepared_log import MANIFEST
 from sparsegroup.data.raw.encode import encode_chunk
 from sparsegroup.data.raw.text import CHUNK_BYTES, TextFile
+from sparsegroup.errors import ClickLogError
 
 
 @pytest.fixture
@@ -231,8 +231,9 @@ def test_a_header_that_cannot_be_used_is_refused(header: str, message: str, tmp_
 def test_encoding_keeps_bad_rows_apart_from_good_ones(tmp_path: Path) -> None:
     path = written(tmp_path / "log.csv", b"0,a,b,1,2\n9,a,b,1,2\n1,c,d,3,4\n")
     log = replace(CSV, columns=("label", "a", "b", "n", "t"))
-    (chunk,) = TextFile(path).chunks(log, 0, 1, CHUNK_BYTES)
-    encoded = encode_chunk(chunk, log, ["label", "a", "b", "n", "t"], keep_raw=True)
+    file = TextFile(path)
+    (chunk,) = file.chunks(log, 0, 1, CHUNK_BYTES)
+    encoded = encode_chunk(file, chunk, log, keep_raw=True)
     assert encoded.bad == [(2, "label 'label' must be 0 or 1, true or false, yes or no", "label=9")]
     assert encoded.raw is not None
     assert encoded.raw.rows() == [("a", "b"), ("c", "d")]

@@ -16,7 +16,7 @@ COLUMNS = "id, clicked, color, size, ts, label"
 
 
 def chosen(log: Path, test: Path | None = None, **options: Any) -> LogFormat:
-    return format_of([raw_file(path) for path in (log, test) if path is not None], **options)
+    return format_of([raw_file(log)], [] if test is None else [raw_file(test)], **options)
 
 
 def header_log(path: Path, rows: int = 57) -> Path:

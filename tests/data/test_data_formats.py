@@ -25,9 +25,9 @@ from data_cases import (
 )
 from sparsegroup.data.formats import avazu, criteo, ipinyou
 from sparsegroup.data.keys import keys_of
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.preparation import prepare
 from sparsegroup.data.schema import LogFormat, read_schema
+from sparsegroup.errors import ClickLogError
 
 
 def test_avazu(tmp_path: Path) -> None:

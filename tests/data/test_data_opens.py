@@ -8,7 +8,7 @@ import pytest
 from command import Run
 from data_cases import HEADER, good_rows, written
 from sparsegroup.data import prepare
-from sparsegroup.data.raw.files import StoredFile
+from sparsegroup.data.raw.files import RawFile
 from sparsegroup.data.schema import Head
 
 
@@ -18,9 +18,9 @@ class Opens:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: list[str] = []
         self.heads = 0
-        stream, head = StoredFile.open_text, Head.of_text
+        stream, head = RawFile.open_text, Head.of_text
 
-        def opened(file: StoredFile) -> Any:
+        def opened(file: RawFile) -> Any:
             self.files.append(file.name)
             return stream(file)
 
@@ -28,7 +28,7 @@ class Opens:
             self.heads += 1
             return head(*arguments)
 
-        monkeypatch.setattr(StoredFile, "open_text", opened)
+        monkeypatch.setattr(RawFile, "open_text", opened)
         monkeypatch.setattr(Head, "of_text", read_head)
 
 

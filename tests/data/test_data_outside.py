@@ -1,8 +1,7 @@
 """What another package adds to `data`, a file each: a format, a kind of file, a kind of log."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -62,14 +61,6 @@ def test_a_data_set_that_nobody_knows_is_refused(tmp_path: Path) -> None:
         open_log(path, dataset="pipe")  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class JsonChunk(Chunk):
-    rows: pl.DataFrame
-
-    def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
-        return self.rows
-
-
 class JsonLines(RawFile):
     """An object a line."""
 
@@ -77,23 +68,17 @@ class JsonLines(RawFile):
     size = None
 
     def _read_head(self) -> Head:
-        with self.path.open() as file:
-            return Head(str(self.path), tuple(json.loads(file.readline())))
-
-    def columns(self, log: LogFormat) -> list[str]:
-        return list(self.head.columns)
-
-    def has_label(self, log: LogFormat) -> bool:
-        return log.label in self.head.columns
-
-    def first_row(self, log: LogFormat) -> int:
-        return 1
+        with self.open_text() as file:
+            return Head(self.source, tuple(json.loads(file.read().splitlines()[0])))
 
     def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
-        frame = pl.read_ndjson(self.path, infer_schema_length=None).select(pl.col(log.raw).cast(pl.String))
-        frame = frame.with_columns(pl.int_range(1, len(frame) + 1).alias(LINE))[offset:]
-        if len(frame):
-            yield JsonChunk(line, offset + len(frame), line + len(frame), frame)
+        rows = pl.read_ndjson(self.source, infer_schema_length=None)[offset:]
+        if len(rows):
+            yield Chunk(line, offset + len(rows), line + len(rows), rows)
+
+    def frame(self, chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+        lines = pl.int_range(chunk.line, chunk.end_line, eager=True).alias(LINE)
+        return chunk.data.select(pl.col(log.raw).cast(pl.String)).with_columns(lines)
 
 
 def test_a_kind_of_file_of_another_package_is_read_as_any_other(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from data_cases import CSV, HEADER, good_rows, keys, rows_of, written
 from sparsegroup.data import preparation
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.preparation import prepare
 from sparsegroup.data.prepared_log import MANIFEST
+from sparsegroup.errors import ClickLogError
 
 
 def test_batches_are_the_rows_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

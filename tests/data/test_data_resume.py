@@ -18,10 +18,10 @@ import pytest
 
 from data_cases import CSV, HEADER, LONGEST, avazu_log, good_rows, mixed_lines, rows_of, written
 from sparsegroup.data import preparation
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.preparation import prepare
 from sparsegroup.data.prepared_log import MANIFEST, PreparedLog
 from sparsegroup.data.schema import LogFormat
+from sparsegroup.errors import ClickLogError
 
 
 @pytest.fixture

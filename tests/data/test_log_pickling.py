@@ -14,7 +14,7 @@ from test_data_raw import CASES, CSV, assert_same, columnar_log, csv_log, raw_lo
 from estimator_cases import rows
 from sparsegroup.data import FrameLog, Log, MemoryLog, ShuffledLog, SyntheticConfig, open_log, prepare, synthetic_log
 from sparsegroup.data.raw import raw_log as raw_log_module
-from sparsegroup.data.raw.files import StoredFile
+from sparsegroup.data.raw.files import raw_file
 
 ATTRIBUTES = (
     *("name", "fields", "lists", "numbers", "train_rows", "hash", "labelled", "weighted", "timed", "bad_rows"),
@@ -70,7 +70,8 @@ def test_a_log_in_a_store(tmp_path: Path) -> None:
 
 def test_a_file_in_a_store_of_pyarrows_own() -> None:
     store = fs.S3FileSystem(access_key="a", secret_key="b", region="us-east-1", endpoint_override="localhost:1")
-    stored = pickle.loads(pickle.dumps(StoredFile(store, "clicks/log.csv", "s3://clicks/log.csv")))
+    file = raw_file("clicks/log.csv", filesystem=store, source="s3://clicks/log.csv")
+    stored = pickle.loads(pickle.dumps(file))
     assert stored.filesystem == store
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from data_cases import CSV, HEADER, good_rows, written
 from sparsegroup.data import Log, LogView, MemoryLog, open_log, prepare
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.log import LogPart
+from sparsegroup.data.order import LogPart
 from sparsegroup.data.raw import columnar, encode
 from sparsegroup.training.plan import EarlierRanks, EpochPlan, RankRows
 
@@ -148,9 +148,9 @@ class Reads:
         self.chunks = Counter[Any]()
         encode_chunk, group = encode.encode_chunk, pq.ParquetFile.read_row_group
 
-        def encoded(chunk: Any, *arguments: Any) -> Any:
+        def encoded(file: Any, chunk: Any, *arguments: Any) -> Any:
             self.chunks[chunk.line] += 1
-            return encode_chunk(chunk, *arguments)
+            return encode_chunk(file, chunk, *arguments)
 
         def read_row_group(file: Any, number: int, **options: Any) -> Any:
             self.chunks[file.metadata.num_rows, number] += 1

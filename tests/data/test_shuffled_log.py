@@ -10,7 +10,7 @@ from data_cases import CSV, HEADER, good_rows
 from sparsegroup.data import LogView, PreparedLog, ShuffledLog, open_log, prepare
 from sparsegroup.data.batches import Bags, Batch, concatenated
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.errors import ClickLogError
 from sparsegroup.training.plan import EpochPlan, RankRows
 
 

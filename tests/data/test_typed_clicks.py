@@ -11,8 +11,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from command import Run
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.synthetic import BLOCK, DAYS, START, TypedClicks, write_clicks
+from sparsegroup.errors import ClickLogError
 
 ROWS = 5 * BLOCK + 11
 

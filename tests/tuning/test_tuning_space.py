@@ -8,7 +8,7 @@ import torch
 
 from sparsegroup.data import Log, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.log import LogPart
+from sparsegroup.data.order import LogPart
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import NETWORKS, Config
 from sparsegroup.tuning import SearchSpace

@@ -22,8 +22,7 @@ from sparsegroup.artifact.folder import new_folder, write_atomically
 from sparsegroup.artifact.manifest import facts_of
 from sparsegroup.data.batches import LABEL
 from sparsegroup.data.keys import VALUE_BITS
-from sparsegroup.data.local_files import arrow_of, check_name, numpy_of, parquet_writer
-from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.data.local_files import arrow_of, check_name, parquet_writer
 from sparsegroup.data.prepared_log import PREPARED_LOG, LogManifest, PreparedLog, count_features
 from sparsegroup.data.synthetic import (
     BLOCK,
@@ -36,6 +35,7 @@ from sparsegroup.data.synthetic import (
     keys_of_values,
     salt_of,
 )
+from sparsegroup.errors import ClickLogError
 
 _BATCH = 4 * BLOCK
 _BATCHES_PER_FILE = 16
@@ -206,7 +206,7 @@ def _write(shape: LogShape, rows: int, folder: Path, seed: int, on_progress: Cal
         name = f"part-{len(files):05}.parquet"
         write_atomically(folder / name, write_part)
         files[name] = sum(batch.num_rows for batch in group)
-        positives += sum(int(numpy_of(batch.column(LABEL)).sum()) for batch in group)
+        positives += sum(int(np.from_dlpack(batch.column(LABEL)).sum()) for batch in group)
         if on_progress:
             on_progress(sum(files.values()))
     train_rows = rows * 6 // 7 if shape.name == "criteo" else rows - rows // 10

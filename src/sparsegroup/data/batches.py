@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from queue import Full, Queue
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.errors import ClickLogError
 
 T = TypeVar("T")
 
@@ -32,13 +33,11 @@ class Bags:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, part: slice) -> "Bags":
-        start, stop, _ = part.indices(len(self))
-        offsets = self.offsets[start : max(start, stop) + 1]
-        return Bags(self.keys[offsets[0] : offsets[-1]], offsets - offsets[0])
-
-    def take(self, rows: Tensor) -> "Bags":
-        """The bags of `rows`, `[m]` int64, in that order."""
+    def __getitem__(self, rows: slice | Tensor) -> "Bags":
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            offsets = self.offsets[start : max(start, stop) + 1]
+            return Bags(self.keys[offsets[0] : offsets[-1]], offsets - offsets[0])
         counts = self.offsets.diff()[rows]
         offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         shifts = (self.offsets[rows] - offsets[:-1]).repeat_interleave(counts)
@@ -76,44 +75,24 @@ class Batch:
         weights = None if self.weights is None else self.weights.to(device)
         return replace(self, numbers=numbers, labels=labels, weights=weights)
 
-    def __getitem__(self, part: slice) -> "Batch":
-        return Batch(
-            self.keys[part],
-            self.numbers[part],
-            self.labels[part],
-            self.times[part],
-            None if self.weights is None else self.weights[part],
-            tuple(bags[part] for bags in self.bags),
-        )
-
-    def take(self, rows: Tensor) -> "Batch":
-        """The rows of the numbers `rows`, `[m]` int64, in that order."""
+    def __getitem__(self, rows: slice | Tensor) -> "Batch":
+        """The rows of a slice, or those of the numbers `[m]` int64, in that order."""
         return Batch(
             self.keys[rows],
             self.numbers[rows],
             self.labels[rows],
             self.times[rows],
             None if self.weights is None else self.weights[rows],
-            tuple(bags.take(rows) for bags in self.bags),
+            tuple(bags[rows] for bags in self.bags),
         )
 
 
 def rebatched(parts: Iterator[Batch], size: int) -> Iterator[Batch]:
     """The rows of `parts`, `size` at a time."""
-    rest: Batch | None = None
-    for part in parts:
-        if rest is not None and len(rest):
-            lacking = size - len(rest)
-            rest, part = concatenated([rest, part[:lacking]]), part[lacking:]
-            if len(rest) < size:
-                continue
-            yield rest
-        whole = len(part) // size * size
-        for first in range(0, whole, size):
-            yield part[first : first + size]
-        rest = part[whole:]
-    if rest is not None and len(rest):
-        yield rest
+    for batch in resized(parts, repeat(size)):
+        if not len(batch):
+            return
+        yield batch
 
 
 def complete(parts: Iterator[Batch], rows: int, name: str) -> Iterator[Batch]:
@@ -133,19 +112,22 @@ def resized(parts: Iterator[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
         parts: Batches; without any there is none.
         sizes: How many rows each batch has.
     """
-    if (held := next(parts, None)) is None:
+    if (part := next(parts, None)) is None:
         return
+    place = 0
     for size in sizes:
-        pieces = [held]
-        while sum(map(len, pieces)) < size and (part := next(parts, None)) is not None:
-            pieces.append(part)
-        held = concatenated(pieces)
-        yield held[:size]
-        held = held[size:]
+        pieces = [part[place : place + size]]
+        place, lacking = place + size, size - len(pieces[0])
+        while lacking and (following := next(parts, None)) is not None:
+            part, place = following, lacking
+            pieces.append(part[:lacking])
+            lacking -= len(pieces[-1])
+        yield concatenated(pieces)
 
 
 def concatenated(parts: Sequence[Batch]) -> Batch:
     """The rows of all parts, of which there is one at least, as one batch."""
+    parts = [part for part in parts if len(part)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
     weights = [part.weights for part in parts if part.weights is not None]

@@ -15,10 +15,10 @@ from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.kinds import ColumnFinding, text_of
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.encode import encode_frame
 from sparsegroup.data.raw.files import LINE, BadRow
 from sparsegroup.data.schema import LogFormat, format_for_kinds
+from sparsegroup.errors import ClickLogError
 
 _ROWS = 65_536
 """Rows that are texts at a time."""

@@ -4,7 +4,7 @@ A key is `field · 2⁵⁶ + (XXH3_64(value as UTF-8) mod 2⁵⁶)`, as a signed
 the place of the field among the categorical ones, from 0, and XXH3_64 has seed 0. A missing value is the empty string.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,18 @@ def keys_of(values: Any, field: int) -> Int64s:
     Returns:
         `[n]`.
     """
-    series = pl.Series("value", values, dtype=pl.String).fill_null("")
-    hashed = series.to_frame().select(plh.col("value").nchash.xxh3_64()).to_series().to_numpy()
-    low = hashed & np.uint64((1 << VALUE_BITS) - 1)
-    return (low | np.uint64(field << VALUE_BITS)).view(np.int64)
+    return keys_of_columns([pl.Series(values, dtype=pl.String)], [field])[:, 0]
+
+
+def keys_of_columns(columns: Sequence[pl.Series], fields: Sequence[int]) -> Int64s:
+    """The keys `[n, columns]` of columns of strings, at least one, with the places of their fields; see `keys_of`."""
+    names = [str(place) for place in fields]
+    frame = pl.DataFrame([column.alias(name).fill_null("") for column, name in zip(columns, names, strict=True)])
+    hashed = frame.select(plh.col(name).nchash.xxh3_64() for name in names)
+    keys = hashed.to_numpy(order="c", writable=True)
+    keys &= np.uint64((1 << VALUE_BITS) - 1)
+    keys |= np.array(fields, np.uint64) << np.uint64(VALUE_BITS)
+    return keys.view(np.int64)
 
 
 def fields_of(keys: Int64s) -> Int64s:

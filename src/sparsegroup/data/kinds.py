@@ -9,7 +9,7 @@ from typing import Self
 
 import polars as pl
 
-from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.errors import ClickLogError
 
 # fmt: off
 _PLAIN = (

@@ -1,7 +1,7 @@
 """Parquet files of this machine, and NumPy's arrays as Arrow's.
 
 pyarrow takes some paths for URIs, and polars some for patterns: here a path is a path. `pa.array`, `pa.scalar` and
-`to_numpy` import pandas if it is installed, which takes a fifth of a second: these functions do not.
+`to_numpy` import pandas if it is installed, which takes a fifth of a second: `arrow_of` does not.
 """
 
 import os
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
-from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.errors import ClickLogError
 
 LOCAL = fs.LocalFileSystem()
 """The file system of this machine. Its paths are to be given as `on_disk` gives them."""
@@ -86,18 +86,3 @@ def arrow_of(values: npt.NDArray[Any]) -> pa.Array:
     """`[n]` numbers as an Arrow array of their dtype, over the same memory where that is contiguous."""
     buffer = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
-
-
-def numpy_of(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
-    """`[n]` numbers of an Arrow array without nulls, over the same memory where that is one piece.
-
-    Raises:
-        ValueError: There are nulls.
-    """
-    if column.null_count:
-        raise ValueError(f"{column.null_count} of {len(column)} values are null")
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    if len(chunks) == 1:
-        return np.from_dlpack(chunks[0])
-    empty = np.empty(0, column.type.to_pandas_dtype())
-    return np.concatenate([empty, *(np.from_dlpack(chunk) for chunk in chunks)])

@@ -127,55 +127,6 @@ class Log(ABC):
         return np.arange(start, start + len(batch))
 
 
-class LogView(Log):
-    """A log with the rows of another one, `log`, in another way: a subclass defines `batches`."""
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        for name in Log.__annotations__:
-            setattr(self, name, getattr(log, name))
-
-    def __len__(self) -> int:
-        return len(self.log)
-
-
-class LogPart(LogView):
-    """Training rows of a log, in their order: some to train on, and those that follow as a test set.
-
-    Args:
-        log: The log, whose own test rows are no part of it.
-        first: Row of `log` that it begins with.
-        train_rows: Rows to train on, ≥ 1.
-        test_rows: Rows after these, ≥ 0.
-
-    Raises:
-        ValueError: They are not all training rows of `log`, or there are none to train on.
-
-    Examples:
-        >>> from sparsegroup.data import SyntheticConfig, synthetic_log
-        >>> from sparsegroup.data.log import LogPart
-        >>> part = LogPart(synthetic_log(SyntheticConfig(rows=200), seed=0), first=100, train_rows=30, test_rows=10)
-        >>> len(part), part.train_rows, next(part.batches(30, 40, 2)).times.tolist()
-        (40, 30, [130, 131])
-    """
-
-    def __init__(self, log: Log, first: int, train_rows: int, test_rows: int = 0) -> None:
-        super().__init__(log)
-        if first < 0 or train_rows < 1 or test_rows < 0 or first + train_rows + test_rows > log.train_rows:
-            raise ValueError(
-                f"{train_rows} and {test_rows} rows from row {first} on are not all training rows: {log.name} has "
-                f"{log.train_rows}"
-            )
-        self.first, self.train_rows, self._rows = first, train_rows, train_rows + test_rows
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """See `Log.batches`."""
-        return self.log.batches(self.first + max(start, 0), self.first + min(stop, self._rows), size)
-
-
 @dataclass(eq=False)
 class MemoryLog(Log):
     """Rows of categorical fields of one value each.

@@ -13,12 +13,12 @@ from sparsegroup.data.formats import FORMATS
 from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of, with_leaks
 from sparsegroup.data.kinds import SPELLED_LABELS, ColumnFinding
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_errors import ClickLogError, LogOptionError
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
-from sparsegroup.data.raw.files import BadRow, Chunk, LogPaths, RawFile, listed, paths_of, shown
+from sparsegroup.data.raw.files import Chunk, LogPaths, RawFile, listed, paths_of, shown
 from sparsegroup.data.raw.raw_log import RawLog, by_first_time
 from sparsegroup.data.raw.text import CHUNK_BYTES
 from sparsegroup.data.schema import TEST_FRACTION, LogFormat, format_for_kinds, read_schema
+from sparsegroup.errors import ClickLogError, LogOptionError
 from sparsegroup.settings.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow, SortFiles
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "conversion", "converted")
@@ -163,14 +163,20 @@ def raw_log_files(
     groups = [listed(paths, by_name=sort_files != "given") for paths in (log, test) if paths is not None]
     alike = format is None and options.get("schema") is None
     if sort_files == "time":  # one file shows which column that is, many only once they are in order
-        found = format_of([files[0] for files in groups], format, whole=whole, **options)
-        for first, *others in groups:
-            first.lead(others, alike=alike)
+        for files in groups:
+            _must_be_alike(files, alike)
+        found = format_of(*([files[0]] for files in groups), format=format, whole=whole, **options)
         groups = [by_first_time(files, found) for files in groups]
-    for first, *others in groups:
-        first.lead(others, alike=alike)
-    found = format_of([files[0] for files in groups], format, whole=whole, **options)
+    for files in groups:
+        _must_be_alike(files, alike)
+    found = format_of(*groups, format=format, whole=whole, **options)
     return [file for files in groups for file in files], found, sum(map(len, groups[1:]))
+
+
+def _must_be_alike(files: Sequence[RawFile], alike: bool) -> None:
+    """Compare the columns of each file with those of the first one, when the file's turn comes."""
+    for file in files:
+        file.first = files[0] if alike and file is not files[0] else None
 
 
 def _given(options: FormatOptions) -> dict[str, Any]:
@@ -183,48 +189,55 @@ def _given(options: FormatOptions) -> dict[str, Any]:
 
 def format_of(
     files: Sequence[RawFile],
-    format: LogFormat | None = None,
+    tests: Sequence[RawFile] = (),
     *,
+    format: LogFormat | None = None,
     whole: bool = False,
     **options: Unpack[FormatOptions],
 ) -> LogFormat:
-    """The format of a log whose first file, and that of a test log of its own, are these; see `open_log`."""
-    wanted, log = _given(options), files[0]
-    if format is None and len(files) > 1 and "test_fraction" in wanted:
+    """The format of a log of these files, and perhaps of a test log; see `open_log`."""
+    wanted, first = _given(options), files[0]
+    if format is None and tests and "test_fraction" in wanted:
         raise LogOptionError("`test_fraction` and `test` cannot both be given", "test_fraction", "test")
-    found = _chosen(log, wanted, needs_label=not whole) if format is None else format
-    if whole:
-        if format is None and not log.has_label(found):
+    found = format or _chosen(files, wanted, needs_label=not whole)
+    if whole:  # rows to score need neither label nor weight
+        if format is None and not first.has_label(found):
             found = found.without_label()
-        if format is None and found.weight is not None and found.has_header and found.weight not in log.head.columns:
-            found = replace(found, weight=None)  # rows to score need not have it
+        if format is None and found.weight is not None and found.has_header and found.weight not in first.head.columns:
+            found = replace(found, weight=None)
         found = found.for_scoring()
-    return found if len(files) == 1 else replace(found, split="file", split_column=None)
+    return replace(found, split="file", split_column=None) if tests else found
 
 
-def _chosen(log: RawFile, wanted: Mapping[str, Any], needs_label: bool) -> LogFormat:
+def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bool) -> LogFormat:
     """The format that the schema says, that is named or recognised, or that the header and the first rows show."""
     of_a_header = {name: wanted[name] for name in _OF_A_HEADER if name in wanted}
     # The options that a format cannot pass over.
     binding = [name for name, value in of_a_header.items() if (name, value) != ("columns", "categorical")]
-    named = _named(wanted)
+    known = _named(wanted)
     if "schema" in wanted:
         for option in binding:
             raise LogOptionError(f"`{option}` and `schema` cannot both be given; the schema says it", option, "schema")
         if not wanted["schema"].is_file():
-            raise LogOptionError(
-                f"no schema {wanted['schema']}; say with `schema` what the columns of {log.source} are", "schema"
-            )
+            what = f"say with `schema` what the columns of {files[0].source} are"
+            raise LogOptionError(f"no schema {wanted['schema']}; {what}", "schema")
         return read_schema(wanted["schema"])
-    if known := named or _recognised(log, of_a_header, needs_label):
-        for option in binding:
-            raise LogOptionError(
-                f"`{option}` is for logs whose columns come from a header; the format {known.name!r} is fixed. "
-                "A schema file can describe it in another way",
-                option,
-            )
-        return known
-    return _headed(log, **of_a_header, needs_label=needs_label)
+    if known is None:
+        head = files[0].head
+        if not isinstance(wanted.get("columns"), Mapping):
+            known = next((log for one in FORMATS if (log := one.recognise(head, needs_label)) is not None), None)
+        if (known is None or known.has_header) and len(set(head.columns)) < len(head.columns):
+            name = min(name for name in head.columns if head.columns.count(name) > 1)
+            raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
+        if known is None:
+            return _headed(files, **of_a_header, needs_label=needs_label)
+    for option in binding:
+        raise LogOptionError(
+            f"`{option}` is for logs whose columns come from a header; the format {known.name!r} is fixed. "
+            "A schema file can describe it in another way",
+            option,
+        )
+    return known
 
 
 def _named(wanted: Mapping[str, Any]) -> LogFormat | None:
@@ -246,22 +259,11 @@ def _named(wanted: Mapping[str, Any]) -> LogFormat | None:
     raise LogOptionError(f"`dataset` is one of {names}, got {name!r}", "dataset")
 
 
-def _recognised(log: RawFile, of_a_header: Mapping[str, Any], needs_label: bool) -> LogFormat | None:
-    """The format that the log's beginning shows; None for columns with names that no format knows."""
-    head, found = log.head, None
-    if not isinstance(of_a_header.get("columns"), Mapping):
-        found = next((found for known in FORMATS if (found := known.recognise(head, needs_label)) is not None), None)
-    if (found is None or found.has_header) and len(set(head.columns)) < len(head.columns):
-        name = min(name for name in head.columns if head.columns.count(name) > 1)
-        raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
-    return found
-
-
 # A log whose columns have names
 
 
 def _headed(
-    log: RawFile,
+    files: Sequence[RawFile],
     label: str | None = None,
     exclude: Collection[str] = (),
     test_fraction: float | None = None,
@@ -271,14 +273,14 @@ def _headed(
     needs_label: bool = True,
 ) -> LogFormat:
     """The format of a log whose columns have names; `needs_label`: whether label and weight must be among them."""
-    head, header = log.head, log.head.columns
+    head, header = files[0].head, files[0].head.columns
     where, names = f"{head.source}:1", ", ".join(header)
     if needs_label and (unknown := [name for name in exclude if name not in header]):
         raise ClickLogError(f"{where}: no column {unknown[0]!r} to exclude. The columns are {names}")
     found = label or _label_of(header, columns)
     if needs_label and found not in header:
         wanted = repr(label) if label is not None else " or ".join(map(repr, LABELS[:2]))
-        proposed = _proposed(first_rows(log)[0], exclude)
+        proposed = _proposed(_first_rows(files)[0], exclude)
         raise ClickLogError(
             f"{where}: no label column {wanted}; name it with `label`{proposed}. The columns are {names}", "label"
         )
@@ -317,7 +319,7 @@ def _headed(
             known[SPLIT] = ("split", "marks the test rows, by its name")
         if weigher is not None:
             known[weigher] = ("weight", "how much a row counts, as requested")
-        rows, whole = first_rows(log)
+        rows, whole = _first_rows(files)
         findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None)
         if found in rows.columns:
             findings = with_leaks(findings, rows, found)
@@ -351,28 +353,26 @@ def _proposed(rows: pl.DataFrame, exclude: Collection[str]) -> str:
     return f", such as {proposed} (0 or 1 in each row)" if found else ""
 
 
-def first_rows(first: RawFile) -> tuple[pl.DataFrame, bool]:
+def _first_rows(files: Sequence[RawFile]) -> tuple[pl.DataFrame, bool]:
     """The first rows of a log that names its columns, as texts, and whether these are all of them.
 
     Rows that cannot be read and columns without a name are left out. Columns that folders add have the values of all
     files, spread over the rows.
     """
-    names = tuple(name for name in first.head.columns if name)
+    head = files[0].head
+    names = tuple(name for name in head.columns if name)
     kinds = dict.fromkeys(names, "category")
-    log = LogFormat("log", "", names, labelled=False, separator=first.head.separator or ",", kinds=kinds)
-    files, bad = [first, *first.others], list[BadRow]()
-    frames = [pl.DataFrame(schema=dict.fromkeys(names, pl.String))]
-    rows, size, whole = 0, 0, True
+    log = LogFormat("log", "", names, labelled=False, separator=head.separator or ",", kinds=kinds)
+    frames, rows, size, whole = [pl.DataFrame(schema=dict.fromkeys(names, pl.String))], 0, 0, True
     for file, chunk, read in _chunks(files, log):
         if rows >= SAMPLE_ROWS or size >= _SAMPLE_BYTES:
             whole = False
             break
-        frame = chunk.full_frame(log, file.columns(log), bad, file.partition)
-        frames.append(frame.select(names))
-        rows += len(frame)
-        size += read if first.head.separator else 0
+        frames.append(file.full_frame(chunk, log, []).select(names))
+        rows += len(frames[-1])
+        size += read if head.separator else 0
     frame, count = pl.concat(frames).head(SAMPLE_ROWS), min(rows, SAMPLE_ROWS)
-    for name in first.added:
+    for name in head.added:
         spread = [files[row * len(files) // count].partition[name] for row in range(count)]
         frame = frame.with_columns(pl.Series(name, spread, pl.String))
     return frame, whole and rows <= SAMPLE_ROWS

@@ -1,4 +1,4 @@
-"""The order in which an epoch reads a log: shuffled in blocks, and shared by several ranks."""
+"""Parts of a log and other orders of its rows: shuffled in blocks, and shared by several ranks."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,60 @@ from itertools import chain, pairwise
 import numpy as np
 import torch
 
-from sparsegroup.data.batches import Batch, complete, concatenated, read_ahead, rebatched
-from sparsegroup.data.log import Log, LogPart, LogView
+from sparsegroup.data.batches import Batch, complete, read_ahead, rebatched, resized
+from sparsegroup.data.log import Log
 
 _READ = 16_384
 """Rows that are read at a time."""
+
+
+class LogView(Log):
+    """A log with the rows of another one, `log`, in another way: a subclass defines `batches`."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        for name in Log.__annotations__:
+            setattr(self, name, getattr(log, name))
+
+    def __len__(self) -> int:
+        return len(self.log)
+
+
+class LogPart(LogView):
+    """Training rows of a log, in their order: some to train on, and those that follow as a test set.
+
+    Args:
+        log: The log, whose own test rows are no part of it.
+        first: Row of `log` that it begins with.
+        train_rows: Rows to train on, ≥ 1.
+        test_rows: Rows after these, ≥ 0.
+
+    Raises:
+        ValueError: They are not all training rows of `log`, or there are none to train on.
+
+    Examples:
+        >>> from sparsegroup.data import SyntheticConfig, synthetic_log
+        >>> from sparsegroup.data.order import LogPart
+        >>> part = LogPart(synthetic_log(SyntheticConfig(rows=200), seed=0), first=100, train_rows=30, test_rows=10)
+        >>> len(part), part.train_rows, next(part.batches(30, 40, 2)).times.tolist()
+        (40, 30, [130, 131])
+    """
+
+    def __init__(self, log: Log, first: int, train_rows: int, test_rows: int = 0) -> None:
+        super().__init__(log)
+        if first < 0 or train_rows < 1 or test_rows < 0 or first + train_rows + test_rows > log.train_rows:
+            raise ValueError(
+                f"{train_rows} and {test_rows} rows from row {first} on are not all training rows: {log.name} has "
+                f"{log.train_rows}"
+            )
+        self.first, self.train_rows, self._rows = first, train_rows, train_rows + test_rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """See `Log.batches`."""
+        return self.log.batches(self.first + max(start, 0), self.first + min(stop, self._rows), size)
 
 
 class ShuffledLog(LogView):
@@ -77,27 +126,15 @@ class ShuffledLog(LogView):
             draw = np.random.default_rng([*self._seed, number, *self._part])
             order = torch.from_numpy(draw.permutation(len(block)))[max(start - begin, 0) : stop - begin]
             for first in range(0, len(order), size):
-                yield block.take(order[first : first + size])
+                yield block[order[first : first + size]]
 
     def _blocks(self, start: int, stop: int) -> Iterator[tuple[int, Batch]]:
         """Number and rows of each block that rows `start` to `stop` are in, in the log's order."""
-        first = bisect_right(self.edges, start) - 1
-        end = self.edges[bisect_left(self.edges, stop)]
-        begin, rest, held = self.edges[first], list[Batch](), 0
+        first, last = bisect_right(self.edges, start) - 1, bisect_left(self.edges, stop)
+        begin, end = self.edges[first], self.edges[last]
         parts = complete(self.log.batches(begin, end, _READ), end - begin, self.log.name)
-        for number in range(first, len(self.edges) - 1):
-            begin, end = self.edges[number : number + 2]
-            if begin >= stop:
-                return
-            while held < end - begin:
-                if (part := next(parts, None)) is None:
-                    return
-                rest.append(part)
-                held += len(part)
-            joined = concatenated(rest)
-            yield number, joined[: end - begin]
-            rest = [joined[end - begin :]]
-            held -= end - begin
+        sizes = (after - before for before, after in pairwise(self.edges[first : last + 1]))
+        yield from enumerate(resized(parts, sizes), first)
 
 
 @dataclass(frozen=True, order=True)

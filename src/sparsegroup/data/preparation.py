@@ -4,8 +4,8 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -26,14 +26,14 @@ from sparsegroup.data.local_files import (
     scan_parquet,
     write_parquet,
 )
-from sparsegroup.data.log_errors import BadRows, ClickLogError, shown_bad_rows
 from sparsegroup.data.open import FormatOptions, raw_log_files
 from sparsegroup.data.prepared_log import PART_META, PREPARED_LOG, VOCABULARY, LogManifest, PreparedLog, count_features
-from sparsegroup.data.raw.encode import EncodedRows, ReadRange, encoded_chunks
-from sparsegroup.data.raw.files import Chunk, LogPaths, RawFile, paths_of, shown, source_of
+from sparsegroup.data.raw.encode import EncodedRows, ReadRange, encoded_chunks, whole_files
+from sparsegroup.data.raw.files import BadRows, Chunk, LogPaths, paths_of, shown, shown_bad_rows, source_of
 from sparsegroup.data.raw.raw_log import RowCount
 from sparsegroup.data.raw.text import CHUNK_BYTES
 from sparsegroup.data.schema import LogFormat
+from sparsegroup.errors import ClickLogError
 from sparsegroup.settings.names import OnBadRow, SortFiles
 
 PART_CHUNKS = 8
@@ -47,10 +47,8 @@ class _State(RowCount):
     """How far raw files have been read: written into each part, and read from the last one to resume.
 
     Attributes:
-        source, offset, line: Number of the file that is being read, its bytes (of a columnar file, rows) that have
-            been read, and the number of its next line.
+        source, offset, line, places: See `ReadRange`: where reading continues.
         bad: Reason → rows left out.
-        places: Places for rows in the files before it, see `EncodedRows.with_places`.
     """
 
     source: int = 0
@@ -59,16 +57,9 @@ class _State(RowCount):
     bad: dict[str, int] = field(default_factory=dict)
     places: int = 0
 
-    def pass_files(self, files: Sequence[RawFile], log: LogFormat, source: int, first_test: int) -> None:
-        """Reading has come to file `source`."""
-        while self.source < source:
-            self.places += max(self.line - files[self.source].first_row(log), 0)
-            self.source, self.offset, self.line = self.source + 1, 0, 1
-            if self.source == first_test:
-                self.places = 0
-
-    def pass_chunk(self, chunk: Chunk, encoded: EncodedRows) -> None:
+    def pass_chunk(self, part: ReadRange, chunk: Chunk, encoded: EncodedRows) -> None:
         """A chunk has been read."""
+        self.source, self.places = part.number, part.places
         self.offset, self.line = chunk.end_offset, chunk.end_line
         self.bad = dict(Counter(self.bad) + Counter(reason for _, reason, _ in encoded.bad))
 
@@ -150,8 +141,8 @@ def prepare(
         done = PreparedLog(folder)
         if dict(done.manifest.source) != source:
             raise ClickLogError(f"{folder}: holds another log, or one read in another way; give an empty folder")
-        for part in folder.glob("vocabulary-*.parquet"):  # a run was cut off just before it was through with them
-            part.unlink()
+        for left_over in folder.glob("vocabulary-*.parquet"):  # a run was cut off just before it was through with them
+            left_over.unlink()
         done.verify()
         return done, []
     parts = _Parts(folder, log, source)
@@ -160,23 +151,20 @@ def prepare(
         _logger.info("%s: resumed at row %s", folder, f"{state.rows:,}")
     bads = [BadRows(file.source) for file in raw]
     position = sum(size or 0 for size in sizes[: state.source]) + state.offset
-
-    def ranges() -> Iterator[ReadRange]:
-        offset, line = state.offset, state.line
-        for number in range(state.source, len(raw)):
-            raw[number].check(log)
-            yield ReadRange(number, raw[number], bads[number], offset, line)
-            offset, line = 0, 1
-
+    begin = ReadRange(state.source, raw[state.source], None, state.offset, state.line, places=state.places)
     held: list[EncodedRows] = []
-    for read, chunk, encoded in encoded_chunks(
-        ranges(), log, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes, keep_raw=vocabulary
+    for part, chunk, encoded in encoded_chunks(
+        whole_files(raw, log, first_test, bads, begin),
+        log,
+        on_bad_row=on_bad_row,
+        threads=threads,
+        chunk_bytes=chunk_bytes,
+        keep_raw=vocabulary,
     ):
-        state.pass_files(raw, log, read.number, first_test)
-        position += chunk.end_offset - state.offset
-        state.note(encoded, log, read.file.source, of_test_log=read.number >= first_test)
-        state.pass_chunk(chunk, encoded)
-        held.append(replace(encoded, batch=encoded.with_places(log, state.places)))
+        position += chunk.end_offset - (state.offset if part.number == state.source else 0)
+        state.note(encoded, log, part.file.source, of_test_log=part.number >= first_test)
+        state.pass_chunk(part, chunk, encoded)
+        held.append(encoded)
         if len(held) == PART_CHUNKS:
             parts.write(held)
             held = []

@@ -18,11 +18,11 @@ from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest, chec
 from sparsegroup.artifact.validation import Count, Flag
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Bags, Batch, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.local_files import numpy_of, parquet_file, parquet_metadata, scan_parquet
+from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.raw.files import identity_of
 from sparsegroup.data.schema import LogSchema
+from sparsegroup.errors import ClickLogError
 
 MANIFEST = "log.json"
 
@@ -195,25 +195,25 @@ class PreparedLog(Log):
         return table
 
     def _batch(self, table: pa.Table) -> Batch:
+        frame = pl.DataFrame(pl.from_arrow(table.drop_columns(list(self.lists))))
+
         def matrix(names: Sequence[str], dtype: Any) -> Tensor:
-            out = np.empty((table.num_rows, len(names)), dtype)
-            for number, name in enumerate(names):
-                out[:, number] = numpy_of(table.column(name))
-            return torch.from_numpy(out)
+            values = frame.select(names).to_numpy(order="c", writable=True) if names else None
+            return torch.from_numpy(np.empty((len(frame), 0), dtype) if values is None else values)
 
         return Batch(
             matrix([name for name in self.fields if name not in self.lists], np.int64),
             matrix(self.numbers, np.float32),
-            torch.from_numpy(numpy_of(table.column(LABEL)).astype(np.float32)),
-            torch.from_numpy(numpy_of(table.column(TIME)).copy()),
-            weights=torch.from_numpy(numpy_of(table.column(WEIGHT)).copy()) if self.weighted else None,
+            torch.from_numpy(frame[LABEL].cast(pl.Float32).to_numpy(writable=True)),
+            torch.from_numpy(frame[TIME].to_numpy(writable=True)),
+            weights=torch.from_numpy(frame[WEIGHT].to_numpy(writable=True)) if self.weighted else None,
             bags=tuple(_bags(table.column(name).combine_chunks()) for name in self.lists),
         )
 
 
 def _bags(column: pa.ListArray) -> Bags:
-    offsets = numpy_of(column.offsets).astype(np.int64)
-    keys = numpy_of(column.values)[offsets[0] : offsets[-1]]  # a slice of an array keeps all its values
+    offsets = np.from_dlpack(column.offsets).astype(np.int64)
+    keys = np.from_dlpack(column.values)[offsets[0] : offsets[-1]]  # a slice of an array keeps all its values
     return Bags(torch.from_numpy(keys.copy()), torch.from_numpy(offsets - offsets[0]))
 
 

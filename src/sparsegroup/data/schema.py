@@ -28,7 +28,7 @@ from sparsegroup.data.kinds import (
     stripped,
     weekday_of,
 )
-from sparsegroup.data.log_errors import ClickLogError, LogOptionError
+from sparsegroup.errors import ClickLogError, LogOptionError
 from sparsegroup.settings.yaml_settings import SettingsError, StrictSettings, checked, read_yaml
 
 Split = Literal["none", "last-day", "last-of-7", "last-fraction", "column", "file"]
@@ -204,12 +204,14 @@ class Head:
         columns: Names of its columns: of a text, the cells of its first line.
         line: First line of a text, without its end; empty for other files.
         separator: What separates the columns of a text, if the first line is a header; empty for other files.
+        added: The columns among these that the file's folders add.
     """
 
     source: str
     columns: tuple[str, ...]
     line: str = ""
     separator: str = ""
+    added: tuple[str, ...] = ()
 
     @classmethod
     def of_text(cls, source: str, line: str) -> "Head":
@@ -256,7 +258,7 @@ def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> Log
     kinds = {name: str(ColumnKind.of(kind)) for name, kind in kinds.items()}
     transform = ColumnTransform(tuple((name, kind) for name, kind in kinds.items() if name != label))
     read = {name: ColumnKind.of(kind) for name, kind in transform.kinds}
-    outputs = list(transform.outputs())
+    outputs = transform.outputs
     sources = {made: name for made, _, name, _ in outputs if made != name}
     for made, name in sources.items():
         if kinds.get(made, "ignore") != "ignore":
@@ -290,10 +292,17 @@ class ColumnTransform:
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The columns of `frame`, texts, and what is made of them; null where a value cannot be read."""
         there = set(frame.columns)
-        return frame.with_columns(how.alias(made) for made, _, name, how in self.outputs() if name in there)
+        return frame.with_columns(how.alias(made) for made, _, name, how in self.outputs if name in there)
 
-    def outputs(self) -> Iterator[tuple[str, str, str, pl.Expr]]:
+    def __reduce__(self) -> tuple[type["ColumnTransform"], tuple[Any]]:
+        return ColumnTransform, (self.kinds,)  # expressions need not be sent to other processes
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[str, str, str, pl.Expr], ...]:
         """What is made: its name, whether it is a field, a number or the time, of which raw column, and how."""
+        return tuple(self._outputs())
+
+    def _outputs(self) -> Iterator[tuple[str, str, str, pl.Expr]]:
         taken = {LABEL, TIME} | ({WEIGHT} if "weight" in dict(self.kinds).values() else set())
         for name, text in self.kinds:
             kind, made = ColumnKind.of(text), f"{name}.value" if name in taken else name

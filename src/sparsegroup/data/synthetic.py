@@ -21,7 +21,7 @@ from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.local_files import check_name, parquet_writer
 from sparsegroup.data.log import MemoryLog
-from sparsegroup.data.log_errors import ClickLogError
+from sparsegroup.errors import ClickLogError
 
 LABEL_COLUMN = "clicked"
 POSITIVE_RATE = 0.2

@@ -17,9 +17,8 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from sparsegroup.data.frames import FrameLog, feature_format
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.errors import did_you_mean
+from sparsegroup.errors import ClickLogError, did_you_mean
 from sparsegroup.estimator.inputs import (
     checked_labels,
     checked_weights,

@@ -25,7 +25,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sparsegroup.artifact.folder import FolderLock, write_atomically
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
 from sparsegroup.artifact.validation import Count, finite
-from sparsegroup.data.log import Log, LogPart
+from sparsegroup.data.log import Log
+from sparsegroup.data.order import LogPart
 from sparsegroup.errors import UserError
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.training import Callback, TrainedBatch, Trainer

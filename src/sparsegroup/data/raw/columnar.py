@@ -6,8 +6,7 @@ dictionary. So each batch is validated in full before its values are used.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -15,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsegroup.data.kinds import PER_SECOND, text_of
-from sparsegroup.data.log_errors import SAMPLE, ClickLogError
-from sparsegroup.data.raw.files import LINE, BadRow, Chunk, RawFile, StoredFile
+from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, Chunk, RawFile
 from sparsegroup.data.schema import Head, LogFormat
+from sparsegroup.errors import ClickLogError
 
 LONGEST_VALUE = 1 << 20
 """Bytes. A row with a longer text is a bad one."""
@@ -39,60 +38,6 @@ def _damage(where: str, what: str = "damaged", *more: type[Exception]) -> Iterat
         yield
     except (*_UNREADABLE, *more) as error:
         raise ClickLogError(f"{where}: {what} ({' '.join(str(error).split())})") from error
-
-
-@dataclass(frozen=True)
-class ColumnarChunk(Chunk):
-    """Some rows of a columnar file, as they were read from `place` in it, not yet validated; lines count rows."""
-
-    source: str
-    place: str
-    batch: pa.RecordBatch
-
-    def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
-        """The rows as texts; ClickLogError if the file is damaged, or a column is of a type that cannot be read."""
-        with _damage(f"{self.source}: {self.place}"):
-            self.batch.validate(full=True)
-        unusable = dict[int, BadRow]()
-        named = zip(self.batch.schema.names, self.batch.columns, strict=True)
-        texts = {name: self._texts(name, values, log, unusable) for name, values in named}
-        lines = pl.int_range(self.line, self.line + self.batch.num_rows, eager=True).alias(LINE)
-        bad.extend(unusable.values())
-        frame = pl.DataFrame({**texts, LINE: lines})
-        return frame.filter(~lines.is_in([line for line, _, _ in unusable.values()])) if unusable else frame
-
-    def _texts(self, name: str, values: pa.Array, log: LogFormat, unusable: dict[int, BadRow]) -> pl.Series:
-        """A column as texts; `unusable` receives the rows with impossible times or too long texts."""
-        column, unread = f"{self.source}: column {name!r}", "write it as text, or give a schema without it"
-        values = values.storage if isinstance(values, pa.ExtensionArray) else values
-        if pa.types.is_dictionary(values.type) and pa.types.is_temporal(values.type.value_type):
-            values = values.dictionary_decode()
-        values = self._possible(name, values, unusable)
-        try:
-            frame = pl.DataFrame(pl.from_arrow(pa.RecordBatch.from_arrays([values], [name])))
-            dtype = frame.schema[name]
-            if dtype.is_nested() and not log.kinds:
-                raise ClickLogError(f"{column} is {values.type}; write it as text, with a separator")
-            if any(_beyond(inner) is not None for inner in _inner(values)):
-                raise ClickLogError(f"{column} has a time in it that {_NO_YEAR}")
-            texts = frame.select(text_of(name, dtype, plain=not log.kinds)).to_series()
-        except (*_UNREADABLE, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            why = " ".join(str(error).split())[:SAMPLE]
-            raise ClickLogError(f"{column} is {values.type}, which cannot be read ({why}); {unread}") from error
-        for row in (texts.str.len_bytes() > LONGEST_VALUE).arg_true():
-            why = f"{name!r} has more than {LONGEST_VALUE:,} bytes"
-            unusable[row] = (self.line + row, why, f"{name}={texts[row][:SAMPLE]}")
-        return texts
-
-    def _possible(self, name: str, values: pa.Array, unusable: dict[int, BadRow]) -> pa.Array:
-        """The values, without times that no calendar has, whose rows `unusable` receives."""
-        if (beyond := _beyond(values)) is None:
-            return values
-        import pyarrow.compute as pc
-
-        for row in pc.indices_nonzero(beyond).to_pylist():
-            unusable[row] = (self.line + row, f"{name!r} {_NO_YEAR}", f"{name}={_numbers(values)[0][row]}")
-        return pc.if_else(beyond, pa.nulls(len(values), values.type), values)
 
 
 def _numbers(times: pa.Array) -> tuple[pa.Array, int, int]:
@@ -138,16 +83,17 @@ class ColumnarFile(RawFile):
     suffixes = (".parquet", ".arrow", ".feather")
     size = None
 
-    def __init__(self, path: StoredFile | str | Path, name: str | None = None) -> None:
-        super().__init__(path, name)
-        self._starts = {0: 0}  # record batch of an Arrow file → its first row, as far as they have been read
+    @cached_property
+    def _starts(self) -> dict[int, int]:
+        """Record batch of an Arrow file → its first row, as far as they have been read."""
+        return {0: 0}
 
     @contextmanager
     def _opened(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """The file, open to read these columns."""
-        is_parquet = self.stored.suffix == ".parquet"
+        is_parquet = self.suffix == ".parquet"
         kind = "Parquet" if is_parquet else "Arrow"
-        with self.stored.open_bytes() as stream:
+        with self.open_bytes() as stream:
             with _damage(self.source, f"damaged, or no {kind} file", ValueError):
                 if is_parquet:
                     file = pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
@@ -164,21 +110,9 @@ class ColumnarFile(RawFile):
             schema = file.schema_arrow if isinstance(file, pq.ParquetFile) else file.schema
             return Head(self.source, tuple(schema.names))
 
-    def columns(self, log: LogFormat) -> list[str]:
-        """All columns of the file, in order."""
-        return [name for name in self.head.columns if name not in self.added]
-
-    def has_label(self, log: LogFormat) -> bool:
-        """Whether the label column of the format is there."""
-        return log.label in self.head.columns
-
-    def first_row(self, log: LogFormat) -> int:
-        """Rows are numbered from 1."""
-        return 1
-
     def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
         """The rows from row `offset` on. Raises ClickLogError if the file is damaged, and says where."""
-        wanted = [name for name in log.raw if name not in self.added]
+        wanted = [name for name in log.raw if name not in self.head.added]
         with self._opened(wanted) as file:
             groups = self._row_groups if isinstance(file, pq.ParquetFile) else self._record_batches
             for place, start, batches in groups(file, wanted, offset):
@@ -189,7 +123,48 @@ class ColumnarFile(RawFile):
                         if begin < row:
                             rows = rows.slice(len(rows) - (row - begin))
                             entry = row - batch.num_rows == start
-                            yield ColumnarChunk(begin + 1, row, row + 1, self.source, place, rows, is_entry=entry)
+                            yield Chunk(begin + 1, row, row + 1, (place, rows), entry)
+
+    def frame(self, chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+        """The rows as texts; ClickLogError if the file is damaged, or a column is of a type that cannot be read."""
+        place, batch = chunk.data
+        with _damage(f"{self.source}: {place}"):
+            batch.validate(full=True)
+        unusable = dict[int, BadRow]()
+        named = zip(batch.schema.names, batch.columns, strict=True)
+        texts = {name: self._texts(name, values, log, chunk.line, unusable) for name, values in named}
+        lines = pl.int_range(chunk.line, chunk.line + batch.num_rows, eager=True).alias(LINE)
+        bad.extend(unusable.values())
+        frame = pl.DataFrame({**texts, LINE: lines})
+        return frame.filter(~lines.is_in([line for line, _, _ in unusable.values()])) if unusable else frame
+
+    def _texts(self, name: str, values: pa.Array, log: LogFormat, first: int, unusable: dict[int, BadRow]) -> pl.Series:
+        """A column as texts; `unusable` receives rows with impossible times or long texts; row 0 is line `first`."""
+        column, unread = f"{self.source}: column {name!r}", "write it as text, or give a schema without it"
+        values = values.storage if isinstance(values, pa.ExtensionArray) else values
+        if pa.types.is_dictionary(values.type) and pa.types.is_temporal(values.type.value_type):
+            values = values.dictionary_decode()
+        if (beyond := _beyond(values)) is not None:
+            import pyarrow.compute as pc
+
+            for row in pc.indices_nonzero(beyond).to_pylist():
+                unusable[row] = (first + row, f"{name!r} {_NO_YEAR}", f"{name}={_numbers(values)[0][row]}")
+            values = pc.if_else(beyond, pa.nulls(len(values), values.type), values)
+        try:
+            frame = pl.DataFrame(pl.from_arrow(pa.RecordBatch.from_arrays([values], [name])))
+            dtype = frame.schema[name]
+            if dtype.is_nested() and not log.kinds:
+                raise ClickLogError(f"{column} is {values.type}; write it as text, with a separator")
+            if any(_beyond(inner) is not None for inner in _inner(values)):
+                raise ClickLogError(f"{column} has a time in it that {_NO_YEAR}")
+            texts = frame.select(text_of(name, dtype, plain=not log.kinds)).to_series()
+        except (*_UNREADABLE, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            why = " ".join(str(error).split())[:SAMPLE]
+            raise ClickLogError(f"{column} is {values.type}, which cannot be read ({why}); {unread}") from error
+        for row in (texts.str.len_bytes() > LONGEST_VALUE).arg_true():
+            why = f"{name!r} has more than {LONGEST_VALUE:,} bytes"
+            unusable[row] = (first + row, why, f"{name}={texts[row][:SAMPLE]}")
+        return texts
 
     def _row_groups(
         self, file: pq.ParquetFile, columns: list[str], offset: int

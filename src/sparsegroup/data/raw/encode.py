@@ -2,10 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +12,17 @@ import polars as pl
 import torch
 
 from sparsegroup.data.batches import Bags, Batch
-from sparsegroup.data.keys import Int64s, keys_of
+from sparsegroup.data.keys import Int64s, keys_of, keys_of_columns
 from sparsegroup.data.kinds import SPELLED_LABELS
-from sparsegroup.data.log_errors import SAMPLE, BadRows, ClickLogError
-from sparsegroup.data.raw.files import LINE, BadRow, Chunk, RawFile
+from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, BadRows, Chunk, RawFile
 from sparsegroup.data.schema import LogFormat
+from sparsegroup.errors import ClickLogError
 from sparsegroup.settings.names import OnBadRow
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """The rows of a chunk; without a column of times, their times are their line numbers."""
+    """The rows of a chunk; without a column of times, their times are their places in the log's files, from 1."""
 
     batch: Batch
     raw: pl.DataFrame | None
@@ -32,10 +31,6 @@ class EncodedRows:
     """Which rows are marked as test rows, of a format with a split column."""
     bad: list[BadRow]
     """Rows left out, in order."""
-
-    def with_places(self, log: LogFormat, before: int) -> Batch:
-        """The rows; if their times are line numbers, with the number of places in the files before added."""
-        return replace(self.batch, times=self.batch.times + before) if log.time is None and before else self.batch
 
     def named_keys(self, log: LogFormat, fields: Sequence[str]) -> pl.DataFrame:
         """Columns `key`, `field` and `value` of the features of some fields, once each; needs `raw`."""
@@ -52,19 +47,37 @@ class EncodedRows:
         return pl.concat(pieces)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReadRange:
-    """Consecutive chunks of file number `number` of a log, from `offset` and `line` on; `bad` receives bad rows."""
+    """Consecutive chunks of file number `number` of a log, from `offset` on; `line` is the next one to be read."""
 
     number: int
     file: RawFile
-    bad: BadRows
+    bad: BadRows | None = None
+    """Receives bad rows, if they are counted."""
     offset: int = 0
     line: int = 1
     until: int | None = None
     """The `end_offset` after which nothing more is read; None for the whole file."""
     row: int = 0
     """Number in the log of the first row."""
+    places: int = 0
+    """Rows, bad rows and blank lines in the files before it; those of a test log are counted by themselves."""
+
+
+def whole_files(
+    files: Sequence[RawFile], log: LogFormat, first_test: int, bads: Sequence[BadRows], begin: ReadRange | None = None
+) -> Iterator[ReadRange]:
+    """All files, from where `begin` is on, each checked when it is its turn."""
+    part = begin or ReadRange(0, files[0])
+    while True:
+        part.file.check(log)
+        part.bad = bads[part.number]
+        yield part
+        number, places = part.number + 1, part.places + max(part.line - part.file.first_row(log), 0)
+        if number == len(files):
+            return
+        part = ReadRange(number, files[number], places=0 if number == first_test else places)
 
 
 def encoded_chunks(
@@ -90,14 +103,13 @@ def encoded_chunks(
             for number, reason, text in encoded.bad:
                 if on_bad_row == "error":
                     raise ClickLogError(f"{part.file.source}:{number}: {reason}: {text[:SAMPLE]!r}")
-                part.bad.add(number, reason, text)
+                if part.bad is not None:
+                    part.bad.add(number, reason, text)
             return part, chunk, encoded
 
         try:
             for part, chunk in _read(ranges, log, chunk_bytes):
-                columns = part.file.columns(log)
-                job = pool.submit(encode_chunk, chunk, log, columns, keep_raw, part.file.partition)
-                pending.append((part, chunk, job))
+                pending.append((part, chunk, pool.submit(encode_chunk, part.file, chunk, log, keep_raw, part.places)))
                 if len(pending) > threads:
                     yield first()
             while pending:
@@ -110,24 +122,21 @@ def encoded_chunks(
 def _read(ranges: Iterable[ReadRange], log: LogFormat, chunk_bytes: int) -> Iterator[tuple[ReadRange, Chunk]]:
     for part in ranges:
         for chunk in part.file.chunks(log, part.offset, part.line, chunk_bytes):
+            part.line = chunk.end_line
             yield part, chunk
             if part.until is not None and chunk.end_offset >= part.until:
                 break
 
 
-def encode_chunk(
-    chunk: Chunk,
-    log: LogFormat,
-    columns: Sequence[str],
-    keep_raw: bool = False,
-    partition: Mapping[str, str | None] = MappingProxyType({}),
-) -> EncodedRows:
-    """Parse and hash rows of a file with these columns, to which its folders add those of `partition`."""
+def encode_chunk(file: RawFile, chunk: Chunk, log: LogFormat, keep_raw: bool = False, places: int = 0) -> EncodedRows:
+    """Parse and hash rows of a file, before which others have so many places."""
     bad: list[BadRow] = []
-    return encode_frame(chunk.full_frame(log, columns, bad, partition), log, bad, keep_raw)
+    return encode_frame(file.full_frame(chunk, log, bad), log, bad, keep_raw, places)
 
 
-def encode_frame(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow], keep_raw: bool = False) -> EncodedRows:
+def encode_frame(
+    frame: pl.DataFrame, log: LogFormat, bad: list[BadRow], keep_raw: bool = False, places: int = 0
+) -> EncodedRows:
     """Hash the format's raw columns of texts, empty values as null; the column `LINE` has the rows' line numbers.
 
     `bad` has the rows that were left out before.
@@ -137,12 +146,12 @@ def encode_frame(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow], keep_ra
     frame = _derived(frame, log, bad)
     rows, missing = len(frame), math.nan if log.kinds else 0.0
     labels = (frame[log.label] == "1").to_numpy().astype(np.float32) if log.labelled else np.zeros(rows, np.float32)
-    times = frame[LINE].cast(pl.Int64).to_numpy() if log.time is None else _seconds(frame[log.time])
-    places = {name: place for place, name in enumerate(log.fields)}
+    times = (frame[LINE].cast(pl.Int64) + places).to_numpy() if log.time is None else _seconds(frame[log.time])
+    numbered = {name: number for number, name in enumerate(log.fields)}
     single = [name for name in log.fields if name not in log.lists]
-    keys, numbers = np.empty((rows, len(single)), np.int64), np.empty((rows, len(log.numbers)), np.float32)
-    for column, name in enumerate(single):
-        keys[:, column] = keys_of(frame[name], places[name])
+    keys, numbers = np.empty((rows, 0), np.int64), np.empty((rows, len(log.numbers)), np.float32)
+    if single:
+        keys = keys_of_columns([frame[name] for name in single], [numbered[name] for name in single])
     for column, name in enumerate(log.numbers):
         numbers[:, column] = frame[name].fill_null(missing).cast(pl.Float32).to_numpy()
     batch = Batch(
@@ -151,7 +160,7 @@ def encode_frame(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow], keep_ra
         torch.from_numpy(labels),
         torch.from_numpy(times.copy()),
         weights=None if log.weight is None else torch.from_numpy(frame[log.weight].to_numpy().copy()),
-        bags=tuple(_bags(frame[name], separator, places[name]) for name, separator in log.lists.items()),
+        bags=tuple(_bags(frame[name], separator, numbered[name]) for name, separator in log.lists.items()),
     )
     is_test = frame[log.split_column].eq_missing("2").to_numpy() if log.split_column else None
     return EncodedRows(batch, frame.select(log.fields) if keep_raw else None, is_test, sorted(bad))

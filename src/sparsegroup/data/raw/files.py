@@ -8,7 +8,8 @@ import os
 import posixpath
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -25,45 +26,199 @@ import pyarrow.fs as fs
 from sparsegroup.artifact.folder import LONGEST_NAME
 from sparsegroup.data.keys import MOST_FIELDS
 from sparsegroup.data.local_files import LOCAL, check_name, on_disk
-from sparsegroup.data.log_errors import ClickLogError
 from sparsegroup.data.schema import Head, LogFormat
+from sparsegroup.errors import ClickLogError
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 COMPRESSED = (*_CODECS, ".xz")
 """Suffixes of compressed texts."""
 
+TEXT = ""
+_KINDS: dict[str, type["RawFile"]] = {}
+"""Suffix → kind of file."""
 
-@dataclass(frozen=True)
-class StoredFile:
-    """A file on a disk, or in any store that pyarrow or fsspec opens.
+_KEY = re.compile(r"([^=]+)=(.*)", re.DOTALL)
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+LINE = ""
+"""Column of the rows' line numbers in a frame."""
+
+
+# Bad rows
+
+BadRow = tuple[int, str, str]
+"""A row that is left out: its line, the reason, and its text."""
+
+SAMPLE = 80
+"""Characters of a bad row that are shown."""
+
+_SAMPLES, _FILES = 5, 20
+"""Bad rows of a file, and files with bad rows, that are shown."""
+
+
+@dataclass
+class BadRows:
+    """Rows of a file that were left out; they are added in order.
 
     Attributes:
-        filesystem: The file system.
-        path: The file's path in it.
-        source: The file as the user would name it, for messages.
+        source: The file.
+        reasons: Reason → number of rows.
+        samples: The first few, as (line, reason, text).
     """
 
-    filesystem: fs.FileSystem
-    path: str
     source: str
+    reasons: Counter[str] = field(default_factory=Counter)
+    samples: list[BadRow] = field(default_factory=list)
 
-    @classmethod
-    def at(cls, path: "StoredFile | str | Path") -> "StoredFile":
-        """A file of this machine, unless it is known already."""
-        return path if isinstance(path, StoredFile) else cls(LOCAL, on_disk(path), str(path))
+    @property
+    def count(self) -> int:
+        """Number of rows skipped."""
+        return self.reasons.total()
+
+    def add(self, line: int, reason: str, text: str) -> None:
+        """Count a row and keep it as a sample if it is one of the first."""
+        self.reasons[reason] += 1
+        if len(self.samples) < _SAMPLES:
+            self.samples.append((line, reason, text[:SAMPLE]))
 
     def __str__(self) -> str:
-        return self.source
+        lines = [f"{self.source}: skipped {self.count:,} bad row{'s' if self.count != 1 else ''}"]
+        lines += [f"  {count:,} × {reason}" for reason, count in self.reasons.most_common()]
+        lines += [f"  line {line}: {reason}: {text!r}" for line, reason, text in self.samples]
+        return "\n".join(lines)
+
+
+def shown_bad_rows(bads: Iterable[BadRows]) -> list[str]:
+    """The bad rows of a log's files for a reader: a text for each of the first files that have any, then a count."""
+    found = [bad for bad in bads if bad.count]
+    texts = [str(bad) for bad in found[:_FILES]]
+    if others := found[_FILES:]:
+        texts.append(f"and {sum(bad.count for bad in others):,} bad rows in {len(others):,} more files")
+    return texts
+
+
+# What every kind of file offers
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of a file, read but not parsed.
+
+    Attributes:
+        line: Number of the first one, from 1.
+        end_offset: Where the chunk ends: the number of bytes (of a columnar file, rows) up to there.
+        end_line: Number of the line after the last one.
+        data: The rows, as `RawFile.frame` takes them.
+        is_entry: Whether reading can begin with this chunk without decoding what is before it.
+    """
+
+    line: int
+    end_offset: int
+    end_line: int
+    data: Any
+    is_entry: bool = True
+
+
+class RawFile(ABC):
+    """A file of rows, on a disk or in any store that pyarrow or fsspec opens.
+
+    A kind of file reads the head, cuts the rows into chunks, and parses a chunk.
+
+    Args:
+        path: The path in the file system.
+        name: The name within its log, wherever that is stored; by default the file's own name. The folders that add
+            columns belong to it.
+        filesystem: By default this machine's.
+        source: The file as the user would name it, for messages; by default the path.
+
+    Attributes:
+        suffixes: Ends of the names of such files; `TEXT` for all that no other kind names.
+        partition: Name → value of the columns that the folders above it add, such as `day=2026-01-02`; None is a
+            missing one.
+        first: The first file of the log, if all must have the same columns.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        """From now on files with these suffixes are read as this kind; all that no kind names are text."""
+        _KINDS.update(dict.fromkeys(cls.suffixes, cls))
+
+    def __init__(
+        self,
+        path: str | Path,
+        name: str | None = None,
+        *,
+        filesystem: fs.FileSystem = LOCAL,
+        source: str | None = None,
+    ) -> None:
+        self.filesystem, self.source = filesystem, str(path) if source is None else source
+        self.path = on_disk(path) if filesystem is LOCAL else str(path)
+        keyed, self.partition = _partition(self.source)
+        self.name = max(name or posixpath.basename(self.path), keyed, key=len)
+        self.suffix = posixpath.splitext(self.path)[1]
+        self.first: RawFile | None = None
+
+    @abstractmethod
+    def _read_head(self) -> Head: ...
 
     @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return posixpath.basename(self.path)
+    @abstractmethod
+    def size(self) -> int | None:
+        """The `end_offset` of the last chunk; None if it is unknown before the file is read."""
 
-    @property
-    def suffix(self) -> str:
-        """The end of the name, from the last dot on."""
-        return posixpath.splitext(self.path)[1]
+    @abstractmethod
+    def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
+        """The rows from `offset` on, where line `line` begins.
+
+        The end of a chunk depends only on its beginning, so that reading can resume after any chunk.
+
+        Args:
+            log: The format.
+            offset: `end_offset` of a chunk, or 0.
+            line: `end_line` of that chunk, or 1.
+            chunk_bytes: About how many bytes of a text a chunk has.
+
+        Raises:
+            ClickLogError: The file is damaged or truncated.
+        """
+
+    @abstractmethod
+    def frame(self, chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+        """The format's raw columns as strings, empty values as null, and the column `LINE`; `bad` receives the rest."""
+
+    def full_frame(self, chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+        """The frame, with the columns of the format that only the folders have."""
+        frame = self.frame(chunk, log, bad)
+        added = [name for name in log.raw if name in self.partition and name not in frame.columns]
+        return frame.with_columns(pl.lit(self.partition[name], pl.String).alias(name) for name in added)
+
+    def columns(self, log: LogFormat) -> list[str]:
+        """All columns of the file itself, in order."""
+        return [name for name in self.head.columns if name not in self.head.added]
+
+    def has_label(self, log: LogFormat) -> bool:
+        """Whether the label column of the format is there."""
+        return log.label in self.head.columns
+
+    def first_row(self, log: LogFormat) -> int:
+        """Line number of the first row, from 1."""
+        return 1
+
+    @cached_property
+    def head(self) -> Head:
+        """How the file begins, with the columns that its folders add; it is read once.
+
+        Raises:
+            ClickLogError: The file is empty or damaged.
+            OSError: No such file.
+        """
+        head = self._read_head()
+        added = tuple(name for name in self.partition if name not in head.columns)
+        head = replace(head, columns=(*head.columns, *added), added=added)
+        if self.first is not None and replace(self.first.head, source=head.source) == head:
+            return replace(self.first.head, source=head.source)  # of many files, one copy of the names is kept
+        return head
 
     @property
     def is_compressed(self) -> bool:
@@ -109,134 +264,6 @@ class StoredFile:
             return lzma.open(stream, "rb")
         return pa.CompressedInputStream(stream, _CODECS[self.suffix]) if self.is_compressed else stream
 
-
-# What every kind of file offers
-
-BadRow = tuple[int, str, str]
-"""A row that is left out: its line, the reason, and its text."""
-
-TEXT = ""
-_KINDS: dict[str, type["RawFile"]] = {}
-"""Suffix → kind of file."""
-
-_KEY = re.compile(r"([^=]+)=(.*)", re.DOTALL)
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-
-LINE = ""
-"""Column of the rows' line numbers in a frame."""
-
-
-@dataclass(frozen=True)
-class Chunk(ABC):
-    """Consecutive rows of a file.
-
-    Attributes:
-        line: Number of the first one, from 1.
-        end_offset: Where the chunk ends: the number of bytes (of a columnar file, rows) up to there.
-        end_line: Number of the line after the last one.
-        is_entry: Whether reading can begin with this chunk without decoding what is before it.
-    """
-
-    line: int
-    end_offset: int
-    end_line: int
-    is_entry: bool = field(default=True, kw_only=True)
-
-    @abstractmethod
-    def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
-        """The format's raw columns as strings, empty values as null, and the column `LINE`.
-
-        Args:
-            log: The format.
-            columns: All columns of the file, in order.
-            bad: Receives the rows that are left out.
-        """
-
-    def full_frame(
-        self, log: LogFormat, columns: Sequence[str], bad: list[BadRow], partition: Mapping[str, str | None]
-    ) -> pl.DataFrame:
-        """The frame, with the requested columns of `partition` that the file does not have."""
-        frame = self.frame(log, columns, bad)
-        added = [name for name in log.raw if name in partition and name not in frame.columns]
-        return frame.with_columns(pl.lit(partition[name], pl.String).alias(name) for name in added)
-
-
-class RawFile(ABC):
-    """A file of rows.
-
-    Args:
-        path: A file on a disk, or in a store.
-        name: Its name within its log, wherever that is stored; by default the file's own name. The folders that add
-            columns belong to it.
-
-    Attributes:
-        suffixes: Ends of the names of such files; `TEXT` for all that no other kind names.
-        stored: Where its bytes are stored.
-        source: The file, for messages.
-        partition: Name → value of the columns that the folders above it add, such as `day=2026-01-02`; None is a
-            missing one.
-        others: The files after it, of the first file of a log.
-    """
-
-    suffixes: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls) -> None:
-        """From now on files with these suffixes are read as this kind; all that no kind names are text."""
-        _KINDS.update(dict.fromkeys(cls.suffixes, cls))
-
-    def __init__(self, path: StoredFile | str | Path, name: str | None = None) -> None:
-        self.stored = StoredFile.at(path)
-        self.source = self.stored.source
-        keyed, self.partition = _partition(self.source)
-        self.name = max(name or self.stored.name, keyed, key=len)
-        self._added: tuple[str, ...] = ()
-        self._first: RawFile | None = None
-        self.others: Sequence[RawFile] = ()
-
-    @property
-    def path(self) -> Path:
-        """The path, of a file on a disk."""
-        return Path(self.source)
-
-    @cached_property
-    def head(self) -> Head:
-        """How the file begins, with the columns that its folders add; it is read once.
-
-        Raises:
-            ClickLogError: The file is empty or damaged.
-            OSError: No such file.
-        """
-        head = self._read_head()
-        self._added = tuple(name for name in self.partition if name not in head.columns)
-        head = replace(head, columns=(*head.columns, *self._added))
-        like = None if self._first is None else self._first.head
-        if like is not None and (like.line, like.columns) == (head.line, head.columns):
-            return replace(like, source=head.source)  # of many files, one copy of the names is kept
-        return head
-
-    @property
-    def added(self) -> tuple[str, ...]:
-        """The columns that folders add to a file that names its columns."""
-        return self._added if self.head.columns else ()
-
-    def lead(self, others: Sequence["RawFile"], *, alike: bool) -> None:
-        """Be the first of a log's files, with `others` after it, which have the same columns if `alike`."""
-        self.others, self._first = others, None
-        for file in others:
-            file.others, file._first = (), self if alike else None
-
-    @abstractmethod
-    def _read_head(self) -> Head: ...
-
-    @property
-    @abstractmethod
-    def size(self) -> int | None:
-        """The `end_offset` of the last chunk; None if it is unknown before the file is read."""
-
-    @abstractmethod
-    def columns(self, log: LogFormat) -> list[str]:
-        """All columns of the file, in order."""
-
     def check(self, log: LogFormat) -> None:
         """Raise ClickLogError unless the file has the format's columns, and those of the log's other files."""
         where = f"{self.source}:1"
@@ -259,13 +286,9 @@ class RawFile(ABC):
         if taken := log.reserved & named:
             raise ClickLogError(f"{where}: a field cannot be named {min(taken)!r}; rename it, or leave it out")
 
-    def _all_columns(self, log: LogFormat) -> list[str]:
-        own = self.columns(log)
-        return [*own, *(name for name in self.partition if name not in own)]
-
     def check_alike(self, log: LogFormat) -> None:
         """Raise ClickLogError unless the columns are those of the first file, if all must have the same."""
-        first, where = self._first, f"{self.source}:1"
+        first, where = self.first, f"{self.source}:1"
         if first is None:
             return
         if type(self) is not type(first):
@@ -278,35 +301,14 @@ class RawFile(ABC):
                     f"{'is' if len(names) == 1 else 'are'} in {where_is.source} and not in {where_not.source}"
                 )
 
-    @abstractmethod
-    def has_label(self, log: LogFormat) -> bool:
-        """Whether the label column of the format is there."""
-
-    @abstractmethod
-    def first_row(self, log: LogFormat) -> int:
-        """Line number of the first row, from 1."""
-
-    @abstractmethod
-    def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
-        """The rows from `offset` on, where line `line` begins.
-
-        The end of a chunk depends only on its beginning, so that reading can resume after any chunk.
-
-        Args:
-            log: The format.
-            offset: `end_offset` of a chunk, or 0.
-            line: `end_line` of that chunk, or 1.
-            chunk_bytes: About how many bytes of a text a chunk has.
-
-        Raises:
-            ClickLogError: The file is damaged or truncated.
-        """
+    def _all_columns(self, log: LogFormat) -> list[str]:
+        own = self.columns(log)
+        return [*own, *(name for name in self.partition if name not in own)]
 
 
-def raw_file(path: StoredFile | str | Path, name: str | None = None) -> RawFile:
+def raw_file(path: str | Path, name: str | None = None, **stored: Any) -> RawFile:
     """The file at `path`, of the kind that its suffix names; see `RawFile`."""
-    stored = StoredFile.at(path)
-    return _KINDS.get(stored.suffix, _KINDS[TEXT])(stored, name)
+    return _KINDS.get(posixpath.splitext(path)[1], _KINDS[TEXT])(path, name, **stored)
 
 
 def _partition(source: str) -> tuple[str, dict[str, str | None]]:
@@ -321,7 +323,7 @@ def _partition(source: str) -> tuple[str, dict[str, str | None]]:
 
 def source_of(files: Sequence[RawFile], log: LogFormat, tests: int = 0) -> dict[str, Any]:
     """Names, sizes and times of files, the last `tests` of them the test set's, and a hash of their format, as JSON."""
-    stats = [[file.name, *file.stored.facts] for file in files]
+    stats = [[file.name, *file.facts] for file in files]
     names = [one.name for one in fields(log) if one.name not in ("derive", "sources", "findings")]
     text = json.dumps({name: getattr(log, name) for name in names}, default=dict)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -493,32 +495,34 @@ class _Tree:
     root: str
     source: str
 
-    def files(self, pattern: Sequence[str], asked: str) -> list[RawFile]:
+    def files(self, pattern: Sequence[str], requested: str) -> list[RawFile]:
         """The files that match a pattern (names of folders and files), or are in folders that do; `[]` is all files."""
         here = self.filesystem.get_file_info(self.root)
         if here.type not in (fs.FileType.Directory, fs.FileType.NotFound) and not pattern:  # a pipe is refused then
-            return [raw_file(self._stored(here))]
+            return [self._file(here, None)]
         if here.type == fs.FileType.NotFound and not pattern:
-            raise FileNotFoundError(errno.ENOENT, "no such file", asked)
+            raise FileNotFoundError(errno.ENOENT, "no such file", requested)
         found = {info.path: info for info in self._matching(here, pattern)} if not here.is_file else {}
         names = {self._inside(info): info for info in found.values()}
         if _PREPARED in names:
-            raise ClickLogError(f"{asked}: is a prepared log, which is read from a disk and by itself; copy it to one")
-        files = [raw_file(self._stored(info), name) for name, info in names.items() if info.size]
+            raise ClickLogError(
+                f"{requested}: is a prepared log, which is read from a disk and by itself; copy it to one"
+            )
+        files = [self._file(info, name) for name, info in names.items() if info.size]
         if not files:
             what = "matches no files" if pattern else "holds no files"
-            raise ClickLogError(f"{asked}: {what} with rows in them" if names else f"{asked}: {what}")
+            raise ClickLogError(f"{requested}: {what}{' with rows in them' if names else ''}")
         return files
 
     def _inside(self, info: fs.FileInfo) -> str:
         return str(info.path.removeprefix(self.root).lstrip("/"))
 
-    def _stored(self, info: fs.FileInfo) -> StoredFile:
+    def _file(self, info: fs.FileInfo, name: str | None) -> RawFile:
         inside = self._inside(info)
         source = f"{self.source.rstrip('/')}/{inside}" if self.source and inside else self.source or inside
-        stored = StoredFile(self.filesystem, info.path, source)
-        stored.__dict__["facts"] = stored.facts_now(info)
-        return stored
+        file = raw_file(info.path, name, filesystem=self.filesystem, source=source)
+        file.facts = file.facts_now(info)
+        return file
 
     def _matching(self, here: fs.FileInfo, pattern: Sequence[str]) -> Iterator[fs.FileInfo]:
         """Files at `here` or in it."""

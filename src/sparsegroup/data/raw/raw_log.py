@@ -17,11 +17,11 @@ import polars as pl
 from sparsegroup.data.batches import Batch, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s, fields_of
 from sparsegroup.data.log import Log
-from sparsegroup.data.log_errors import BadRows, ClickLogError, LogOptionError, shown_bad_rows
-from sparsegroup.data.raw.encode import EncodedRows, ReadRange, encode_chunk, encoded_chunks
-from sparsegroup.data.raw.files import Chunk, RawFile, identity_of, source_of
+from sparsegroup.data.raw.encode import EncodedRows, ReadRange, encode_chunk, encoded_chunks, whole_files
+from sparsegroup.data.raw.files import BadRows, Chunk, RawFile, identity_of, shown_bad_rows, source_of
 from sparsegroup.data.raw.text import CHUNK_BYTES
 from sparsegroup.data.schema import LogFormat
+from sparsegroup.errors import ClickLogError, LogOptionError
 from sparsegroup.settings.names import OnBadRow
 
 _DAY = 24 * 3600
@@ -187,26 +187,20 @@ class RawLog(Log):
         counted, done = RowCount(), 0
         sizes = [file.size for file in self._files]
         total = None if None in sizes else sum(size or 0 for size in sizes)
-        for part, chunk, encoded in self._encoded(self._unread(), log):
+        everything = whole_files(self._files, self.format, self._test_file, self.bad)
+        for part, chunk, encoded in self._encoded(everything, log):
             counts, row = self._counts[part.number], counted.rows
             counted.note(encoded, log, part.file.source, of_test_log=part.number >= self._test_file)
             done += chunk.end_offset - counts.offset
             counts.add(chunk, row, counted.rows)
+            counts.places = part.places
             if on_progress:
                 on_progress(done, total)
-        row = places = 0
-        for number, (file, counts) in enumerate(zip(self._files, self._counts, strict=True)):
-            counts.first, counts.stop = row, max(row, counts.stop)
-            counts.places_before = 0 if number == self._test_file else places
-            places = counts.places_before + max(counts.line - file.first_row(log), 0)
-            row = counts.stop
+        row = 0
+        for counts in self._counts:
+            counts.first = row
+            row = counts.stop = max(row, counts.stop)
         return counted
-
-    def _unread(self) -> Iterator[ReadRange]:
-        """All files, each checked when it is its turn."""
-        for number, file in enumerate(self._files):
-            file.check(self.format)
-            yield ReadRange(number, file, self.bad[number])
 
     def _ranges(self, start: int, stop: int) -> Iterator[ReadRange]:
         """The chunks that have rows `start` to `stop`, of each file after a look at its size."""
@@ -214,12 +208,12 @@ class RawLog(Log):
             file, counts = self._files[number], self._counts[number]
             if counts.first == counts.stop:
                 continue
-            if file.stored.facts_now()[0] < counts.size:
+            if file.facts_now()[0] < counts.size:
                 raise self._changed(number)
             first = counts.chunks[max(bisect_right(counts.chunks, start, key=attrgetter("row")) - 1, 0)]
             after = bisect_left(counts.chunks, stop, key=attrgetter("row"))
             until = counts.chunks[after].offset if after < len(counts.chunks) else counts.offset
-            yield ReadRange(number, file, BadRows(""), first.offset, first.line, until, first.row)
+            yield ReadRange(number, file, None, first.offset, first.line, until, first.row, counts.places)
 
     def _parts(self, start: int, stop: int) -> Iterator[Batch]:
         """Rows within the log, those of a chunk at a time."""
@@ -236,7 +230,7 @@ class RawLog(Log):
                 rows = min(len(encoded.batch), counts.stop - position)  # what was added since is not read
                 first, end = max(start - position, 0), min(stop - position, rows)
                 if first < end:
-                    yield encoded.with_places(self.format, counts.places_before)[first:end]
+                    yield encoded.batch[first:end]
                 position += rows
                 if position < min(stop, counts.stop) and counts.row_at(chunk.end_offset) not in (None, position):
                     raise self._changed(number)
@@ -257,7 +251,7 @@ class RawLog(Log):
         wanted, found, rows = pl.DataFrame({"key": np.unique(keys)}), dict[int, str](), 0
         if not fields:
             return found
-        everything = (ReadRange(number, file, BadRows("")) for number, file in enumerate(self._files))
+        everything = (ReadRange(number, file) for number, file in enumerate(self._files))
         with closing(self._encoded(everything, self.format, keep_raw=True)) as chunks:
             for _, _, encoded in chunks:
                 named = encoded.named_keys(self.format, fields).join(wanted, on="key", how="semi")
@@ -291,8 +285,8 @@ class _FileRows:
     offset: int = 0
     line: int = 1
     """`offset` and `line` are where it ends, as in `RawFile.chunks`."""
-    places_before: int = 0
-    """Places for rows in the files before it."""
+    places: int = 0
+    """See `ReadRange.places`."""
     chunks: list[_ChunkStart] = field(default_factory=list)
     """Its chunks with rows."""
 
@@ -353,7 +347,7 @@ def _first_time(file: RawFile, log: LogFormat) -> float:
     file.check(log)
     wanted = _format_for_counting(replace(log, split="none", split_column=None), "error", with_time=True)
     for chunk in file.chunks(wanted, 0, 1, _HEAD_BYTES):
-        times = encode_chunk(chunk, wanted, file.columns(log), partition=file.partition).batch.times
+        times = encode_chunk(file, chunk, wanted).batch.times
         if len(times):
             return int(times[0])
     return math.inf

@@ -3,8 +3,7 @@
 import lzma
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.log_errors import SAMPLE, ClickLogError
-from sparsegroup.data.raw.files import LINE, TEXT, BadRow, Chunk, RawFile, StoredFile
+from sparsegroup.data.raw.files import LINE, SAMPLE, TEXT, BadRow, Chunk, RawFile
 from sparsegroup.data.schema import Head, LogFormat
+from sparsegroup.errors import ClickLogError
 
 CHUNK_BYTES = 16 << 20
 LONGEST_LINE = 1 << 20
@@ -27,33 +26,18 @@ _VALUE = rb'(?:"(?:[^"]|"")*+"|[^",][^,]*+|)'
 _QUOTES_ENCLOSE_VALUES = re.compile(rb"%b(?:,%b)*+\r?" % (_VALUE, _VALUE))
 
 
-@dataclass(frozen=True)
-class TextChunk(Chunk):
-    """Whole lines; offsets count bytes of the uncompressed text.
-
-    Attributes:
-        data: The bytes, without a header, ending with a newline or empty.
-        too_long: The beginning of a line of more than `LONGEST_LINE` bytes; then there are no others.
-    """
-
-    data: bytes
-    too_long: str | None = None
-
-    def frame(self, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
-        """The lines, parsed; `bad` receives those that cannot be."""
-        if self.too_long is not None:
-            bad.append((self.line, f"a line of more than {LONGEST_LINE:,} bytes", self.too_long))
-        return _parse(*_whole_lines(self, log, bad), log, columns, bad)
-
-
 class TextFile(RawFile):
-    """A text, plain or compressed (.gz, .bz2, .xz, .zst, .lz4); see `RawFile`."""
+    """A text, plain or compressed (.gz, .bz2, .xz, .zst, .lz4); see `RawFile`.
+
+    Offsets count bytes of the uncompressed text. A chunk's data are whole lines without the header, each with its
+    newline; or, as a `str`, the beginning of a line of more than `LONGEST_LINE` bytes.
+    """
 
     suffixes = (TEXT,)
 
     def _read_head(self) -> Head:
-        with self.stored.open_text() as stream:
-            begin = _read(stream, 1 << 16, self.stored, 1)
+        with self.open_text() as stream:
+            begin = self._read(stream, 1 << 16, 1)
         if not begin:
             raise ClickLogError(f"{self.source}: the file is empty")
         line = begin.split(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace").removeprefix("\ufeff")
@@ -62,7 +46,7 @@ class TextFile(RawFile):
     @property
     def size(self) -> int | None:
         """Number of bytes; None of a compressed file."""
-        return None if self.stored.is_compressed else self.stored.facts[0]
+        return None if self.is_compressed else self.facts[0]
 
     def columns(self, log: LogFormat) -> list[str]:
         """All columns of a line, in order."""
@@ -79,12 +63,11 @@ class TextFile(RawFile):
 
     def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
         """The lines from byte `offset` of the uncompressed text on; a too long line is a chunk without its bytes."""
-        stored, rest = self.stored, b""
-        has_header = log.has_header and line == 1
-        with stored.open_text() as stream:
-            _skip(stream, offset, stored)
+        rest, has_header = b"", log.has_header and line == 1
+        with self.open_text() as stream:
+            self._skip(stream, offset)
             while True:
-                block = _read(stream, chunk_bytes - len(rest) % chunk_bytes, stored, line)
+                block = self._read(stream, chunk_bytes - len(rest) % chunk_bytes, line)
                 data = rest + block
                 if not data:
                     return
@@ -97,15 +80,51 @@ class TextFile(RawFile):
                     lines = data.count(b"\n", 0, end)
                     begin = data.find(b"\n") + 1 if has_header and line == 1 else 0
                     first = line + 1 if begin else line
-                    entry = not stored.is_compressed or offset == 0
-                    yield TextChunk(first, min(offset + end, size), line + lines, data[begin:end], is_entry=entry)
+                    entry = not self.is_compressed or offset == 0
+                    yield Chunk(first, min(offset + end, size), line + lines, data[begin:end], entry)
                     offset, line = offset + end, line + lines
                 rest = data[end:]
                 if long is not None:
                     sample = rest[:SAMPLE].decode("utf-8", "replace")
-                    length, rest = _past_line(stream, rest, chunk_bytes, stored, line)
-                    yield TextChunk(line, offset + length, line + 1, b"", sample, is_entry=not stored.is_compressed)
+                    length, rest = self._past_line(stream, rest, chunk_bytes, line)
+                    yield Chunk(line, offset + length, line + 1, sample, not self.is_compressed)
                     offset, line = offset + length, line + 1
+
+    def frame(self, chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+        """See `RawFile.frame`."""
+        if isinstance(chunk.data, str):
+            bad.append((chunk.line, f"a line of more than {LONGEST_LINE:,} bytes", chunk.data))
+            return _parse(b"", np.empty(0, np.int64), log, self.columns(log), bad)
+        return _parse(*_whole_lines(chunk, log, bad), log, self.columns(log), bad)
+
+    def _read(self, stream: Any, size: int, line: int) -> bytes:
+        try:
+            data: bytes = stream.read(size)
+            return data
+        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+            what = "damaged or truncated compressed file" if self.is_compressed else "cannot be read"
+            raise ClickLogError(f"{self.source}:{line}: {what} ({error})") from error
+
+    def _skip(self, stream: Any, offset: int) -> None:
+        position = 0
+        if self.is_compressed:
+            while position < offset and (block := self._read(stream, min(offset - position, CHUNK_BYTES), 0)):
+                position += len(block)
+        else:
+            position = min(stream.size(), offset)
+            stream.seek(position)
+        if position < offset:
+            raise ClickLogError(
+                f"{self.source}: ends at byte {position:,}, before byte {offset:,} where reading is to resume"
+            )
+
+    def _past_line(self, stream: Any, rest: bytes, size: int, line: int) -> tuple[int, bytes]:
+        """Bytes of the line that begins with `rest`, which are read and forgotten, and what follows it."""
+        length = 0
+        while (end := rest.find(b"\n") + 1) == 0 and rest:
+            length += len(rest)
+            rest = self._read(stream, size, line)
+        return length + end, rest[end:]
 
 
 def _first_long_line(data: bytes) -> int | None:
@@ -119,39 +138,9 @@ def _first_long_line(data: bytes) -> int | None:
     return None
 
 
-def _past_line(stream: Any, rest: bytes, size: int, stored: StoredFile, line: int) -> tuple[int, bytes]:
-    """Bytes of the line that begins with `rest`, which are read and forgotten, and what follows it."""
-    length = 0
-    while (end := rest.find(b"\n") + 1) == 0 and rest:
-        length += len(rest)
-        rest = _read(stream, size, stored, line)
-    return length + end, rest[end:]
-
-
-def _skip(stream: Any, offset: int, stored: StoredFile) -> None:
-    if stored.is_compressed:
-        position = 0
-        while position < offset and (block := _read(stream, min(offset - position, CHUNK_BYTES), stored, 0)):
-            position += len(block)
-    else:
-        position = min(stream.size(), offset)
-        stream.seek(position)
-    if position < offset:
-        raise ClickLogError(f"{stored}: ends at byte {position:,}, before byte {offset:,} where reading is to resume")
-
-
-def _read(stream: Any, size: int, stored: StoredFile, line: int) -> bytes:
-    try:
-        data: bytes = stream.read(size)
-        return data
-    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        what = "damaged or truncated compressed file" if stored.is_compressed else "cannot be read"
-        raise ClickLogError(f"{stored}:{line}: {what} ({error})") from error
-
-
-def _whole_lines(chunk: TextChunk, log: LogFormat, bad: list[BadRow]) -> tuple[bytes, Int64s]:
+def _whole_lines(chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> tuple[bytes, Int64s]:
     """The chunk without blank lines and those that would mix up their neighbours, and the numbers of the others."""
-    data = chunk.data
+    data: bytes = chunk.data
     quoted = log.separator == "," and b'"' in data
     begins = _line_begins(data)
     blank = np.isin(np.frombuffer(data, np.uint8)[begins], list(b"\n\r ")).any()
@@ -191,7 +180,7 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _parse(data: bytes, numbers: Int64s, log: LogFormat, columns: Sequence[str], bad: list[BadRow]) -> pl.DataFrame:
+def _parse(data: bytes, numbers: Int64s, log: LogFormat, columns: list[str], bad: list[BadRow]) -> pl.DataFrame:
     """The raw columns, and the lines' numbers in a column `LINE`."""
     gone: list[int] = []
 
@@ -209,7 +198,7 @@ def _parse(data: bytes, numbers: Int64s, log: LogFormat, columns: Sequence[str],
     table = pa_csv.read_csv(
         pa.BufferReader(data),
         # One thread, so that malformed rows come with their number; chunks are parsed side by side.
-        read_options=pa_csv.ReadOptions(column_names=list(columns), use_threads=False, block_size=len(data) + 1),
+        read_options=pa_csv.ReadOptions(column_names=columns, use_threads=False, block_size=len(data) + 1),
         parse_options=pa_csv.ParseOptions(
             delimiter=log.separator,
             quote_char='"' if log.separator == "," else False,
@@ -217,6 +206,7 @@ def _parse(data: bytes, numbers: Int64s, log: LogFormat, columns: Sequence[str],
             ignore_empty_lines=False,
         ),
         convert_options=pa_csv.ConvertOptions(
+            check_utf8=False,  # `_whole_lines` has done so
             include_columns=names,
             column_types=dict.fromkeys(names, pa.string()),
             null_values=[""],
