@@ -76,7 +76,7 @@ class Batch:
         return replace(self, numbers=numbers, labels=labels, weights=weights)
 
     def __getitem__(self, rows: slice | Tensor) -> "Batch":
-        """The rows of a slice, or those of the numbers `[m]` int64, in that order."""
+        """The rows of a slice, or with the numbers `[m]` int64, in that order."""
         return Batch(
             self.keys[rows],
             self.numbers[rows],

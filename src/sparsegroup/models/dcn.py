@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.layers import flatten_inputs, hidden_layers
+from sparsegroup.models.layers import Network, hidden_layers
 
 
 class CrossLayers(nn.Module):
@@ -34,7 +34,7 @@ class CrossLayers(nn.Module):
         return scale * with_weight + bias[-1] @ weight if of_x_0 else with_weight
 
 
-class DCN(nn.Module):
+class DCN(Network):
     """Cross layers and deep layers side by side over the same input, joined in one logit.
 
     Args:
@@ -57,21 +57,15 @@ class DCN(nn.Module):
         cross_layers: int = 2,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.fields, self.dim, self.numbers = fields, dim, numbers
+        super().__init__(fields, dim, numbers)
         width = fields * dim + numbers
         self.cross = CrossLayers(width, cross_layers)
         self.deep = hidden_layers(width, hidden, dropout)
         self.output = nn.Linear(width + (hidden[-1] if hidden else width), 1)
 
-    @property
-    def logit_bias(self) -> nn.Parameter:
-        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
-        return self.output.bias
-
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
-        x = flatten_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)
+        x = self.flatten(embeddings, numbers)
         width, crosses = x.shape[1], len(self.cross.weight) + 1
         of_cross, of_deep = self.output.weight[:, :width], self.output.weight[:, width:]
         first = self.deep[0] if len(self.deep) else None

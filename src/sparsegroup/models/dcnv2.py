@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.layers import flatten_inputs, hidden_layers
+from sparsegroup.models.layers import Network, hidden_layers
 
 
 class MatrixCross(nn.Module):
@@ -31,7 +31,7 @@ class MatrixCross(nn.Module):
         return x
 
 
-class DCNv2(nn.Module):
+class DCNv2(Network):
     """Cross layers with a matrix each, and deep layers, beside or behind them, joined in one logit.
 
     Args:
@@ -61,22 +61,17 @@ class DCNv2(nn.Module):
         stacked: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.fields, self.dim, self.numbers, self.stacked = fields, dim, numbers, stacked
+        super().__init__(fields, dim, numbers)
+        self.stacked = stacked
         width = fields * dim + numbers
         self.cross = MatrixCross(width, cross_layers, rank)
         self.deep = hidden_layers(width, hidden, dropout)
         deep = hidden[-1] if hidden else width
         self.output = nn.Linear(deep if stacked else width + deep, 1)
 
-    @property
-    def logit_bias(self) -> nn.Parameter:
-        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
-        return self.output.bias
-
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
-        x = flatten_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)
+        x = self.flatten(embeddings, numbers)
         crossed = self.cross(x)
         last = self.deep(crossed) if self.stacked else torch.cat([crossed, self.deep(x)], dim=1)
         logits: Tensor = self.output(last).squeeze(1)

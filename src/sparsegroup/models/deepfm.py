@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.fm import WideAndFactors, pair_products
-from sparsegroup.models.layers import hidden_layers
+from sparsegroup.models.fm import WideNetwork, pair_products
+from sparsegroup.models.layers import hidden_layers, joined
 
 
-class DeepFM(nn.Module):
+class DeepFM(WideNetwork):
     """y_FM + y_DNN (eq. 1 of DeepFM): the logit of an FM plus that of deep layers over its factors and the numbers.
 
     An embedding is (w_i, v_i), see `WideAndFactors`: w_i goes into y_FM alone, v_i into both.
@@ -35,22 +34,14 @@ class DeepFM(nn.Module):
         hidden: Sequence[int] = (64, 64),
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.fields, self.dim, self.numbers = fields, dim, numbers
-        self.wide = WideAndFactors(fields, dim, numbers)
+        super().__init__(fields, dim, numbers)
         width = fields * (dim - 1) + numbers
         self.deep = hidden_layers(width, hidden, dropout)
         self.output = nn.Linear(hidden[-1] if hidden else width, 1, bias=False)
 
-    @property
-    def logit_bias(self) -> nn.Parameter:
-        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
-        return self.wide.bias
-
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
         wide, factors = self.wide(embeddings, numbers)
-        flat = factors.flatten(1)
-        deep = self.output(self.deep(flat if numbers is None else torch.cat([flat, numbers], dim=1)))
+        deep = self.output(self.deep(joined(factors, numbers)))
         logits: Tensor = wide + pair_products(factors) + deep.squeeze(1)
         return logits

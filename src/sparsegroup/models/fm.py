@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.layers import check_inputs
+from sparsegroup.models.layers import Network, check_inputs
 
 
 class WideAndFactors(nn.Module):
@@ -32,6 +32,19 @@ class WideAndFactors(nn.Module):
         return wide, embeddings[:, :, 1:]
 
 
+class WideNetwork(Network):
+    """A network with a `WideAndFactors`, whose bias is that of the logits."""
+
+    def __init__(self, fields: int, dim: int, numbers: int) -> None:
+        super().__init__(fields, dim, numbers)
+        self.wide = WideAndFactors(fields, dim, numbers)
+
+    @property
+    def logit_bias(self) -> nn.Parameter:
+        """See `Network.logit_bias`."""
+        return self.wide.bias
+
+
 def pair_products(factors: Tensor) -> Tensor:
     """Σ_{i<j} ⟨v_i, v_j⟩, `[batch]`, of factors `[batch, n, k]`, in n k steps (Rendle, lemma 3.1).
 
@@ -40,7 +53,7 @@ def pair_products(factors: Tensor) -> Tensor:
     return (factors.sum(1).square() - factors.square().sum(1)).sum(1) / 2
 
 
-class FM(nn.Module):
+class FM(WideNetwork):
     """b + Σ_i w_i x_i + Σ_{i<j} ⟨v_i, v_j⟩ x_i x_j (eq. 1 of FM), where x_i is 1 for a row's features, or a number.
 
     An embedding is (w_i, v_i), see `WideAndFactors`.
@@ -58,16 +71,9 @@ class FM(nn.Module):
     factors: Tensor | None
 
     def __init__(self, fields: int, dim: int = default_dim, numbers: int = 0) -> None:
-        super().__init__()
-        self.fields, self.dim, self.numbers = fields, dim, numbers
-        self.wide = WideAndFactors(fields, dim, numbers)
+        super().__init__(fields, dim, numbers)
         factors = nn.Parameter(torch.empty(numbers, dim - 1).normal_(std=0.01)) if numbers else None
         self.register_parameter("factors", factors)
-
-    @property
-    def logit_bias(self) -> nn.Parameter:
-        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
-        return self.wide.bias
 
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""

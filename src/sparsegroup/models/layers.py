@@ -1,9 +1,30 @@
 """What the models share: the input they agree on, a stack of hidden layers, and statistics that follow training."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+
+class Network(nn.Module):
+    """A network over embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`, whose last layer is `output`."""
+
+    output: nn.Linear
+
+    def __init__(self, fields: int, dim: int, numbers: int) -> None:
+        super().__init__()
+        self.fields, self.dim, self.numbers = fields, dim, numbers
+
+    @property
+    def logit_bias(self) -> nn.Parameter:
+        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
+        return self.output.bias
+
+    def flatten(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
+        """Checked embeddings and numbers as one `[batch, fields * dim + numbers]`."""
+        check_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)
+        return joined(embeddings, numbers)
 
 
 def check_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: int, n_numbers: int) -> None:
@@ -16,10 +37,9 @@ def check_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: i
         raise ValueError(f"numbers must be {expected}, got {given}")
 
 
-def flatten_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: int, n_numbers: int) -> Tensor:
-    """Checked embeddings and numbers as one `[batch, fields * dim + n_numbers]`."""
-    check_inputs(embeddings, numbers, fields, dim, n_numbers)
-    flat = embeddings.flatten(1)
+def joined(vectors: Tensor, numbers: Tensor | None) -> Tensor:
+    """Vectors `[batch, n, k]` and numbers as one `[batch, n * k + numbers]`."""
+    flat = vectors.flatten(1)
     return flat if numbers is None else torch.cat([flat, numbers], dim=1)
 
 
@@ -34,7 +54,7 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float = 0.0) -> nn
     return nn.Sequential(*layers)
 
 
-class RunningStatistics(nn.Module):
+class RunningStatistics(nn.Module, ABC):
     """A layer that follows the moments of its inputs `[batch, n]` in training: of its batches, or of several ranks'.
 
     Attributes:
@@ -50,9 +70,9 @@ class RunningStatistics(nn.Module):
         self.is_shared = False
         self.register_buffer("of_batch", torch.zeros(3, width, dtype=torch.float64), persistent=False)
 
+    @abstractmethod
     def follow(self, count: Tensor, mean: Tensor, m2: Tensor) -> None:
         """Let the statistics follow a batch of these moments, `[n]` float64 each."""
-        raise NotImplementedError
 
 
 def merged_moments(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.layers import check_inputs
+from sparsegroup.models.layers import Network, check_inputs
 
 
-class LR(nn.Module):
+class LR(Network):
     """b + Σ_i w_i + Σ_j a_j x_j over the features i of a row and its numbers x.
 
     A feature's weight w_i is its embedding, of dimension 1, so that the sparse group lasso is the lasso here.
@@ -24,16 +24,15 @@ class LR(nn.Module):
     weight: Tensor | None
 
     def __init__(self, fields: int, dim: int = default_dim, numbers: int = 0) -> None:
-        super().__init__()
+        super().__init__(fields, dim, numbers)
         if dim != 1:
             raise ValueError(f"LR has one weight per feature: dim must be 1, got {dim}")
-        self.fields, self.dim, self.numbers = fields, dim, numbers
         self.register_parameter("weight", nn.Parameter(torch.zeros(numbers)) if numbers else None)
         self.bias = nn.Parameter(torch.zeros(1))
 
     @property
     def logit_bias(self) -> nn.Parameter:
-        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
+        """See `Network.logit_bias`."""
         return self.bias
 
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:

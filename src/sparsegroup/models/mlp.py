@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from sparsegroup.models.layers import flatten_inputs, hidden_layers
+from sparsegroup.models.layers import Network, hidden_layers
 
 
-class MLP(nn.Module):
+class MLP(Network):
     """Embeddings, concatenated, through fully connected layers to one logit.
 
     Args:
@@ -28,19 +28,13 @@ class MLP(nn.Module):
         hidden: Sequence[int] = (64, 32, 16),
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.fields, self.dim, self.numbers = fields, dim, numbers
+        super().__init__(fields, dim, numbers)
         width = fields * dim + numbers
         self.hidden = hidden_layers(width, hidden, dropout)
         self.output = nn.Linear(hidden[-1] if hidden else width, 1)
 
-    @property
-    def logit_bias(self) -> nn.Parameter:
-        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
-        return self.output.bias
-
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
-        x = flatten_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)
+        x = self.flatten(embeddings, numbers)
         logits: Tensor = self.output(self.hidden(x)).squeeze(1)
         return logits

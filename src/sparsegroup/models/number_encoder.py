@@ -99,7 +99,7 @@ class NumberEncoder(RunningStatistics):
         if self.training and not self.is_fitted:
             self.fit(numbers)
         missing = numbers.isnan()
-        vectors = self._vectors(numbers, missing) if self.buckets else self._no_vectors(numbers)
+        vectors = self._vectors(numbers, missing)
         if not self.standardize:
             return torch.where(missing, 0.0, numbers), vectors
         transformed = self._transformed(numbers.detach().double())
@@ -143,13 +143,12 @@ class NumberEncoder(RunningStatistics):
         self.is_fitted = True
 
     def _vectors(self, numbers: Tensor, missing: Tensor) -> Tensor:
+        if not self.buckets:
+            return numbers.new_zeros(numbers.shape[0], 0, self.dim)
         above = (numbers.detach().unsqueeze(2) > self.edges).sum(2)
         bucket = torch.where(missing, self.buckets, above) + self.first
         rows = self.embedding.flatten(0, 1).index_select(0, bucket.flatten())
         return rows.view(-1, self.numbers, self.dim)
-
-    def _no_vectors(self, numbers: Tensor) -> Tensor:
-        return numbers.new_zeros(numbers.shape[0], 0, self.dim)
 
     def _transformed(self, numbers: Tensor) -> Tensor:
         """t of float64 numbers."""

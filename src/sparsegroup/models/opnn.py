@@ -6,10 +6,10 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.layers import flatten_inputs, hidden_layers
+from sparsegroup.models.layers import Network, hidden_layers
 
 
-class OPNN(nn.Module):
+class OPNN(Network):
     """Embeddings and outer products of them through fully connected layers to one logit.
 
     The product layer and the first hidden layer are h₁ = ReLU(W_z z + W_p p + b): z holds the embeddings, p the outer
@@ -26,6 +26,7 @@ class OPNN(nn.Module):
     """
 
     default_dim = 10
+    pairs: Tensor
 
     def __init__(
         self,
@@ -36,29 +37,20 @@ class OPNN(nn.Module):
         dropout: float = 0.5,
         pairwise: bool = False,
     ) -> None:
-        super().__init__()
-        self.first: Tensor
-        self.second: Tensor
-        self.fields, self.dim, self.numbers, self.pairwise = fields, dim, numbers, pairwise
+        super().__init__(fields, dim, numbers)
+        self.pairwise = pairwise
         products = (fields * (fields - 1) // 2 if pairwise else 1) * dim * dim
         width = fields * dim + numbers + products
         self.hidden = hidden_layers(width, hidden, dropout)
         self.output = nn.Linear(hidden[-1] if hidden else width, 1)
         pairs = list(combinations(range(fields), 2))  # torch.triu_indices takes seconds on the meta device
-        for name, place in (("first", 0), ("second", 1)):
-            indices = torch.tensor([pair[place] for pair in pairs], dtype=torch.int64)
-            self.register_buffer(name, indices, persistent=False)
-
-    @property
-    def logit_bias(self) -> nn.Parameter:
-        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
-        return self.output.bias
+        self.register_buffer("pairs", torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2), persistent=False)
 
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
-        z = flatten_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)
+        z = self.flatten(embeddings, numbers)
         if self.pairwise:
-            left, right = embeddings[:, self.first], embeddings[:, self.second]
+            left, right = embeddings[:, self.pairs[:, 0]], embeddings[:, self.pairs[:, 1]]
         else:
             left = right = embeddings.sum(dim=1, keepdim=True)
         p = (left.unsqueeze(3) * right.unsqueeze(2)).flatten(1)

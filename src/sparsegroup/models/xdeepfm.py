@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.fm import WideAndFactors
-from sparsegroup.models.layers import hidden_layers
+from sparsegroup.models.fm import WideNetwork
+from sparsegroup.models.layers import hidden_layers, joined
 
 
 class CompressedInteractions(nn.Module):
@@ -34,7 +34,7 @@ class CompressedInteractions(nn.Module):
         return torch.cat(sums, dim=1)
 
 
-class XDeepFM(nn.Module):
+class XDeepFM(WideNetwork):
     """The linear part, a compressed interaction network and deep layers, joined in one logit (eq. 9 of xDeepFM).
 
     An embedding is (w_i, v_i), see `WideAndFactors`: w_i goes into the linear part, v_i into the other two.
@@ -62,23 +62,15 @@ class XDeepFM(nn.Module):
         cin: Sequence[int] = (16, 16),
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.fields, self.dim, self.numbers = fields, dim, numbers
-        self.wide = WideAndFactors(fields, dim, numbers)
+        super().__init__(fields, dim, numbers)
         self.cin = CompressedInteractions(fields, cin)
         width = fields * (dim - 1) + numbers
         self.deep = hidden_layers(width, hidden, dropout)
         self.output = nn.Linear(sum(cin) + (hidden[-1] if hidden else width), 1, bias=False)
 
-    @property
-    def logit_bias(self) -> nn.Parameter:
-        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
-        return self.wide.bias
-
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
         wide, factors = self.wide(embeddings, numbers)
-        flat = factors.flatten(1)
-        deep = self.deep(flat if numbers is None else torch.cat([flat, numbers], dim=1))
+        deep = self.deep(joined(factors, numbers))
         logits: Tensor = wide + self.output(torch.cat([self.cin(factors), deep], dim=1)).squeeze(1)
         return logits

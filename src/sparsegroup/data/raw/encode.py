@@ -62,7 +62,7 @@ class ReadRange:
     row: int = 0
     """Number in the log of the first row."""
     places: int = 0
-    """Rows, bad rows and blank lines in the files before it; those of a test log are counted by themselves."""
+    """Rows, bad rows and blank lines in the files before it; a test log begins at 0."""
 
 
 def whole_files(
@@ -129,7 +129,7 @@ def _read(ranges: Iterable[ReadRange], log: LogFormat, chunk_bytes: int) -> Iter
 
 
 def encode_chunk(file: RawFile, chunk: Chunk, log: LogFormat, keep_raw: bool = False, places: int = 0) -> EncodedRows:
-    """Parse and hash rows of a file, before which others have so many places."""
+    """Parse and hash rows of a file; `places` is the number of places in the files before it."""
     bad: list[BadRow] = []
     return encode_frame(file.full_frame(chunk, log, bad), log, bad, keep_raw, places)
 
