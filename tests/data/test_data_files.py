@@ -62,9 +62,8 @@ def assert_same_rows(ours: Log, theirs: Log) -> None:
             assert there.tolist() == getattr(expected, name)[start:stop].tolist(), name
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+@pytest.mark.parametrize(("seed", "suffix"), [(0, ""), (1, ".gz"), (2, ".xz")])
 @pytest.mark.parametrize("header", [PLAIN, TIMED, SPLIT])
-@pytest.mark.parametrize("seed", range(3))
 def test_a_log_in_many_files_is_the_log_in_one(seed: int, header: str, suffix: str, tmp_path: Path) -> None:
     rows = lines(header)
     one = written(tmp_path / "one.csv", "\n".join([header, *rows]))
@@ -347,10 +346,10 @@ def test_short_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are counted in /proc")
-def test_a_thousand_files_leave_none_open(tmp_path: Path) -> None:
-    for number in range(1_000):
+def test_many_files_leave_none_open(tmp_path: Path) -> None:
+    for number in range(300):
         written(tmp_path / f"{number}.csv", f"label,a\n1,x{number}\n0,y\n")
     before = os.listdir("/proc/self/fd")
     log = open_log(tmp_path)
-    assert len(list(log.batches(0, 2_000, 500))) == 4
+    assert len(list(log.batches(0, 600, 150))) == 4
     assert len(os.listdir("/proc/self/fd")) < len(before) + 50

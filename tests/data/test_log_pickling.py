@@ -37,7 +37,7 @@ def assert_same_there(log: Log) -> int:
     return size
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["avazu", "criteo buckets", "ipinyou", "libsvm", "lists and weights in two"])
 def test_a_raw_log_of_any_format(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs, log_format = CASES[name](tmp_path)
     log = raw_log(logs, format=log_format, chunk_bytes=500)
@@ -56,7 +56,7 @@ def test_a_compressed_log_of_several_files_takes_no_more_bytes_than_its_chunks_n
     for number in range(3):
         (tmp_path / "logs" / f"{number}.csv.gz").write_bytes(gzip.compress(text))
     log = open_log(tmp_path / "logs", chunk_bytes=10_000)
-    assert assert_same_there(log) < 20_000 < len(text) / 10
+    assert sent(log)[1] < 20_000 < len(text) / 10
 
 
 def test_a_log_in_a_store(tmp_path: Path) -> None:
