@@ -37,7 +37,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.order import LogView
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.serving.frozen import live_rows
-from sparsegroup.serving.frozen_model import FrozenModel
+from sparsegroup.serving.frozen_model import frozen_copy
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Config, HistoryPoint, predict
 from sparsegroup.training.compare import train_and_test
@@ -180,7 +180,7 @@ def scoring(log: Log, folder: Path) -> dict[str, float]:
     """Samples per second that are read, and scored by a model that has been trained on them."""
     model, optimizer = CONFIG.build(log)
     train_and_test(CONFIG.replace(windows=1), model, optimizer, log)
-    served = FrozenModel.of(model, {name: live_rows(table, "float32") for name, table in tables_in(model).items()})
+    served = frozen_copy(model, {name: live_rows(table, "float32") for name, table in tables_in(model).items()})
     ways: dict[str, Callable[[], object]] = {
         "read": lambda: sum(len(batch) for batch in log.batches(0, len(log), EVALUATED)),
         "evaluated": lambda: predict(model, log.batches(0, len(log), EVALUATED)),

@@ -19,7 +19,7 @@ import torch
 import timing
 from plain_loop import PLAIN
 from sparsegroup.data import Log, open_log
-from sparsegroup.serving.frozen import encode
+from sparsegroup.serving.frozen import Embeddings
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.compare import train_and_test
@@ -31,7 +31,7 @@ KEY_BYTES = 8
 def quantize(table: HashEmbedding) -> None:
     """Set the live vectors to what int8 leaves of them; exports keep those that stand in as they are."""
     for keys, vectors in list(table.items()):
-        table.assign(keys, encode(vectors, "int8").decode())
+        table.assign(keys, Embeddings.of(keys, vectors, "int8").decode())
 
 
 def measured(log: Log, config: Config) -> dict[str, float]:

@@ -10,7 +10,8 @@ from matplotlib.ticker import MultipleLocator
 
 from panel.baselines import BASELINES
 from panel.contest import CALIBRATION, FEATURE_RATE, MARGIN, OURS, verdict_of
-from sparsegroup.reporting.charts import COLOURS, INK, STYLE
+from sparsegroup.reporting.charts import COLOURS
+from sparsegroup_paper.figures import INK, STYLE
 
 _INTRODUCTION = f"""# Out of the box
 

@@ -53,7 +53,7 @@ class RunError(UserError):
 Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard", "tune"]
 
 _CHECKPOINT = ("pydantic", "safetensors", "xxhash")
-_CLI = ("jinja2", "matplotlib", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
+_CLI = ("jinja2", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
 MODULES: Mapping[Extra, tuple[str, ...]] = {
     "checkpoint": _CHECKPOINT,
     "cli": (*_CHECKPOINT, *_CLI),

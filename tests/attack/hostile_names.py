@@ -291,7 +291,7 @@ ATTEMPTS = (
     ),
     Attempt("write a page", _nothing, ".html", lambda o, p: ("inspect", o.run, "--html", p), _is_file),
     Attempt(
-        "path into", _nothing, "", lambda o, p: ("path", o.log, "--out", p, *_PATH), _holds("path.json", "path.png")
+        "path into", _nothing, "", lambda o, p: ("path", o.log, "--out", p, *_PATH), _holds("path.json", "path.svg")
     ),
     Attempt("tune into", _nothing, "", lambda o, p: ("tune", o.log, "--out", p, *TUNE), _holds("best.yaml")),
 )

@@ -141,7 +141,7 @@ def test_path_shows_what_each_size_costs(tmp_path: Path, run: Run) -> None:
     assert f"{best['live_rows']:,}" in chosen[0]
     assert "*: the smallest size" in chosen[1]
     assert content["config"]["optimizer"]["penalty"] == "hard"
-    assert (tmp_path / "paths" / "log" / "path.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "paths" / "log" / "path.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize("rates", ["", "a", "0", ".1,1", ".1;.2", "-.1"])
@@ -172,7 +172,7 @@ def test_path_without_an_auc_draws_nothing(tmp_path: Path, run: Run) -> None:
     done = run("path", log, "--rates", ".3", "--lr", 0.05, "--batch-size", 64)
     assert done.returncode == 0, done.stderr
     assert "all of one class" in done.stdout
-    assert not (tmp_path / "paths" / "log" / "path.png").exists()
+    assert not (tmp_path / "paths" / "log" / "path.svg").exists()
     assert json.loads((tmp_path / "paths" / "log" / "path.json").read_text())["points"][0]["test"]["auc"] is None
 
 

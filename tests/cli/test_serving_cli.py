@@ -143,10 +143,10 @@ def test_which_rows_are_the_test_set(tmp_path: Path) -> None:
     log, other = click_log(tmp_path / "log.csv"), click_log(tmp_path / "other.csv", 500)
     config = Config.of(log=str(log))
     own, alien = open_test_rows(log, config), open_test_rows(other, config)
-    assert (own.start, own.stop) == (1_800, 2_000)
-    assert (alien.start, alien.stop) == (0, 500)
+    assert (own.start, len(own)) == (1_800, 200)
+    assert (alien.start, len(alien)) == (0, 500)
     all_rows = open_test_rows(log, config.replace(test_fraction=0.0))
-    assert (all_rows.start, all_rows.stop) == (0, 2_000)
+    assert (all_rows.start, len(all_rows)) == (0, 2_000)
     assert len(open_log(log)) == 2_000
 
 

@@ -11,10 +11,9 @@ from onnxruntime.quantization import quantize_dynamic
 
 import onnxruntime_scores
 from plain_settings import plain
-from serving_cases import batch_of, columns_of, opened_model
+from serving_cases import batch_of, columns_of, opened_model, serving
 from sparsegroup.models import NumberEncoder
-from sparsegroup.serving import ServingModel
-from sparsegroup.serving.frozen import live_rows
+from sparsegroup.serving import TrainedModel
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.settings.names import ModelName
 
@@ -33,8 +32,7 @@ def test_the_example_scores_and_int8_is_near(tmp_path: Path, capsys: pytest.Capt
 def test_a_quantized_network_looks_up_the_same_rows(name: str, tmp_path: Path) -> None:
     """A rounded factor of a product of matrices in the lookup would be another row."""
     opened = opened_model(name, numbers=True, rows=2_000)
-    rows = live_rows(opened.model.embedding, "float32")
-    model = ServingModel(rows, opened.model.network, opened.columns)
+    model = serving(opened)
     save_onnx(model.trace(), tmp_path / "model.onnx", model.inputs, metadata={})
     graph = onnx.load(tmp_path / "model.onnx").graph
     of_the_lookup = [node for node in graph.node if any("embedding" in value for value in node.input)]
@@ -58,7 +56,7 @@ def test_a_missing_number_is_to_onnx_what_it_is_to_the_model(
         if isinstance(module, NumberEncoder):
             module.fit(torch.arange(40.0).view(20, 2))
     trained.embedding.assign(torch.arange(5), torch.randn(5, 4))
-    model = ServingModel(live_rows(trained.eval().table, "float32"), trained.network, columns)
+    model = serving(TrainedModel(Path("made-up"), "run", plain(), columns, trained.eval(), None))
     save_onnx(model.trace(), tmp_path / "model.onnx", model.inputs, metadata={})
     keys, numbers = torch.zeros(2, 5, dtype=torch.int64), torch.tensor([[torch.nan, 3.0], [1.0, 2.0]])
     with torch.no_grad():

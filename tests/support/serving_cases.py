@@ -10,7 +10,9 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.models import NumberEncoder
 from sparsegroup.models.attention import ListPooling
-from sparsegroup.serving import TrainedModel
+from sparsegroup.serving import ServingModel, TrainedModel
+from sparsegroup.serving.frozen import live_rows
+from sparsegroup.serving.frozen_model import frozen_copy, tables_of
 
 FIELDS = ("site", "user", "tags", "hour", "words")
 LISTS = ("tags", "words")
@@ -59,6 +61,12 @@ def opened_model(
     vectors[torch.rand(len(keys), generator=generator) < 0.2] = 0
     click_model.embedding.assign(keys, vectors)
     return TrainedModel(Path("made-up"), "run", config, columns, click_model.eval(), None)
+
+
+def serving(opened: TrainedModel, dtype: str = "float32") -> ServingModel:
+    """What serves a model with vectors in this format."""
+    rows = {name: live_rows(table, dtype) for name, table in tables_of(opened.model).items()}  # type: ignore[arg-type]
+    return ServingModel(frozen_copy(opened.model, rows), opened.columns)
 
 
 def batch_of(opened: TrainedModel, size: int, seed: int = 1) -> Batch:

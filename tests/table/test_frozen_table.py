@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from over import over
 from serving_cases import random_keys
-from sparsegroup.serving.frozen import Embeddings, FrozenTable, encode
+from sparsegroup.serving.frozen import Embeddings, FrozenTable
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 EDGES = [LOWEST, LOWEST + 1, -1, 0, 1, HIGHEST - 1, HIGHEST, (1 << 56) - 1, 1 << 56, -(1 << 56), (1 << 56) + 1]
@@ -23,8 +23,8 @@ any_key = st.one_of(
 
 def table(keys: torch.Tensor, dtype: str = "float32", dim: int = 3) -> tuple[FrozenTable, torch.Tensor]:
     vectors = torch.randn(len(keys), dim, generator=torch.Generator().manual_seed(0))
-    encoded = encode(vectors, dtype)  # type: ignore[arg-type]
-    return FrozenTable(Embeddings(keys, encoded)), encoded.decode()
+    rows = Embeddings.of(keys, vectors, dtype)  # type: ignore[arg-type]
+    return FrozenTable(rows), rows.decode()
 
 
 def check(keys: torch.Tensor, asked: torch.Tensor, dtype: str = "float32") -> FrozenTable:

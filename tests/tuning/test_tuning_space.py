@@ -84,34 +84,37 @@ def test_a_condition_names_a_parameter_that_stands_before_it():
         assert one.only is None or one.only.key in before
         before.add(one.key)
     assert len({one.name for one in SEARCHED}) == len(SEARCHED)
+    assert next(one for one in SEARCHED if one.key == "model.name").values == tuple(sorted(NETWORKS))
 
 
-def test_what_is_given_is_not_searched():
-    space = space_of(model="dcn", lr=0.1)
-    assert {"model.name", "optimizer.lr"}.isdisjoint(space.keys)
-    assert {"model.dim", "model.hidden", "optimizer.network_lr"} <= set(space.keys)
-    for settings in draws(space, 20):
+@pytest.mark.parametrize(
+    ("log", "given", "searched", "fixed"),
+    [
+        (LOG, {}, {"model.name", "model.dim", "optimizer.lr"}, {"model.number_buckets"}),
+        (Numbered(), {}, {"model.number_buckets"}, set()),
+        (LOG, {"model": "dcn", "lr": 0.1}, {"model.dim", "model.hidden"}, {"model.name", "optimizer.lr"}),
+        (LOG, {"model": "lr"}, {"optimizer.name"}, {"model.dim", "model.hidden", "model.dropout"}),  # without layers
+    ],
+)
+def test_what_is_given_or_has_no_effect_is_not_searched(log, given, searched, fixed):
+    space = space_of(log, **given)
+    assert searched <= set(space.keys)
+    assert fixed.isdisjoint(space.keys)
+    for settings in draws(space, 10):
         config = space.config(settings)
-        assert (config.model.name, config.optimizer.lr) == ("dcn", 0.1)
-    assert space_of(optimizer="adam").keys.count("optimizer.lr") == 1
-    assert [one.only for one in space_of(optimizer="adam").parameters if one.key == "optimizer.lr"] == [None]
+        assert config.model.name == given.get("model", config.model.name)
+        assert config.optimizer.lr == given.get("lr", config.optimizer.lr)
 
 
-def test_networks_that_do_not_go_with_what_is_given_are_not_drawn():
-    of_name = next(one for one in space_of(hidden=(16,)).parameters if one.key == "model.name")
-    assert set(of_name.values).isdisjoint(("lr", "fm"))
-    assert {"dcn", "mlp"} <= set(of_name.values)
-    of_name = next(one for one in space_of(dim=8).parameters if one.key == "model.name")
-    assert "lr" not in of_name.values
+def test_a_condition_that_always_holds_is_left_out():
+    rates = [one for one in space_of(optimizer="adam").parameters if one.key == "optimizer.lr"]
+    assert [one.only for one in rates] == [None]
 
 
-def test_a_network_without_layers_has_no_shape_to_search():
-    assert {"model.dim", "model.hidden", "model.dropout"}.isdisjoint(space_of(model="lr").keys)
-
-
-def test_buckets_are_searched_only_where_the_log_has_numbers():
-    assert "model.number_buckets" not in space_of().keys
-    assert "model.number_buckets" in space_of(Numbered()).keys
+@pytest.mark.parametrize(("given", "unsuited"), [({"hidden": (16,)}, {"lr", "fm"}), ({"dim": 8}, {"lr"})])
+def test_networks_that_do_not_go_with_what_is_given_are_not_drawn(given, unsuited):
+    names = next(one for one in space_of(**given).parameters if one.key == "model.name").values
+    assert set(names) == set(NETWORKS) - unsuited
 
 
 def test_all_have_the_size_that_is_asked_for():
@@ -124,10 +127,6 @@ def test_nothing_to_search_is_said():
     keys = {one.key for one in SEARCHED}
     with pytest.raises(SettingsError, match="nothing is left to search"):
         SearchSpace.excluding(keys, Config().resolved_for(LOG), LOG)
-
-
-def test_every_network_is_searched():
-    assert next(one for one in SEARCHED if one.key == "model.name").values == tuple(sorted(NETWORKS))
 
 
 def test_the_search_begins_with_the_settings_of_train():

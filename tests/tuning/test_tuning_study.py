@@ -151,11 +151,19 @@ def test_a_good_learning_rate_is_found(tmp_path):
     assert lines[1].split(",")[lines[0].split(",").index("optimizer.lr")] == "1e-06"
 
 
-@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A study of six trials on three rungs that was never cut off."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_module, "MIN_RUNG_ROWS", 1)
+        study = begin(tmp_path_factory.mktemp("whole") / "study")
+        study.run(trials=6, seconds=600)
+    return study
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
 @pytest.mark.usefixtures("three_rungs")
-def test_a_study_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, at):
-    whole = begin(tmp_path / "whole")
-    whole.run(trials=6, seconds=600)
+def test_a_study_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, whole, at):
     study = begin(tmp_path / "cut")
     with pytest.raises(KilledError):
         study.run(trials=6, seconds=600, reporting=dying(at))
@@ -163,27 +171,17 @@ def test_a_study_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, at):
     study.close()
     with (tmp_path / "cut" / "trials.journal").open("a") as journal:
         journal.write('{"op_code": 4, "wor')  # a line that was not written to its end
-    study = Study.resume(tmp_path / "cut", LOG)
-    study.run(trials=6, seconds=600)
-    assert known(study) == known(whole)
-    assert (tmp_path / "cut" / "best.yaml").read_text() == (tmp_path / "whole" / "best.yaml").read_text()
-
-
-@pytest.mark.usefixtures("three_rungs")
-def test_a_trial_goes_on_from_its_last_rung(tmp_path):
-    study = begin(tmp_path / "study")
-    with pytest.raises(KilledError):
-        study.run(trials=1, seconds=600, reporting=dying(2))
-    study.close()
-    names = []
+    study, names = Study.resume(tmp_path / "cut", LOG), []
 
     @contextmanager
     def reporting(name, samples):
         names.append(name)
         yield None
 
-    Study.resume(tmp_path / "study", LOG).run(trials=1, seconds=600, reporting=reporting)
-    assert names == ["trial 0, 720 rows"]
+    study.run(trials=6, seconds=600, reporting=reporting)
+    assert names[0] == {0: "trial 0, 80 rows", 1: "trial 0, 240 rows", 2: "trial 0, 720 rows"}.get(at, names[0])
+    assert known(study) == known(whole)
+    assert (tmp_path / "cut" / "best.yaml").read_text() == (whole.folder / "best.yaml").read_text()
 
 
 def test_a_trial_that_kills_its_process_is_left_out_in_the_end(tmp_path, monkeypatch, caplog):

@@ -2,7 +2,9 @@
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +23,40 @@ from matplotlib.ticker import (
     ScalarFormatter,
 )
 
-from sparsegroup.reporting.charts import COLOURS, INK, STYLE, svg_element
+from sparsegroup.reporting.charts import COLOURS
 from sparsegroup.reporting.formatting import trim_exponent
 from sparsegroup_paper.section import Figure, Series
+
+INK = "#24292f"
+"""Of text and axes."""
+
+STYLE: dict[str, Any] = {
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
+    ),
+    "axes.facecolor": "none",
+    "axes.formatter.useoffset": False,
+    "axes.grid": True,
+    "axes.labelsize": "medium",
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.xmargin": 0.03,
+    "axes.ymargin": 0.08,
+    "figure.facecolor": "none",
+    "font.size": 10,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "svg.fonttype": "none",
+    "xtick.major.width": 0.6,
+    "ytick.major.size": 0,
+}
+"""Of drawings, over matplotlib's defaults."""
+
+_THEME = {INK: "currentColor"} | {value: f"var(--{name}, {value})" for name, value in COLOURS.items()}
+"""Colour → what stands for it in SVG, so that the page can choose another in dark mode."""
 
 _COLOURS = (*COLOURS.values(), INK)
 _MARKERS = "os^DvPX<>p*h"
@@ -46,6 +79,31 @@ def to_svg(figure: Figure, name: str) -> str:
     """
     width = 5.4
     return svg_element(name, (width, 3.1 + _legend_height(figure, width)), lambda canvas: _draw(canvas, figure, width))
+
+
+def svg_element(name: str, inches: tuple[float, float], draw: Callable[[Canvas], None]) -> str:
+    """What `draw` puts on a figure of matplotlib, as an `<svg>` element to stand in a page.
+
+    Text is text, in the page's font if its CSS says so; text and axes have the colour `currentColor`, lines `--blue`
+    and so on. Equal drawings give equal strings.
+
+    Args:
+        name: Before each id, so that drawings of different names have none in common; letters and hyphens.
+        inches: Width and height.
+        draw: Given the figure.
+    """
+    with style.context(["default", STYLE, {"svg.hashsalt": name}]):
+        canvas = Canvas(figsize=inches, layout="constrained")
+        draw(canvas)
+        buffer = io.StringIO()
+        canvas.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)  # it would hold for the whole page
+    svg = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
+    for colour, themed in _THEME.items():
+        svg = svg.replace(colour, themed)
+    return svg
 
 
 def to_png(figure: Figure) -> bytes:

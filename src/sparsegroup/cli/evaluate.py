@@ -1,6 +1,7 @@
 """`sparsegroup evaluate`."""
 
 from collections.abc import Mapping
+from math import isinf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,12 +63,12 @@ def evaluate_command(
         from sparsegroup.cli.run_settings import check_weight, log_settings
         from sparsegroup.data.raw.files import short_name, shown
         from sparsegroup.serving.evaluation import evaluate_on, open_test_rows
-        from sparsegroup.serving.opening import check_rows, open_trained
+        from sparsegroup.serving.opening import open_trained
 
     use_threads(threads)
     fields = by or []
     trained = open_trained(model)
-    check_rows(trained.path, trained.model.rows)
+    trained.check_rows()
     read = log_settings(settings)
     with reading_bar(short_name(log)) as on_progress:
         test = open_test_rows(log, trained.config, threads, on_progress, read)
@@ -112,7 +113,7 @@ def _gains(found: "EvaluationResult") -> Table:
 
 def _values(found: "EvaluationResult", field: str) -> Table:
     """Values of a field, in the order of how far they are surely off."""
-    from sparsegroup.serving.evaluation import LEAST_ROWS, interval_text
+    from sparsegroup.serving.evaluation import LEAST_ROWS
 
     title = f"\n{field}: calibration furthest from 1, of values with {LEAST_ROWS} rows or more"
     table = _table("value", "rows", "positives", "calibration", "95 %", "AUC", "log loss", title=title)
@@ -122,7 +123,7 @@ def _values(found: "EvaluationResult", field: str) -> Table:
             count(one.rows),
             count(one.positives),
             metric(one.calibration),
-            interval_text(one),
+            f"{one.low:.2f} to " + ("∞" if isinf(one.high) else f"{one.high:.2f}"),
             metric(one.auc),
             metric(one.log_loss),
             style="yellow" if one.surely_off_by else None,

@@ -1,6 +1,5 @@
 """`sparsegroup inspect`."""
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +35,7 @@ def inspect_command(
     with starting():
         from sparsegroup.artifact.folder import write_atomically
         from sparsegroup.serving.inspection import inspect
-        from sparsegroup.serving.inspection_views import ALL, lead_of, render_inspection, sections, title_of
+        from sparsegroup.serving.inspection_views import lead_of, render_inspection, sections, title_of
         from sparsegroup.serving.opening import open_trained
 
     found = inspect(open_trained(model), top)
@@ -45,23 +44,23 @@ def inspect_command(
         write_atomically(html, lambda path: path.write_text(page, encoding="utf-8"))
     parts: list[RenderableType] = [Text(title_of(found), style="bold"), Text(lead_of(found), style="dim")]
     for section in sections(found).values():
-        parts += [Text(f"\n{section.title}", style="bold"), Padding(_table(section, ALL), (0, 0, 0, 1))]
+        parts += [Text(f"\n{section.title}", style="bold"), Padding(_table(section), (0, 0, 0, 1))]
         if section.note:
             parts.append(Padding(Text(section.note, style="dim"), (0, 0, 0, 2)))
-    show(json_format.loads(found.as_json()), Group(*parts), *([] if html is None else [f"written to {html}"]))
+    show(found.as_plain(), Group(*parts), *([] if html is None else [f"written to {html}"]))
 
 
-def _table(section: "Section", bold: str) -> Table:
-    """A section as a table, in which the row named `bold` stands out."""
+def _table(section: "Section") -> Table:
+    """A section as a table, in which the sums of all fields stand out."""
     table = Table(box=None, show_header=bool(section.columns), header_style="dim", pad_edge=False, padding=(0, 2, 0, 1))
     for number, name in enumerate(section.columns):
         is_text = number < section.texts
         table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     if section.bars:
         table.add_column("", no_wrap=True)
-    bars = [[Text(_bar(share * section.longest), style="yellow")] for share in section.bars] or [[]] * len(section.rows)
+    bars = [[Text(_bar(20 * share), style="yellow")] for share in section.bars] or [[]] * len(section.rows)
     for row, bar in zip(section.rows, bars, strict=True):
-        table.add_row(*map(Text, row), *bar, style="bold" if row[0] == bold else None)
+        table.add_row(*map(Text, row), *bar, style="bold" if row[0] == "all fields" else None)
     return table
 
 

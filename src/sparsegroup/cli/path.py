@@ -19,7 +19,7 @@ from sparsegroup.reporting.formatting import count, metric, percent, size
 if TYPE_CHECKING:
     from sparsegroup.training.compare import ModelScore
 
-_JSON, _PNG = "path.json", "path.png"
+_JSON, _SVG = "path.json", "path.svg"
 
 
 @app.command("path")
@@ -37,7 +37,7 @@ def path_command(
     ] = 0.001,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for path.json and path.png; default paths/<name of the log>.", show_default=False),
+        typer.Option(help="Folder for path.json and path.svg; default paths/<name of the log>.", show_default=False),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --out holds.")] = False,
     set_: Assignments = None,
@@ -56,7 +56,7 @@ def path_command(
         from sparsegroup.artifact.validation import finite
         from sparsegroup.cli.progress import training_bar
         from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file
-        from sparsegroup.reporting.charts import plot_path
+        from sparsegroup.reporting.charts import path_svg
         from sparsegroup.training.build import read_config
         from sparsegroup.training.compare import cheapest, size_path
 
@@ -89,8 +89,9 @@ def path_command(
         title = f"{config.model.name.upper()} on {Path(data.name).name}: how small can it be?"
         points = [(score.feature_rate, score.test.auc, score.bytes) for score in scores[1:]]
         begins = best.feature_rate if best is not scores[0] else None
-        write_atomically(folder / _PNG, partial(plot_path, points, scores[0].test.auc, tolerance, begins, title))
-        written = f"{_JSON}, {_PNG}"
+        svg = path_svg(points, scores[0].test.auc, tolerance, begins, title)
+        write_atomically(folder / _SVG, lambda path: path.write_text(svg, encoding="utf-8"))
+        written = f"{_JSON}, {_SVG}"
     show({"folder": str(folder), **content}, _table(scores, best, tolerance), f"written to {folder}: {written}")
 
 

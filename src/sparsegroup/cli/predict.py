@@ -55,7 +55,7 @@ def predict_command(
         from sparsegroup.cli.progress import progress
         from sparsegroup.cli.run_settings import check_weight
         from sparsegroup.data.raw.files import short_name, shown
-        from sparsegroup.serving.opening import check_rows, open_trained
+        from sparsegroup.serving.opening import open_trained
         from sparsegroup.training import Metrics
         from sparsegroup.training.predictions import (
             SUFFIXES,
@@ -75,7 +75,7 @@ def predict_command(
     if out is None and sys.stdout is None:
         raise UsageError("stdout is closed: give --out for the predictions")
     opened = open_trained(model)
-    check_rows(opened.path, opened.model.rows)
+    opened.check_rows()
     data = _open(log, opened.config, settings, threads)
     check_weight(settings.get("weight"), data)
     opened.columns.check_fits(data.schema, data.name)

@@ -1,23 +1,14 @@
-"""Charts: a run along its pass and its scores, as SVG without matplotlib, which takes a second to import; a path."""
+"""Charts as SVG: a run along its pass, its scores, histograms, and test AUC by size."""
 
-import io
+import html
 import math
-import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import groupby, pairwise
+from typing import Literal
 
 from sparsegroup.reporting.formatting import metric, per_second, percent, prefixed, short, size
 from sparsegroup.reporting.run_record import HistoryPoint, ScoreCurves
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-INK = "#24292f"
-"""Of text and axes."""
 
 Colour = Literal["blue", "orange", "green", "pink", "gold", "sky"]
 COLOURS: Mapping[Colour, str] = {
@@ -28,261 +19,203 @@ COLOURS: Mapping[Colour, str] = {
     "gold": "#e69f00",
     "sky": "#56b4e9",
 }
-"""Of lines; the colour-blind can tell them apart (Okabe and Ito)."""
+"""Of lines; the colour-blind can tell them apart (Okabe and Ito). A page's CSS can choose others in dark mode."""
 
-_THEME = {INK: "currentColor"} | {value: f"var(--{name}, {value})" for name, value in COLOURS.items()}
-"""Colour → what stands for it in SVG, so that the page can choose another in dark mode."""
-
-STYLE: dict[str, Any] = {
-    **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
-    ),
-    "axes.facecolor": "none",
-    "axes.formatter.useoffset": False,
-    "axes.grid": True,
-    "axes.labelsize": "medium",
-    "axes.linewidth": 0.6,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.xmargin": 0.03,
-    "axes.ymargin": 0.08,
-    "figure.facecolor": "none",
-    "font.size": 10,
-    "grid.alpha": 0.15,
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 5,
-    "svg.fonttype": "none",
-    "xtick.major.width": 0.6,
-    "ytick.major.size": 0,
-}
-"""Of drawings by matplotlib, over its defaults."""
-
-Unit = Literal["", "%", "rows", "B", "/s", "λ"]
-"""Of values: "" for plain numbers, "%" for shares of 1, "λ" for numbers of any size."""
-
-_SHOWN: Mapping[Unit, Callable[[float], str]] = {
-    "": metric,
-    "%": percent,
-    "rows": short,
-    "B": size,
-    "/s": per_second,
-    "λ": lambda value: f"{value:.3g}",
-}
-_NEXT, _BASELINE = "next samples (test, then train)", "baseline"  # labels of lines
-_LAG = 1.1
-
-
-@dataclass(frozen=True)
-class DrawnChart:
-    """A chart on a page."""
-
-    title: str
-    last: str  # a figure from it, next to the title
-    keys: Sequence[tuple[str, str]]  # label and CSS class of its lines; none where there is only one line
-    svg: str | None  # None if no point has a value
-    description: str  # the drawing in words
-    note: str = ""  # below it: what explains its shape
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a chart: its label, one value per point of the pass (NaN leaves a gap), and its colour."""
-
-    label: str
-    values: Sequence[float]
-    colour: Colour = "blue"
-
-
-@dataclass(frozen=True)
-class Chart:
-    """What to draw over the samples trained on."""
-
-    name: str  # unique on a page; letters and hyphens
-    title: str
-    unit: Unit
-    samples: Sequence[int]  # before each point, rising
-    lines: Sequence[Line]
-    reference: tuple[str, float] | None = None  # label and height of a dashed line across
-    scale: Literal["fit", "zero", "log"] = "fit"  # of the vertical axis
-    note: str = ""
-
-    def drawn(self) -> DrawnChart:
-        """The chart for a page, which shows its title and the labels of its lines."""
-        show, (first, *others) = _SHOWN[self.unit], self.lines
-        keys: list[tuple[str, str]] = [(line.label, line.colour) for line in self.lines]
-        if self.reference is not None:
-            keys.append((self.reference[0], "reference"))
-        last = show(first.values[-1]) + "".join(
-            (f", {one.label} " if one.label == _BASELINE else " of ") + show(one.values[-1]) for one in others
-        )
-        spans = [f"{line.label} from {show(line.values[0])} to {show(line.values[-1])}" for line in self.lines]
-        is_empty = all(math.isnan(value) for line in self.lines for value in line.values)
-        return DrawnChart(
-            self.title,
-            f"last {last}",
-            keys if len(keys) > 1 else (),
-            None if is_empty else self._svg(),
-            f"{self.title} over the samples trained on: {', '.join(spans)}",
-            self.note,
-        )
-
-    def _svg(self) -> str:
-        values = [value for line in self.lines for value in line.values if math.isfinite(value)]
-        positive = [value for value in values if value > 0]
-        if self.reference is not None:
-            values.append(self.reference[1])
-        y = Axis.around(values, margin=0.08, shown=_TICKS.get(self.unit), least_step=1 if self.unit == "rows" else 0)
-        if self.scale == "zero":
-            y = Axis.of(0, 1.08 * max(positive, default=1), shown=y.shown)
-        elif self.scale == "log" and positive:
-            y = Axis.of_decades(min(positive), max(positive), y.shown)
-        x = Axis.around(self.samples, margin=0.03, shown=prefixed, label="samples trained on", least_step=1)
-        ends = (x.low, x.high)
-        dashed = [] if self.reference is None else [(ends, (self.reference[1], self.reference[1]))]
-        curves = [Curve(self.samples, line.values, line.colour) for line in self.lines]
-        return line_svg(180, x, y, curves, dashed)
-
-
-_TICKS: Mapping[Unit, Callable[[float], str]] = {  # of plain numbers: as many decimals as the axis needs
-    "%": lambda share: f"{100 * share:.4g} %",
-    "rows": prefixed,
-    "B": lambda value: prefixed(value, "B"),
-    "/s": prefixed,
-    "λ": lambda value: f"{value:.3g}",
-}
+Shown = Callable[[float], str]
+Place = Callable[[float, float], tuple[float, float]]
+"""From values on both axes to units across and down."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a drawing."""
+    """An axis of a drawing, from `low` to `high`.
+
+    Attributes:
+        ticks: Value → text.
+        scale: What is uniform along the axis, a function of the value; NaN if the value has no place.
+    """
 
     low: float
     high: float
-    ticks: Sequence[float]
-    shown: Callable[[float], str]
+    ticks: Mapping[float, str]
     label: str = ""
-    is_log: bool = False
+    scale: Callable[[float], float] = float
 
     @classmethod
-    def of(
-        cls,
-        low: float,
-        high: float,
-        shown: Callable[[float], str] | None,
-        label: str = "",
-        most: int = 5,
-        least_step: float = 0,
+    def linear(
+        cls, low: float, high: float, shown: Shown | None = None, label: str = "", most: int = 5, least_step: float = 0
     ) -> "Axis":
-        """An axis from `low` to `high` with at most about `most` ticks, at multiples of 1, 2, 2.5 or 5 times 10ⁿ."""
+        """An axis with at most about `most` ticks, at multiples of 1, 2, 2.5 or 5 times 10ⁿ, with equal decimals."""
         power = 10.0 ** math.floor(math.log10((high - low) / most))
         steps = (factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= (high - low) / most)
         step = max(next(steps), least_step)
         places = max(0, 2 - math.floor(math.log10(step)))
         numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-        ticks = [round(number * step, places) for number in numbers]
         decimals = next((count for count in range(places) if round(step, count) == round(step, places)), places)
-        return cls(low, high, ticks, shown or (lambda value: f"{value:.{decimals}f}"), label)
+        ticks = (round(number * step, places) for number in numbers)
+        return cls(low, high, {tick: shown(tick) if shown else f"{tick:.{decimals}f}" for tick in ticks}, label)
 
     @classmethod
-    def around(
-        cls,
-        values: Sequence[float],
-        margin: float,
-        shown: Callable[[float], str] | None,
-        label: str = "",
-        least_step: float = 0,
-    ) -> "Axis":
-        """An axis with a margin at both ends, in parts of the range of the values."""
-        low, high = min(values), max(values)
-        room = margin * (high - low) or 0.05 * abs(high) or 0.05
-        return cls.of(low - room, high + room, shown, label, least_step=least_step)
+    def logarithmic(cls, low: float, high: float, shown: Shown, label: str = "") -> "Axis":
+        """A logarithmic axis with ticks at powers of 10, and on a short one also at 2 and 5 times these."""
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        factors = (1, 2, 5) if last - first <= 2 else (1,)
+        powers = range(first, last + 1, math.ceil((last - first) / 6) or 1)
+        ticks = [tick for power in powers for factor in factors if low <= (tick := factor * 10.0**power) <= high]
+        return cls(low, high, {tick: shown(tick) for tick in ticks}, label, _log)
 
     @classmethod
-    def of_decades(cls, least: float, largest: float, shown: Callable[[float], str]) -> "Axis":
-        """A logarithmic axis that ends at powers of 10: so it has two ticks at least."""
-        low, high = math.floor(math.log10(least)), math.ceil(math.log10(largest))
-        high = max(high, low + 1)
-        ticks = [10.0**power for power in range(low, high + 1, math.ceil((high - low) / 5))]
-        return cls(10.0**low, 10.0**high, ticks, shown, is_log=True)
+    def counts(cls, most: float) -> "Axis":
+        """An axis of counts, for which 1 of many is still seen: log(1 + count)."""
+        ticks = (0, *(10**power for power in range(len(str(int(most))))))
+        return cls(0, 1.1 * most, {tick: prefixed(tick) for tick in ticks}, scale=math.log1p)
 
     def part(self, value: float) -> float:
-        """How far along the axis a value is, from 0 to 1; NaN if it is nowhere on it."""
-        if not self.is_log:
-            return (value - self.low) / (self.high - self.low)
-        return math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else math.nan
+        """How far along the axis a value is, from 0 to 1."""
+        low, at, high = map(self.scale, (self.low, value, self.high))
+        return (at - low) / (high - low)
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else math.nan
+
+
+def with_room(values: Sequence[float], margin: float) -> tuple[float, float]:
+    """The range of the values with a margin at both ends, in parts of the range."""
+    low, high = min(values), max(values)
+    room = margin * (high - low) or 0.05 * abs(high) or 0.05
+    return low - room, high + room
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points joined by a line; NaN leaves a gap, and a lone point is a dot, as all are with `dots`."""
+    """Points joined by a line, dashed without a colour; NaN leaves a gap; a lone point is a dot, as all with `dots`."""
 
     x: Sequence[float]
     y: Sequence[float]
-    colour: Colour
+    colour: Colour | None = None
     dots: bool = False
 
+    def drawn(self, place: Place, foot: float) -> Iterator[str]:
+        """Its elements, in a drawing whose lower axis is `foot` units down."""
+        stroke = 'style="stroke: currentColor" stroke-width="1.1" stroke-dasharray="4 2"'
+        if self.colour is not None:
+            stroke = f'style="stroke: {_css(self.colour)}" stroke-width="1.8"'
+        for is_drawn, run in groupby(map(place, self.x, self.y), lambda point: math.isfinite(sum(point))):
+            points = list(run) if is_drawn else []
+            if len(points) > 1:
+                joined = " ".join(f"{across},{down}" for across, down in points)
+                yield f'<polyline points="{joined}" fill="none" {stroke}/>'
+            for across, down in points if self.dots or len(points) == 1 else ():
+                yield f'<circle cx="{across}" cy="{down}" r="2.5" style="fill: {_css(self.colour or "blue")}"/>'
 
-def line_svg(
-    height: int,
-    x: Axis,
-    y: Axis,
-    curves: Sequence[Curve],
-    dashed: Sequence[tuple[tuple[float, float], tuple[float, float]]] = (),
-) -> str:
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars from the lower axis up: `heights[i]` between `edges[i]` and `edges[i + 1]`."""
+
+    edges: Sequence[float]
+    heights: Sequence[float]
+    colour: Colour = "orange"
+    opacity: float = 1
+
+    def drawn(self, place: Place, foot: float) -> Iterator[str]:
+        """See `Curve.drawn`."""
+        path = ""
+        for ends, height in zip(pairwise(self.edges), self.heights, strict=True):
+            (left, top), (right, _) = sorted(place(end, height) for end in ends)
+            gap = 0.03 * (right - left)
+            path += f"M{left + gap:.2f} {foot}V{top}H{right - gap:.2f}V{foot}z" if height else ""
+        yield f'<path d="{path}" style="fill: {_css(self.colour)}" fill-opacity="{self.opacity:g}"/>'
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text on white, centred `below` units below a point."""
+
+    x: float
+    y: float
+    text: str
+    below: float = 0
+
+    def drawn(self, place: Place, foot: float) -> Iterator[str]:
+        """See `Curve.drawn`."""
+        across, down = place(self.x, self.y)
+        text = _text(across, down + self.below, self.text)
+        yield f'<g stroke="#fff" stroke-width="3" paint-order="stroke" fill="currentColor">{text}</g>'
+
+
+def draw(x: Axis, y: Axis, marks: Sequence[Curve | Bars | Label], height: int = 180, more: str = "") -> str:
     """A drawing as an `<svg>` element for a page, 390 units wide: text in the page's font, colours from its CSS.
 
     Args:
-        height: Its height.
         x, y: The axes.
-        curves: Drawn one over the other.
-        dashed: Two x and two y each: the ends of dashed lines.
+        marks: Drawn one over the other.
+        height: Its height.
+        more: Further attributes of the element.
     """
-    texts = [y.shown(tick) for tick in y.ticks]
-    left, right = 12 + 6.2 * max(map(len, texts), default=0) + (14 if y.label else 0), 384.0
+    left, right = 12 + 6.2 * max(map(len, y.ticks.values()), default=0) + (14 if y.label else 0), 384.0
     top, bottom = 6.0, height - 34.0
 
-    def at(across: float, up: float) -> tuple[float, float]:
+    def place(across: float, up: float) -> tuple[float, float]:
         return round(left + x.part(across) * (right - left), 2), round(bottom - y.part(up) * (bottom - top), 2)
 
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 390 {height}" font-size="10">']
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 390 {height}" font-size="10"{more}>']
     parts.append(f'<path d="M{left:.2f} {top}V{bottom}H{right}" {_STROKE} stroke-width=".6"/>')
-    for tick, text in zip(y.ticks, texts, strict=True):
-        _, down = at(x.low, tick)
+    for tick, text in y.ticks.items():
+        _, down = place(x.low, tick)
         parts.append(f'<path d="M{left:.2f} {down}H{right}" {_STROKE} stroke-width=".6" stroke-opacity=".15"/>')
-        parts.append(f'<text x="{left - 5:.2f}" y="{down + 3.5:.2f}" text-anchor="end">{text}</text>')
-    for tick in x.ticks:
-        across, _ = at(tick, y.high)
+        parts.append(_text(left - 5, down + 3.5, text, "end"))
+    for tick, text in x.ticks.items():
+        across, _ = place(tick, y.high)
         parts.append(f'<path d="M{across} {bottom}v3" {_STROKE} stroke-width=".6"/>')
-        parts.append(f'<text x="{across}" y="{bottom + 14}" text-anchor="middle">{x.shown(tick)}</text>')
-    middle = (left + right) / 2
-    parts.append(f'<text x="{middle:.2f}" y="{height - 5}" text-anchor="middle">{x.label}</text>')
+        parts.append(_text(across, bottom + 14, text))
+    parts.append(_text((left + right) / 2, height - 5, x.label))
     if y.label:
-        turned = f'transform="translate(10 {(top + bottom) / 2}) rotate(-90)"'
-        parts.append(f'<text {turned} text-anchor="middle">{y.label}</text>')
-    for (x0, x1), (y0, y1) in dashed:
-        (a, b), (c, d) = at(x0, y0), at(x1, y1)
-        parts.append(f'<path d="M{a} {b}L{c} {d}" {_STROKE} stroke-width="1.1" stroke-dasharray="4 2"/>')
-    for curve in curves:
-        colour = f"var(--{curve.colour}, {COLOURS[curve.colour]})"
-        points = list(map(at, curve.x, curve.y))
-        for run in _without_gaps(points):
-            if len(run) > 1:
-                joined = " ".join(f"{across},{down}" for across, down in run)
-                parts.append(f'<polyline points="{joined}" fill="none" style="stroke: {colour}" stroke-width="1.8"/>')
-            for across, down in run if curve.dots or len(run) == 1 else ():
-                parts.append(f'<circle cx="{across}" cy="{down}" r="2.5" style="fill: {colour}"/>')
-    return "\n".join([*parts, "</svg>"])
+        parts.append(f'<g transform="translate(10 {(top + bottom) / 2}) rotate(-90)">{_text(0, 0, y.label)}</g>')
+    return "\n".join([*parts, *(element for mark in marks for element in mark.drawn(place, bottom)), "</svg>"])
 
 
 _STROKE = 'fill="none" stroke="currentColor"'
 
 
-def _without_gaps(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float, float]]]:
-    """The stretches of points between those that are nowhere."""
-    for is_drawn, run in groupby(points, lambda point: math.isfinite(sum(point))):
-        if is_drawn:
-            yield list(run)
+def _text(across: float, down: float, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{across:.2f}" y="{down:.2f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+
+
+def _css(colour: Colour) -> str:
+    return f"var(--{colour}, {COLOURS[colour]})"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart on a page."""
+
+    title: str
+    last: str  # a figure from it, next to the title
+    keys: Sequence[tuple[str, str]]  # label and CSS class of its lines
+    svg: str | None  # None if there is nothing to draw
+    description: str  # the drawing in words
+    note: str = ""  # below it: what explains its shape
+    empty: str = "No point has a value."  # shown where there is no drawing
+
+
+Unit = Literal["", "%", "rows", "B", "/s", "λ"]
+"""Of values: "" for plain numbers, "%" for shares of 1, "λ" for numbers of any size."""
+
+_SHOWN: Mapping[Unit, tuple[Shown, Shown | None]] = {  # a value, and a tick: None for as many decimals as an axis needs
+    "": (metric, None),
+    "%": (percent, lambda share: f"{100 * share:.4g} %"),
+    "rows": (short, prefixed),
+    "B": (size, lambda value: prefixed(value, "B")),
+    "/s": (per_second, prefixed),
+    "λ": (lambda value: f"{value:.3g}",) * 2,
+}
+_NEXT, _BASELINE = "next samples (test, then train)", "baseline"  # labels of lines
+_LAG = 1.1
+
+_Line = tuple[str, str, Colour]
+"""Label, attribute of a point, and colour."""
 
 
 def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> list[Chart]:
@@ -290,35 +223,75 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> list[
 
     Progressive AUC has the test set's as a reference unless it is None or NaN.
     """
-    samples = [point.samples for point in history]
     tested = None if test_auc is None or math.isnan(test_auc) else (f"test set: {test_auc:.4f}", test_auc)
-
-    def line(label: str, attribute: str, colour: Colour = "blue") -> list[Line]:
-        """A line, or none if no point has the attribute."""
-        values = [getattr(point, attribute) for point in history]
-        known = [math.nan if value is None else value for value in values]
-        return [Line(label, known, colour)] if any(value is not None for value in values) else []
-
-    def chart(title: str, unit: Unit, *lines: list[Line], name: str | None = None, **options: Any) -> Chart:
-        name = name or title.lower().replace(" ", "-")
-        return Chart(name, title, unit, samples, [line for found in lines for line in found], **options)
-
-    progressive_auc = line(_NEXT, "auc"), line(_BASELINE, "baseline_auc", "gold")
-    log_loss = line(_NEXT, "log_loss"), line("validation, after each epoch", "validation_log_loss", "orange")
-    rates = line("feature rate", "feature_rate", "orange"), line("scheduled", "scheduled_rate")
-    rows = line("live rows", "live_rows", "orange"), line("features seen", "features_seen")
+    auc: list[_Line] = [(_NEXT, "auc", "blue"), (_BASELINE, "baseline_auc", "gold")]
+    calibration: _Line = (_NEXT, "calibration", "blue")
+    log_loss: list[_Line] = [
+        (_NEXT, "log_loss", "blue"),
+        ("validation, after each epoch", "validation_log_loss", "orange"),
+        (_BASELINE, "baseline_log_loss", "gold"),
+    ]
+    entropy: _Line = ("normalized entropy", "normalized_entropy", "blue")
+    rates: list[_Line] = [("feature rate", "feature_rate", "orange"), ("scheduled", "scheduled_rate", "blue")]
+    rows: list[_Line] = [("live rows", "live_rows", "orange"), ("features seen", "features_seen", "blue")]
     charts = (
-        chart("AUC", "", *progressive_auc, reference=tested),
-        chart("Calibration", "", line(_NEXT, "calibration"), reference=("perfect: 1", 1.0)),
-        chart("Log loss", "", *log_loss, line(_BASELINE, "baseline_log_loss", "gold")),
-        chart("Normalized entropy", "", line("normalized entropy", "normalized_entropy")),
-        chart("Feature rate", "%", *rates, scale="zero", note=_lag_note(history)),
-        chart("λ21", "λ", line("λ21", "l21", "green"), scale="zero", name="lambda"),
-        chart("Live rows and features seen", "rows", *rows, scale="log"),
-        chart("Samples per second", "/s", line("samples per second", "samples_per_s"), scale="zero"),
-        chart("Table size", "B", line("table", "table_bytes"), scale="zero"),
+        _along("AUC", "", history, auc, tested),
+        _along("Calibration", "", history, [calibration], ("perfect: 1", 1.0)),
+        _along("Log loss", "", history, log_loss),
+        _along("Normalized entropy", "", history, [entropy]),
+        _along("Feature rate", "%", history, rates, scale="zero", note=_lag_note(history)),
+        _along("λ21", "λ", history, [("λ21", "l21", "green")], scale="zero"),
+        _along("Live rows and features seen", "rows", history, rows, scale="log"),
+        _along("Samples per second", "/s", history, [("samples per second", "samples_per_s", "blue")], scale="zero"),
+        _along("Table size", "B", history, [("table", "table_bytes", "blue")], scale="zero"),
     )
-    return [chart for chart in charts if chart.lines]
+    return [chart for chart in charts if chart is not None]
+
+
+def _along(
+    title: str,
+    unit: Unit,
+    history: Sequence[HistoryPoint],
+    lines: Sequence[_Line],
+    reference: tuple[str, float] | None = None,
+    scale: Literal["fit", "zero", "log"] = "fit",
+    note: str = "",
+) -> Chart | None:
+    """A chart over the samples trained on, with a dashed line across at `reference`; None if no point has a value."""
+    samples, (show, shown) = [point.samples for point in history], _SHOWN[unit]
+    curves: dict[str, Curve] = {}
+    for label, attribute, colour in lines:
+        given = [getattr(point, attribute) for point in history]
+        if any(value is not None for value in given):
+            curves[label] = Curve(samples, [math.nan if value is None else value for value in given], colour)
+    if not curves:
+        return None
+    (_, first), *others = curves.items()
+    last = show(first.y[-1]) + "".join(
+        (f", {label} " if label == _BASELINE else " of ") + show(one.y[-1]) for label, one in others
+    )
+    keys: list[tuple[str, str]] = [(label, curve.colour or "reference") for label, curve in curves.items()]
+    keys += [] if reference is None else [(reference[0], "reference")]
+    spans = [f"{label} from {show(curve.y[0])} to {show(curve.y[-1])}" for label, curve in curves.items()]
+    svg, values = None, [value for curve in curves.values() for value in curve.y if math.isfinite(value)]
+    if values:
+        positive = [value for value in values if value > 0]
+        values += [] if reference is None else [reference[1]]
+        if scale == "log" and positive:
+            low, high = (
+                10.0 ** edge(math.log10(value))
+                for edge, value in ((math.floor, min(positive)), (math.ceil, max(positive)))
+            )
+            y = Axis.logarithmic(low, max(high, 10 * low), shown or metric)
+        elif scale == "zero":
+            y = Axis.linear(0, 1.08 * max(positive, default=1), shown)
+        else:
+            y = Axis.linear(*with_room(values, 0.08), shown, least_step=1 if unit == "rows" else 0)
+        x = Axis.linear(*with_room(samples, 0.03), prefixed, "samples trained on", least_step=1)
+        across = [] if reference is None else [Curve((x.low, x.high), (reference[1], reference[1]))]
+        svg = draw(x, y, [*across, *curves.values()])
+    description = f"{title} over the samples trained on: {', '.join(spans)}"
+    return Chart(title, f"last {last}", keys if len(keys) > 1 else (), svg, description, note)
 
 
 def _lag_note(history: Sequence[HistoryPoint]) -> str:
@@ -343,145 +316,97 @@ def _lag_note(history: Sequence[HistoryPoint]) -> str:
     return f"{note} The sweep of all rows by {after.samples:,} samples removed theirs: {fall}."
 
 
-def svg_element(name: str, inches: tuple[float, float], draw: "Callable[[Figure], None]") -> str:
-    """What `draw` puts on a figure of matplotlib, as an `<svg>` element to stand in a page.
-
-    Text is text, in the page's font if its CSS says so; text and axes have the colour `currentColor`, lines `--blue`
-    and so on. Equal drawings give equal strings.
-
-    Args:
-        name: Before each id, so that drawings of different names have none in common; letters and hyphens.
-        inches: Width and height.
-        draw: Given the figure.
-    """
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
-    with style.context(["default", STYLE, {"svg.hashsalt": name}]):
-        figure = Figure(figsize=inches, layout="constrained")
-        draw(figure)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)  # it would hold for the whole page
-    svg = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
-    for colour, themed in _THEME.items():
-        svg = svg.replace(colour, themed)
-    return svg
-
-
 _TOP = 0.1
 """The share of the rows whose lift the text of a chart has."""
 
-_Curves = Sequence[tuple[str, Colour, ScoreCurves]]
 
-
-def score_figures(model: ScoreCurves | None, baseline: ScoreCurves | None) -> list[DrawnChart]:
+def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None) -> list[Chart]:
     """The reliability plot and the gains of a model, with the baseline's where there are some; empty without any."""
     if model is None:
         return []
-    curves: list[tuple[str, Colour, ScoreCurves]] = [("model", "blue", model)]
-    if baseline is not None:
-        curves.append(("baseline", "gold", baseline))
-    figures = [_reliability([one for one in curves if one[2].reliability])]
-    if model.gains:
-        figures.append(_gains([one for one in curves if one[2].gains]))
-    return figures
-
-
-def _reliability(curves: _Curves) -> DrawnChart:
-    farthest = max(max(one.predicted, one.actual) for _, _, curve in curves for one in curve.reliability)
-    drawn = [
-        Curve([b.predicted for b in one.reliability], [b.actual for b in one.reliability], colour, dots=True)
-        for _, colour, one in reversed(curves)
-    ]
-    bins = curves[0][2].reliability
+    named: list[tuple[str, Colour, ScoreCurves]] = [("model", "blue", model)]
+    named += [] if baseline is None else [("baseline", "gold", baseline)]
+    bins, every = model.reliability, [one for _, _, curves in named for one in curves.reliability]
     said = f"from {percent(bins[0].predicted)} predicted, {percent(bins[0].actual)} positive, to "
     said += f"{percent(bins[-1].predicted)} predicted, {percent(bins[-1].actual)} positive"
-    return DrawnChart(
-        "Reliability",
-        f"{len(bins)} bins of about as many rows",
-        [*((name, colour) for name, colour, _ in curves), ("perfect", "reference")],
-        _svg_of_shares(farthest, "mean prediction", "share of positives", drawn),
-        f"Share of positives by prediction: {said}",
-    )
-
-
-def _gains(curves: _Curves) -> DrawnChart:
-    drawn = [
-        Curve([0, *(p.share for p in one.gains)], [0, *(p.captured for p in one.gains)], colour, dots=True)
-        for _, colour, one in reversed(curves)
+    charts = [
+        _of_shares(
+            ("Reliability", f"{len(bins)} bins of about as many rows", f"Share of positives by prediction: {said}"),
+            ("mean prediction", "share of positives", "perfect"),
+            {
+                name: Curve(
+                    [one.predicted for one in of.reliability], [one.actual for one in of.reliability], colour, True
+                )
+                for name, colour, of in named
+                if of.reliability
+            },
+            max(max(one.predicted, one.actual) for one in every),
+        )
     ]
-    top = next(point for point in curves[0][2].gains if point.share >= _TOP)
-    said = f"the top {top.share:.0%} of the rows hold {percent(top.captured)} of the positives"
-    return DrawnChart(
-        "Gains",
-        f"lift at {top.share:.0%}: {top.captured / top.share:.2f}",
-        [*((name, colour) for name, colour, _ in curves), ("by chance", "reference")],
-        _svg_of_shares(1.0, "rows of the highest predictions", "of all positives", drawn),
-        f"Share of the positives among the highest predictions: {said}",
+    if model.gains:
+        top = next(point for point in model.gains if point.share >= _TOP)
+        said = f"the top {top.share:.0%} of the rows hold {percent(top.captured)} of the positives"
+        lift = f"lift at {top.share:.0%}: {top.captured / top.share:.2f}"
+        charts.append(
+            _of_shares(
+                ("Gains", lift, f"Share of the positives among the highest predictions: {said}"),
+                ("rows of the highest predictions", "of all positives", "by chance"),
+                {
+                    name: Curve([0, *(p.share for p in of.gains)], [0, *(p.captured for p in of.gains)], colour, True)
+                    for name, colour, of in named
+                    if of.gains
+                },
+                1.0,
+            )
+        )
+    return charts
+
+
+def _of_shares(
+    texts: tuple[str, str, str], labels: tuple[str, str, str], curves: Mapping[str, Curve], farthest: float
+) -> Chart:
+    """Curves of shares up to `farthest`, with a dashed diagonal. Labels of both axes, then of the diagonal."""
+    title, last, description = texts
+    x, y = (
+        Axis.linear(0, 1.05 * farthest or 1, lambda share: f"{100 * share:.4g} %", label, 6) for label in labels[:2]
     )
+    svg = draw(x, y, [Curve((0, farthest), (0, farthest)), *reversed(list(curves.values()))], 245)
+    keys = [*((name, curve.colour or "reference") for name, curve in curves.items()), (labels[2], "reference")]
+    return Chart(title, last, keys, svg, description)
 
 
-def _svg_of_shares(farthest: float, across: str, up: str, curves: Sequence[Curve]) -> str:
-    """Curves of shares up to `farthest`, with a dashed diagonal."""
-    x, y = (Axis.of(0, 1.05 * farthest or 1, lambda share: f"{100 * share:.4g} %", label, 6) for label in (across, up))
-    return line_svg(245, x, y, curves, [((0, farthest), (0, farthest))])
-
-
-def plot_path(
-    points: Sequence[tuple[float, float, int]],
-    all_features: float,
-    tolerance: float,
-    begins: float | None,
-    title: str,
-    path: Path,
-) -> None:
-    """Test AUC by feature rate, against the AUC of all features, as a PNG.
+def path_svg(
+    points: Sequence[tuple[float, float, int]], all_features: float, tolerance: float, begins: float | None, title: str
+) -> str:
+    """Test AUC by feature rate, against the AUC of all features, as the content of an SVG file.
 
     Args:
         points: Feature rate, AUC and bytes of models; one of rate 0 has no place on a logarithmic axis.
         all_features: The AUC of all features.
-        tolerance: AUC that counts as no loss: a band.
+        tolerance: AUC that counts as no loss.
         begins: The smallest rate without a loss, marked; None if there is none.
         title: Above the plot.
-        path: The file.
     """
-    from matplotlib import style
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
-
-    with style.context(["default", STYLE]):
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
-        axes = figure.subplots()
-        axes.axhspan(all_features - tolerance, all_features, color=INK, alpha=0.08, linewidth=0)
-        axes.axhline(all_features, color=INK, linestyle="--", linewidth=1.1, label=f"all features: {all_features:.4f}")
-        by_rate = sorted(point for point in points if point[0] > 0)
-        axes.plot([r for r, _, _ in by_rate], [a for _, a, _ in by_rate], "o-", color=COLOURS["orange"])
-        for rate, auc, count in by_rate:
-            axes.annotate(
-                f"{auc:.4f}\n{size(count)}",
-                (rate, auc),
-                (0, -9),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5},
-            )
-        if begins:
-            chosen = next(auc for rate, auc, _ in by_rate if rate == begins)
-            label = f"no loss (of more than {tolerance:g}) down to {100 * begins:.2g} %"
-            axes.plot([begins], [chosen], "o", markersize=13, fillstyle="none", color=COLOURS["blue"], label=label)
-        axes.set_xscale("log")
-        axes.set_xticks([rate for rate, _, _ in by_rate])
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:.2g} %"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.margins(0.12, 0.3)
-        axes.set_title(title, parse_math=False)
-        axes.set(xlabel="feature rate: live features over features seen", ylabel="test AUC")
-        axes.legend(loc="lower right", frameon=False)
-        with warnings.catch_warnings():  # a letter of a name that the font does not have is a box
-            warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-            figure.savefig(path, format="png", dpi=150, facecolor="white")
+    by_rate = sorted(point for point in points if point[0] > 0)
+    rates, aucs = [rate for rate, _, _ in by_rate], [auc for _, auc, _ in by_rate]
+    low, high = with_room([math.log(rate) for rate in rates or (0.01, 1.0)], 0.12)
+    ticks = {rate: f"{100 * rate:.2g} %" for rate in rates}
+    x = Axis(math.exp(low), math.exp(high), ticks, "feature rate: live features over features seen", math.log)
+    least, most = with_room([*aucs, all_features], 0.25)
+    y = Axis.linear(least, most + 0.15 * (most - least), label="test AUC")
+    middle = math.exp((low + high) / 2)
+    marks: list[Curve | Label] = [
+        Curve((x.low, x.high), (all_features, all_features)),
+        Curve(rates, aucs, "orange", dots=True),
+        *(Label(rate, auc, metric(auc), 14) for rate, auc, _ in by_rate),
+        *(Label(rate, auc, size(count), 25) for rate, auc, count in by_rate),
+        Label(middle, y.high, title, 6),
+        Label(middle, all_features, f"all features: {all_features:.4f}", -4),
+    ]
+    if begins is not None:
+        marks.append(Curve([begins], [aucs[rates.index(begins)]], "blue"))
+        marks.append(
+            Label(middle, y.high, f"blue: no loss of more than {tolerance:g} AUC down to {100 * begins:.2g} %", 18)
+        )
+    look = ' width="780" font-family="system-ui, sans-serif" color="#24292f" style="background: #fff"'
+    return draw(x, y, marks, 240, look) + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from sparsegroup.reporting.charts import run_charts, score_figures
+from sparsegroup.reporting.charts import run_charts, score_charts
 from sparsegroup.reporting.formatting import (
     NONE,
     count,
@@ -21,9 +21,8 @@ from sparsegroup.reporting.formatting import (
     size,
     target_words,
 )
-from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary, field_rows
 from sparsegroup.settings.names import model_title, optimizer_title
-from sparsegroup.table import FieldCount
 
 
 def page_environment(*packages: str) -> Environment:
@@ -54,32 +53,12 @@ class Tile:
     note: str
 
 
-@dataclass(frozen=True)
-class FieldRow:
-    """A field of the table: its rows, and of the features seen the shares that are live, and that have a row of 0."""
-
-    name: str
-    count: FieldCount
-    live: float
-    zero: float
-
-
-def field_rows(fields: Mapping[str, FieldCount]) -> list[FieldRow]:
-    """All fields together, then each, the one with most features first."""
-    total = FieldCount(*(sum(getattr(rows, name) for rows in fields.values()) for name in ("seen", "rows", "live")))
-    ordered = sorted(fields.items(), key=lambda field: (-field[1].seen, field[0]))
-    return [
-        FieldRow(name, rows, rows.live / (rows.seen or math.nan), (rows.rows - rows.live) / (rows.seen or math.nan))
-        for name, rows in (("all fields", total), *ordered)
-    ]
-
-
 def width(share: float) -> str:
     """The width of a bar, in CSS; what is not 0 is seen."""
     return f"max(1px, {100 * share:.2f}%)" if share > 0 else "0px"
 
 
-def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], summary: Summary) -> str:
+def render_report(config: Mapping[str, Mapping[str, Any]], history: Sequence[HistoryPoint], summary: Summary) -> str:
     """The run as an HTML page: key figures with the baseline's, what is wrong, charts along the pass and of the test
     set, live rows per field, the largest features, settings and versions.
 
@@ -87,8 +66,7 @@ def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], su
 
     Args:
         config: Section → setting → value, such as `{"model": {"name": "dcn"}, "optimizer": {"name": "adam", "l21":
-            1e-4, "penalty": "lasso"}}`. Those four, where present, make the headline. A setting may stand outside a
-            section.
+            1e-4, "penalty": "lasso"}}`. Those four, where present, make the headline.
         history: Points along the pass, in order; may be empty.
         summary: What the run came to. Without a test set the figures of the last point stand in its place.
     """
@@ -101,18 +79,18 @@ def render_report(config: Mapping[str, Any], history: Sequence[HistoryPoint], su
         started=_moment(summary.started),
         summary=summary,
         tiles=_tiles(history, summary),
-        figures=score_figures(summary.curves, summary.baseline_curves),
-        charts=[chart.drawn() for chart in run_charts(history, test_auc)],
+        figures=score_charts(summary.curves, summary.baseline_curves),
+        charts=run_charts(history, test_auc),
         history=history,
         fields=field_rows(summary.fields),
-        settings=_settings(config),
+        settings={section: list(_flat(settings)) for section, settings in config.items()},
         about=_about(summary),
     )
 
 
-def run_title(config: Mapping[str, Any]) -> str:
+def run_title(config: Mapping[str, Mapping[str, Any]]) -> str:
     """Such as "DCNv2 with Group Adagrad, target rate 0.1"; settings that the config lacks are left out."""
-    model, optimizer = _section(config, "model"), _section(config, "optimizer")
+    model, optimizer = config.get("model", {}), config.get("optimizer", {})
     parts = [model_title(str(model["name"]))] if "name" in model else []
     if "name" in optimizer:
         parts.append(optimizer_title(str(optimizer["name"])))
@@ -125,12 +103,7 @@ def run_title(config: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (" with ".join(parts), size))) or "Training run"
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name) or {}
-    return section if isinstance(section, Mapping) else {"name": section}
-
-
-def _verdict(config: Mapping[str, Any], summary: Summary) -> str:
+def _verdict(config: Mapping[str, Mapping[str, Any]], summary: Summary) -> str:
     """How good the model is, which size it has, and how many warnings there are: two or three sentences."""
     sentences = [_quality(summary)]
     if summary.features_seen:
@@ -162,8 +135,8 @@ def _compared(gain: float) -> str:
     return f"{metric(abs(gain))} {'better' if gain >= 0 else 'worse'} than"
 
 
-def _against_target(config: Mapping[str, Any], summary: Summary) -> str:
-    optimizer = _section(config, "optimizer")
+def _against_target(config: Mapping[str, Mapping[str, Any]], summary: Summary) -> str:
+    optimizer = config.get("optimizer", {})
     rate, least = optimizer.get("target_rate"), optimizer.get("least_features") or 0
     words = target_words(rate, optimizer.get("target_bytes"))
     if words is None:
@@ -236,15 +209,6 @@ def _feature_name(feature: LargestFeature) -> str:
 def _moment(started: str) -> str:
     """2026-03-01T09:12:44+01:00 → "2026-03-01 09:12:44 +01:00"."""
     return re.sub(r"^(.{10})T(.{8})(?:\.\d+)?", r"\1 \2 ", started).strip()
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Section → its settings in words; settings outside a section are in "run"."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for name, value in config.items():
-        section, content = (name, value) if isinstance(value, Mapping) else ("run", {name: value})
-        sections.setdefault(str(section), []).extend(_flat(content))
-    return sections
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """The records of a run: its metrics, the points of its history, and its summary."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -171,3 +172,23 @@ class Summary:
     warnings: tuple[str, ...] = ()
     largest: tuple[LargestFeature, ...] = ()
     ranks: tuple[RankFigures, ...] = ()
+
+
+@dataclass(frozen=True)
+class FieldRow:
+    """A field of the table: its rows, and of the features seen the shares that are live, and that have a row of 0."""
+
+    name: str
+    count: FieldCount
+    live: float
+    zero: float
+
+
+def field_rows(fields: Mapping[str, FieldCount]) -> list[FieldRow]:
+    """All fields together, then each, the one with most features first."""
+    total = FieldCount(*(sum(getattr(rows, name) for rows in fields.values()) for name in ("seen", "rows", "live")))
+    ordered = sorted(fields.items(), key=lambda field: (-field[1].seen, field[0]))
+    return [
+        FieldRow(name, rows, rows.live / (rows.seen or math.nan), (rows.rows - rows.live) / (rows.seen or math.nan))
+        for name, rows in (("all fields", total), *ordered)
+    ]

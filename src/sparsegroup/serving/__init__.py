@@ -9,7 +9,7 @@ from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.evaluation import TestRows, open_test_rows
 from sparsegroup.serving.exporting import ExportRequest, export, export_trained, load_export
 from sparsegroup.serving.frozen import ExportError
-from sparsegroup.serving.frozen_model import FrozenModel, ServingModel
+from sparsegroup.serving.frozen_model import ServingModel
 from sparsegroup.serving.manifest import ExportManifest, read_manifest
 from sparsegroup.serving.opening import TrainedModel, open_trained
 from sparsegroup.serving.reading import Export, read_export
@@ -19,7 +19,6 @@ __all__ = [
     "ExportError",
     "ExportManifest",
     "ExportRequest",
-    "FrozenModel",
     "ServingModel",
     "TestRows",
     "TrainedModel",

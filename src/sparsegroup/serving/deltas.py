@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from sparsegroup.artifact.folder import atomic_folder
-from sparsegroup.artifact.manifest import Parent, chain_of, facts_of_files
+from sparsegroup.artifact.manifest import Parent, chain_of
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.serving.exporting import Draft, ExportRequest, add_models, draft_of, keys_of
+from sparsegroup.serving.exporting import Draft, ExportRequest, add_models, draft_of
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import (
     EMBEDDINGS,
@@ -22,7 +21,7 @@ from sparsegroup.serving.manifest import (
     check_free,
 )
 from sparsegroup.serving.opening import TrainedModel
-from sparsegroup.serving.reading import apply, difference, read_trained
+from sparsegroup.serving.reading import apply, difference, read_export
 from sparsegroup.settings.declared import ADMISSION_SETTINGS
 from sparsegroup.settings.names import Dtype
 from sparsegroup.training.build import ModelConfig
@@ -55,29 +54,27 @@ def export_delta(
     out, since, wanted = Path(out), Path(since), wanted or ExportRequest()
     check_free(out, overwrite)
     wanted.check(trained.columns)
-    base = read_trained(since)
+    base = read_export(since)
+    base.columns_and_config()
     if any(path.resolve() == out.resolve() for path, _ in chain_of(since, EXPORT)):
         raise ExportError(f"{out}: a delta cannot take the place of an export that it builds on")
     if dtype is not None and dtype != base.manifest.dtype:
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
-    draft = draft_of(trained, base.manifest.dtype, ExportRequest(test=wanted.test))
+    draft = draft_of(trained, base.manifest.dtype)
     _check_kinship(base.manifest, draft.manifest, since)
     change = difference(base.embeddings, draft.rows[TABLE])
-    check_free(out, overwrite)
-    with atomic_folder(out.absolute(), replace=overwrite) as folder:
-        manifest = draft.save(folder)
+
+    def as_delta(folder: Path, manifest: ExportManifest) -> ExportManifest:
         (folder / EMBEDDINGS).unlink()  # the id is that of the whole export
         change.upserts.save(folder / UPSERTS)
         write_tensors(folder / TOMBSTONES, {"keys": change.tombstones.contiguous()})
         draft.save_vocabulary(change.upserts.keys, folder / VOCABULARY)
-        manifest = replace(
-            manifest,
-            kind="delta",
-            files=facts_of_files(folder),
-            parent=Parent(base.manifest.id, Path(os.path.relpath(since, out)).as_posix()),
-            changes=DeltaCounts(upserts=len(change.upserts), tombstones=len(change.tombstones)),
-        )
-        return EXPORT.write(folder, replace(manifest, test=draft.add_models(folder, manifest)))
+        parent = Parent(base.manifest.id, Path(os.path.relpath(since, out)).as_posix())
+        changes = DeltaCounts(upserts=len(change.upserts), tombstones=len(change.tombstones))
+        return replace(manifest, kind="delta", parent=parent, changes=changes)
+
+    tested = partial(add_models, draft, ExportRequest(test=wanted.test), trained.model)
+    return draft.write(out, overwrite, tested, as_delta)
 
 
 def apply_deltas(
@@ -103,13 +100,14 @@ def apply_deltas(
     """
     wanted = wanted or ExportRequest()
     check_free(Path(out), overwrite)
-    result = read_trained(base)
+    result = read_export(base)
+    result.columns_and_config()
     for delta in deltas:
         result = apply(result, Path(delta))
-    manifest, model = replace(result.manifest, kind="export", parent=None, changes=None), result.model()
+    manifest = replace(result.manifest, kind="export", parent=None, changes=None)
     wanted.check(manifest.columns_and_config()[0])
-    models = partial(add_models, keys=keys_of(result.tables), model=model, wanted=wanted)
-    return Draft(manifest, result.tables, model.other_weights, models, result.vocabularies).write(Path(out), overwrite)
+    draft = Draft(manifest, result.tables, result.model(), result.vocabularies)
+    return draft.write(Path(out), overwrite, partial(add_models, draft, wanted, None))
 
 
 def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> None:

@@ -1,6 +1,5 @@
 """Test rows, and the metrics of a trained model on them: overall, by user, and by value of a field."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,20 +31,19 @@ _NAMED_WITHIN = 1_000_000
 
 @dataclass(frozen=True)
 class TestRows:
-    """Rows `start` to `stop` of a log."""
+    """The rows of a log from `start` on."""
 
     __test__ = False  # no test of pytest's
 
     log: Log
     start: int
-    stop: int
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return len(self.log) - self.start
 
     def batches(self) -> Iterator[Batch]:
         """The rows, in order."""
-        yield from self.log.batches(self.start, self.stop, EVALUATED)
+        yield from self.log.batches(self.start, len(self.log), EVALUATED)
 
 
 def open_test_rows(
@@ -90,7 +88,7 @@ def open_test_rows(
     )
     if not log.labelled:
         raise ExportError(f"{shown(path)}: has no labels, which a test set needs")
-    return TestRows(log, log.train_rows if log.train_rows < len(log) else 0, len(log))
+    return TestRows(log, log.train_rows if log.train_rows < len(log) else 0)
 
 
 @dataclass(frozen=True)
@@ -202,9 +200,3 @@ def _keys_and_rows(parts: Sequence[tuple[Int64s, Int64s | None]]) -> tuple[Int64
     keys = np.concatenate([np.zeros(0, np.int64), *(keys for keys, _ in parts)])
     counts = [counts for _, counts in parts if counts is not None]
     return keys, np.repeat(np.arange(sum(map(len, counts))), np.concatenate(counts)) if counts else np.arange(len(keys))
-
-
-def interval_text(one: ValueMetrics) -> str:
-    """Such as "1.21 to 1.74"."""
-    high = "∞" if math.isinf(one.high) else f"{one.high:.2f}"
-    return f"{one.low:.2f} to {high}"

@@ -27,7 +27,6 @@ from sparsegroup.serving.evaluation import TestRows
 from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, live_rows
 from sparsegroup.serving.frozen_model import (
     AnyTable,
-    FrozenModel,
     ServingModel,
     frozen_copy,
     load_other_weights,
@@ -35,12 +34,10 @@ from sparsegroup.serving.frozen_model import (
     tables_of,
 )
 from sparsegroup.serving.manifest import (
-    EMBEDDINGS,
     EXPORT,
     NETWORK,
     ONNX,
     PROGRAM,
-    TABLE,
     ExportContent,
     ExportedTable,
     ExportManifest,
@@ -53,7 +50,7 @@ from sparsegroup.serving.manifest import (
     file_of,
 )
 from sparsegroup.serving.onnx import OUTPUT, OnnxModel, require_onnx, save_onnx
-from sparsegroup.serving.opening import TrainedModel, check_rows
+from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.serving.reading import read_export
 from sparsegroup.serving.tracing import (
     ExampleCall,
@@ -116,18 +113,37 @@ class Draft:
 
     manifest: ExportManifest  # without files, content, id and test
     rows: Mapping[str, Embeddings]  # table → live rows
-    weights: Mapping[str, Tensor]  # all others
-    add_models: Callable[[Path, ExportManifest], TestResult | None]  # writes models into the folder, and tests them
+    model: nn.Module  # with lookups of these
     vocabularies: Sequence[Path] = ()  # files of key, field and value
 
-    def save(self, folder: Path) -> ExportManifest:
-        """Write rows and weights, the same for the same content; returns the manifest with content and id."""
-        for name, rows in self.rows.items():
-            rows.save(folder / self.manifest.tables[name].file)
-        write_tensors(folder / NETWORK, {name: weight.contiguous() for name, weight in self.weights.items()})
-        content = content_of(self.manifest.tables, facts_of_files(folder))
-        manifest = replace(self.manifest, content=content)
-        return replace(manifest, id=manifest.expected_id())
+    def write(
+        self,
+        out: Path,
+        overwrite: bool,
+        add_models: Callable[[Path, ExportManifest], TestResult | None],
+        as_delta: Callable[[Path, ExportManifest], ExportManifest] | None = None,
+    ) -> ExportManifest:
+        """Write an export; if something raises, nothing remains.
+
+        Args:
+            out: The folder.
+            overwrite: Whether it may hold an export, which is replaced.
+            add_models: Given the folder and the manifest, writes models into it, and tests them.
+            as_delta: Given these, makes the folder that of a delta; returns its manifest.
+        """
+        check_free(out, overwrite)
+        with atomic_folder(out.absolute(), replace=overwrite) as folder:
+            for name, rows in self.rows.items():
+                rows.save(folder / self.manifest.tables[name].file)
+            write_tensors(folder / NETWORK, other_weights(self.model))
+            manifest = replace(self.manifest, content=content_of(self.manifest.tables, facts_of_files(folder)))
+            manifest = replace(manifest, id=manifest.expected_id())
+            if as_delta is None:
+                self.save_vocabulary(keys_of(self.rows), folder / VOCABULARY)
+            else:
+                manifest = as_delta(folder, manifest)
+            test = add_models(folder, manifest)
+            return EXPORT.write(folder, replace(manifest, files=facts_of_files(folder), test=test))
 
     def save_vocabulary(self, keys: Tensor, path: Path) -> None:
         """Write key, field and value of the known ones of `keys` `[n]`, sorted by key."""
@@ -137,15 +153,6 @@ class Draft:
         known = scan_parquet(self.vocabularies).join(wanted, on="key", how="semi").unique("key").sort("key").collect()
         with name_errors(path):
             write_parquet(path, known.lazy())
-
-    def write(self, out: Path, overwrite: bool) -> ExportManifest:
-        """Write a whole export; if something raises, nothing remains."""
-        check_free(out, overwrite)
-        with atomic_folder(out.absolute(), replace=overwrite) as folder:
-            manifest = self.save(folder)
-            self.save_vocabulary(keys_of(self.rows), folder / VOCABULARY)
-            test = self.add_models(folder, manifest)
-            return EXPORT.write(folder, replace(manifest, files=facts_of_files(folder), test=test))
 
 
 def keys_of(rows: Mapping[str, Embeddings]) -> Tensor:
@@ -164,7 +171,7 @@ def _manifest_of(
     """The manifest of a draft; an `earlier` export knows what training has seen, otherwise the tables do."""
     entries = {
         name: ExportedTable(
-            file=EMBEDDINGS if "config" in more and name == TABLE else file_of(name),
+            file=file_of(name),
             dim=table.dim,
             pooling=table.mode if isinstance(table, HashEmbeddingBag | FrozenBag) else None,
             live_rows=len(rows[name]),
@@ -206,7 +213,7 @@ def _save_models(
     if "program" in formats:
         save_program(program, folder / PROGRAM)
         loaded = load_program(folder / PROGRAM)
-        runs["program"] = lambda call: call.outputs_of(loaded)
+        runs["program"] = partial(ExampleCall.outputs_of, model=loaded)
     return runs
 
 
@@ -237,15 +244,15 @@ def export_trained(
     if os.path.realpath(out) == os.path.realpath(trained.path):
         raise ExportError(f"{out}: an export cannot take the place of what it is made of")
     wanted.check(trained.columns)
-    return draft_of(trained, dtype, wanted).write(Path(out), overwrite)
+    draft = draft_of(trained, dtype)
+    return draft.write(Path(out), overwrite, partial(add_models, draft, wanted, trained.model))
 
 
-def draft_of(trained: TrainedModel, dtype: Dtype, wanted: ExportRequest) -> Draft:
+def draft_of(trained: TrainedModel, dtype: Dtype) -> Draft:
     """The export of a trained model."""
-    check_rows(trained.path, trained.model.rows)
+    trained.check_rows()
     tables, columns, counts = tables_of(trained.model), trained.columns, trained.field_counts()
     rows = {name: live_rows(table, dtype) for name, table in tables.items()}
-    model = FrozenModel.of(trained.model, rows)
     live = np.bincount(fields_of(keys_of(rows).numpy()), minlength=len(columns.fields)).tolist()
     manifest = _manifest_of(
         tables,
@@ -257,44 +264,28 @@ def draft_of(trained: TrainedModel, dtype: Dtype, wanted: ExportRequest) -> Draf
         config=trained.config.as_dict(),
         fields={name: FieldRows(live[number], counts[name].seen) for number, name in enumerate(columns.fields)},
     )
-    return Draft(
-        manifest,
-        rows,
-        model.other_weights,
-        partial(add_models, keys=keys_of(rows), model=model, wanted=wanted, trained=trained.model),
-        () if trained.vocabulary is None else (trained.vocabulary,),
-    )
+    vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
+    return Draft(manifest, rows, frozen_copy(trained.model, rows), vocabularies)
 
 
 def add_models(
-    folder: Path,
-    manifest: ExportManifest,
-    keys: Tensor,
-    model: FrozenModel,
-    wanted: ExportRequest,
-    trained: LookupModel | None = None,
+    draft: Draft, wanted: ExportRequest, trained: LookupModel | None, folder: Path, manifest: ExportManifest
 ) -> TestResult | None:
     """Write the requested models, and compare their probabilities with PyTorch's and with the trained model's."""
+    assert isinstance(draft.model, LookupModel)
     columns, _ = manifest.columns_and_config()
-    served = ServingModel(model.embedding, model.network, columns)
-    runs: dict[str, Runner] = {"export": lambda call: call.outputs_of(served)}
+    served = ServingModel(draft.model, columns)
+    models = {"export": served} if trained is None else {"training": ServingModel(trained, columns), "export": served}
+    runs: dict[str, Runner] = {name: partial(ExampleCall.outputs_of, model=model) for name, model in models.items()}
     if formats := [name for name in _FILES if getattr(wanted, name)]:
         metadata = served.metadata() | {"export": manifest.id}
         runs |= _save_models(served.trace(), folder, formats, served.inputs, [OUTPUT], metadata, wanted.threads)
+    batches = random_batches(keys_of(draft.rows), columns) if wanted.test is None else wanted.test.batches()
 
     def scorer(run: Runner) -> Scorer:
         return lambda batch: run(ExampleCall(served.arguments(batch), {}))[0].numpy()
 
-    @torch.no_grad()
-    def trained_score(batch: Batch) -> npt.NDArray[np.floating]:
-        assert trained is not None
-        probabilities: Tensor = trained(batch.keys, batch.numbers, batch.bags).sigmoid()
-        return probabilities.numpy()
-
-    scorers: dict[str, Scorer] = {} if trained is None else {"training": trained_score}
-    scorers |= {name: scorer(run) for name, run in runs.items()}
-    batches = random_batches(keys, columns) if wanted.test is None else wanted.test.batches()
-    scores = compare(batches, scorers, model, wanted.test)
+    scores = compare(batches, {name: scorer(run) for name, run in runs.items()}, draft.model, wanted.test)
     for name, score in scores.items():
         # The trained model has the vectors of float32, other formats round them.
         if (name != "training" or manifest.dtype == "float32") and not score.max_abs_difference <= TOLERANCE:
@@ -357,7 +348,7 @@ def compare(
     scores = {}
     for name, probabilities in joined.items():
         metrics, gap = evaluate(every, probabilities, counts), np.abs(probabilities - joined["export"]).max()
-        scores[name] = PathScores(metrics.auc, metrics.log_loss, float(gap))
+        scores[name] = PathScores(**vars(metrics), max_abs_difference=float(gap))
     return scores
 
 
@@ -421,7 +412,7 @@ def export(
             rows[name] = live_rows(table, dtype)
         except ExportError as error:
             raise ExportError(f"{name}: {error}") from error
-    frozen = frozen_copy(model, found, rows)
+    frozen = frozen_copy(model, rows, found)
     _check_finite(frozen)
     with evaluating(model):
         live = call.outputs_of(model)
@@ -450,7 +441,7 @@ def export(
             for name, run in runs.items():
                 _check_outputs(_FILES[name], run(given), expected, tolerance)
 
-    return Draft(manifest, rows, other_weights(frozen), add_programs).write(folder, overwrite)
+    return Draft(manifest, rows, frozen).write(folder, overwrite, add_programs)
 
 
 def load_export(
@@ -487,7 +478,7 @@ def load_export(
     for name, table in found.items():
         if table.dim != (dim := export.tables[name].dim):
             raise ExportError(f"{folder}: {name} has dimension {dim}, that of `like` {table.dim}")
-    frozen = frozen_copy(like, found, export.tables)
+    frozen = frozen_copy(like, export.tables, found)
     try:
         load_other_weights(frozen, export.network)
     except ExportError as error:

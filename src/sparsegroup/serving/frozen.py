@@ -36,81 +36,66 @@ _MOST_FIELDS = 1 << 16
 
 
 @dataclass(frozen=True)
-class QuantizedVectors:
-    """Vectors `[n, dim]` of a format's dtype; int8 vectors mean scale `[n]` float32 × vectors."""
+class Embeddings:
+    """Keys and their vectors.
 
+    Attributes:
+        keys: `[n]` int64, ascending and distinct.
+        vectors: `[n, dim]` of a format's dtype; without fallback vectors, none is all zeros.
+        scale: `[n]` float32, only of int8: a vector is scale × integers.
+        fallback: `[2**bits, dim]` float32, by the number in a key's top bits, the vectors of absent keys; None for
+            zeros.
+    """
+
+    keys: Tensor
     vectors: Tensor
     scale: Tensor | None = None
+    fallback: Tensor | None = None
+
+    @classmethod
+    def of(cls, keys: Tensor, vectors: Tensor, dtype: Dtype, fallback: Tensor | None = None) -> "Embeddings":
+        """Vectors `[n, dim]` in a format; the same vectors give the same bits.
+
+        float16 and bfloat16 round to nearest, ties to even. int8 has a scale for each row, max |x| / 127, so that each
+        element is off by at most half of it. A vector whose elements all round to zero becomes zero: in float16 those
+        below 3e-8, in int8 below 5.9e-39; bfloat16 has the range of float32.
+        """
+        vectors = vectors.detach().to(torch.float32)
+        if not bool(torch.isfinite(vectors).all()):
+            raise ExportError(
+                "the table holds vectors that are not finite: training has diverged; there is nothing to serve"
+            )
+        if dtype == "int8":
+            largest = vectors.abs().amax(1) if vectors.numel() else vectors.new_zeros(len(vectors))
+            scale = (largest / _LARGEST_INT8).clamp(min=_SMALLEST_SCALE)
+            rounded = (vectors / scale.unsqueeze(1)).round().clamp(-_LARGEST_INT8, _LARGEST_INT8)
+            return cls(keys, rounded.to(torch.int8), scale, fallback)
+        encoded = vectors.to(TORCH_DTYPES[dtype])
+        if not bool(torch.isfinite(encoded).all()):
+            largest_value = float(vectors.abs().max())
+            raise ExportError(f"{dtype} has no {largest_value:g}, which the table holds; take float32 or int8")
+        return cls(keys, encoded, None, fallback)
 
     def decode(self) -> Tensor:
         """The vectors as `[n, dim]` float32."""
         decoded = self.vectors.to(torch.float32)
         return decoded if self.scale is None else decoded * self.scale.unsqueeze(1)
 
-    def __getitem__(self, rows: Tensor) -> "QuantizedVectors":
-        return QuantizedVectors(self.vectors[rows], None if self.scale is None else self.scale[rows])
-
-
-def encode(vectors: Tensor, dtype: Dtype) -> QuantizedVectors:
-    """Vectors `[n, dim]` in a format; the same vectors give the same bits.
-
-    float16 and bfloat16 round to nearest, ties to even. int8 has a scale for each row, max |x| / 127, so that each
-    element is off by at most half of it. A vector whose elements all round to zero becomes zero: in float16 those below
-    3e-8, in int8 below 5.9e-39; bfloat16 has the range of float32.
-    """
-    vectors = vectors.detach().to(torch.float32)
-    if not bool(torch.isfinite(vectors).all()):
-        raise ExportError(
-            "the table holds vectors that are not finite: training has diverged; there is nothing to serve"
-        )
-    if dtype == "int8":
-        largest = vectors.abs().amax(1) if vectors.numel() else vectors.new_zeros(len(vectors))
-        scale = (largest / _LARGEST_INT8).clamp(min=_SMALLEST_SCALE)
-        rounded = (vectors / scale.unsqueeze(1)).round().clamp(-_LARGEST_INT8, _LARGEST_INT8)
-        return QuantizedVectors(rounded.to(torch.int8), scale)
-    encoded = vectors.to(TORCH_DTYPES[dtype])
-    if not bool(torch.isfinite(encoded).all()):
-        largest_value = float(vectors.abs().max())
-        raise ExportError(f"{dtype} has no {largest_value:g}, which the table holds; take float32 or int8")
-    return QuantizedVectors(encoded)
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """Keys and their vectors.
-
-    Attributes:
-        keys: `[n]` int64, ascending and distinct.
-        vectors: The vectors of the keys; without fallback vectors, none is all zeros.
-        fallback: `[2**bits, dim]` float32, by the number in a key's top bits, the vectors of absent keys; None for
-            zeros.
-    """
-
-    keys: Tensor
-    vectors: QuantizedVectors
-    fallback: Tensor | None = None
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "Embeddings":
-        """The embeddings with these `tensors()`."""
-        vectors = QuantizedVectors(tensors["vectors"], tensors.get("scale"))
-        return cls(tensors["keys"], vectors, tensors.get("fallback"))
-
     def tensors(self) -> dict[str, Tensor]:
-        """The content of the file: `keys`, `vectors` and, if there are any, `scale` (of int8) and `fallback`."""
-        every = {"keys": self.keys, **vars(self.vectors), "fallback": self.fallback}
-        return {name: tensor.contiguous() for name, tensor in every.items() if tensor is not None}
+        """The content of the file: the attributes that there are."""
+        return {name: tensor.contiguous() for name, tensor in vars(self).items() if tensor is not None}
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __getitem__(self, rows: Tensor) -> "Embeddings":
-        return Embeddings(self.keys[rows], self.vectors[rows], self.fallback)
+        scale = None if self.scale is None else self.scale[rows]
+        return Embeddings(self.keys[rows], self.vectors[rows], scale, self.fallback)
 
     @property
     def dim(self) -> int:
         """Length of a vector."""
-        return self.vectors.vectors.shape[1]
+        return self.vectors.shape[1]
 
     def save(self, path: Path) -> None:
         """Write the file; the same content gives the same bytes."""
@@ -170,7 +155,7 @@ class FrozenTable(nn.Module):
     def __init__(self, rows: Embeddings, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.dtype = dtype
-        keys, (vectors, scales), fallback = rows.keys, (rows.vectors.vectors, rows.vectors.scale), rows.fallback
+        keys, vectors, scales, fallback = rows.keys, rows.vectors, rows.scale, rows.fallback
         self.num_live = self.num_rows = self.num_seen = count = len(keys)
         self.dim = rows.dim
         if count > (limit := torch.iinfo(torch.int32).max - 2 * BLOCK):
@@ -355,15 +340,14 @@ def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
     keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
     vectors = torch.cat([vectors for _, vectors in parts]) if parts else torch.empty(0, table.dim)
     keys, order = keys.sort()
-    encoded = encode(vectors[order], dtype)
     if isinstance(table, FrozenTable):
         fallback = table.fallback_by_field
     else:
         fallback = None if table.fallback is None else table.fallback.detach().cpu().float().clone()
     if fallback is not None and not bool(fallback.isfinite().all()):
         raise ExportError("a fallback vector is not finite: training has diverged; there is nothing to serve")
-    live = encoded.vectors.ne(0).any(1)
-    found = Embeddings(keys, encoded, fallback)
+    found = Embeddings.of(keys, vectors[order], dtype, fallback)
+    live = found.vectors.ne(0).any(1)
     return found if fallback is not None or bool(live.all()) else found[live]
 
 
@@ -391,4 +375,4 @@ def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
         is_table = fallback.dtype == torch.float32 and fallback.ndim == 2 and fallback.shape[1] == dim
         fields = len(fallback) if is_table else 0
         check("fallback", f"float32 [2**bits, {dim}]", fields.bit_count() == 1 and fields <= _MOST_FIELDS)
-    return Embeddings.of(tensors)
+    return Embeddings(**tensors)

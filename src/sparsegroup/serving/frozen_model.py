@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, FrozenTable
 from sparsegroup.serving.tracing import trace
-from sparsegroup.table import FieldTables, HashEmbedding, HashEmbeddingBag
+from sparsegroup.table import HashEmbedding, HashEmbeddingBag
 from sparsegroup.training.model import LookupModel
 
 AnyTable = HashEmbedding | FrozenTable
@@ -56,15 +56,20 @@ def tables_of(model: nn.Module, given: Mapping[str, AnyTable] | None = None) -> 
     return tables
 
 
-def frozen_copy(model: nn.Module, tables: Mapping[str, AnyTable], rows: Mapping[str, Embeddings]) -> nn.Module:
-    """A copy of a module on the CPU, in evaluation mode, with its tables replaced wherever it uses them."""
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
+
+
+def frozen_copy(
+    model: AnyModel, rows: Mapping[str, Embeddings], tables: Mapping[str, AnyTable] | None = None
+) -> AnyModel:
+    """A copy of a module on the CPU, in evaluation mode, with its tables replaced by rows wherever it uses them."""
     memo: dict[int, Any] = {}
-    for name, table in tables.items():
+    for name, table in (tables_of(model) if tables is None else tables).items():
         memo[id(table)] = _frozen(table, rows[name])
         if isinstance(table, HashEmbedding):
             memo[id(table.weight)] = nn.Parameter(torch.empty(0))  # an optimizer that the model holds knows it
     try:
-        copy: nn.Module = deepcopy(model, memo)
+        copy = deepcopy(model, memo)
     except Exception as error:
         raise ExportError(f"{type(model).__name__}: cannot be copied ({error})") from error
     return copy.cpu().requires_grad_(False).eval()
@@ -105,52 +110,11 @@ def _frozen(table: AnyTable, rows: Embeddings) -> FrozenTable:
     return FrozenTable(rows, dtype)
 
 
-class FrozenModel(LookupModel):
-    """Keys → logits, as training computes them, over vectors that don't change; in evaluation mode.
-
-    Args:
-        embeddings: The live rows, or their lookup; of several tables, a `FieldTables` of lookups.
-        network: A network of `sparsegroup.models`, which is copied.
-    """
-
-    embedding: FrozenTable | FieldTables
-
-    def __init__(self, embeddings: Embeddings | FrozenTable | FieldTables, network: nn.Module) -> None:
-        lookup = FrozenTable(embeddings) if isinstance(embeddings, Embeddings) else embeddings
-        super().__init__(lookup, deepcopy(network))
-        self.requires_grad_(False)
-        self.eval()
-
-    @classmethod
-    def of(cls, model: LookupModel, rows: Mapping[str, Embeddings]) -> "FrozenModel":
-        """A trained model with the live `rows` of its tables, by their names in it."""
-        copy = frozen_copy(model, tables_of(model), rows)
-        assert isinstance(copy, LookupModel)
-        assert isinstance(copy.embedding, FrozenTable | FieldTables)
-        return cls(copy.embedding, copy.network)
-
-    @property
-    def other_weights(self) -> dict[str, Tensor]:
-        """The network's weights by their names in it, and others that are no rows by their names in this."""
-        return {name.removeprefix("network."): weight for name, weight in other_weights(self).items()}
-
-    def load_other_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Set `other_weights`; raises ExportError if this model has others."""
-        prefixes = {name: "" if name.startswith("embedding.") else "network." for name in weights}
-        load_other_weights(self, {prefixes[name] + name: weight for name, weight in weights.items()})
-
-    @property
-    def rows(self) -> dict[str, FrozenTable]:
-        """The rows of each table, to be read, by its name."""
-        return {name: module for name, module in self.named_modules() if isinstance(module, FrozenTable)}
-
-
 class ServingModel(nn.Module):
     """Raw keys → probability, in operators that torch.export and ONNX know.
 
     Args:
-        embeddings: See `FrozenModel`.
-        network: A network of `sparsegroup.models`, which is copied.
+        model: A model whose tables are lookups, as `Export.model` gives it; it is put into evaluation mode.
         columns: The columns that it expects.
 
     Attributes:
@@ -158,12 +122,9 @@ class ServingModel(nn.Module):
             `<field>.offsets` of lists.
     """
 
-    def __init__(
-        self, embeddings: Embeddings | FrozenTable | FieldTables, network: nn.Module, columns: LogSchema
-    ) -> None:
+    def __init__(self, model: LookupModel, columns: LogSchema) -> None:
         super().__init__()
-        self.columns = columns
-        self.model = FrozenModel(embeddings, network)
+        self.model, self.columns = model, columns
         lists = [f"{name}.{part}" for name in columns.lists for part in ("keys", "offsets")]
         self.inputs = ("keys", *(["numbers"] if columns.numbers else []), *lists)
         self.eval()

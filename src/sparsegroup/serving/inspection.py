@@ -1,6 +1,5 @@
 """A look into a trained model: its sizes, its largest features and the effect of λ."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from sparsegroup.penalties import PracticalNorm
 from sparsegroup.reporting.formatting import target_words
 from sparsegroup.reporting.run_record import LargestFeature
 from sparsegroup.rules import Rule, bind
-from sparsegroup.serving.opening import SCANNED, Kind, RowSource, TrainedModel, check_rows
+from sparsegroup.serving.opening import SCANNED, Kind, RowSource, TrainedModel
 from sparsegroup.table import FieldCount, FieldTables
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import TableMemory
@@ -262,10 +261,11 @@ class Inspection:
             *(sum(getattr(one, name) for one in self.fields.values()) for name in ("seen", "rows", "live"))
         )
 
-    def as_json(self) -> str:
-        """All of it; numbers that are not finite are null."""
-        content = {"feature_rate": self.live_rows / self.features_seen if self.features_seen else None, **asdict(self)}
-        return json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+    def as_plain(self) -> dict[str, Any]:
+        """All of it for JSON; numbers that are not finite are None."""
+        rate = self.live_rows / self.features_seen if self.features_seen else None
+        content: dict[str, Any] = finite({"feature_rate": rate, **asdict(self)})
+        return content
 
 
 def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
@@ -281,8 +281,8 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     """
     if top < 0:
         raise ValueError(f"top must be >= 0, got {top}")
-    check_rows(trained.path, trained.model.rows, state=True)
-    settings, options, tables = trained.config.optimizer, trained.config.model, trained.model.rows.values()
+    trained.check_rows(state=True)
+    settings, options, tables = trained.config.optimizer, trained.config.model, trained.rows.values()
     l21 = trained.l21 if settings.has_target else settings.l21
     in_force = {**settings.arguments, "l21": l21 or 0.0}
     threshold = Threshold.of(settings.rule, in_force, trained.steps)

@@ -3,17 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from sparsegroup.reporting.formatting import count, exact, percent, short, size, trim_exponent
-from sparsegroup.serving.inspection import Float64s, Histogram, Inspection, RegularizationEffect
+from sparsegroup.reporting.charts import Axis, Bars, Chart, Curve, draw
+from sparsegroup.reporting.formatting import count, exact, percent, prefixed, short, size, trim_exponent
+from sparsegroup.reporting.run_record import field_rows
+from sparsegroup.serving.inspection import Histogram, Inspection, RegularizationEffect
 from sparsegroup.settings.names import model_title, optimizer_title
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -24,12 +19,12 @@ class Section:
     rows: Sequence[tuple[str, ...]]  # texts, then figures
     columns: tuple[str, ...] = ()  # their names; without any, rows are names and values
     texts: int = 1  # how many of the columns are texts
-    bars: Sequence[float] = ()  # a share for each row, drawn behind it; empty for none
-    longest: int = 20  # characters of a bar of share 1, in a terminal
+    bars: Sequence[float] = ()  # a share for each row; empty for none
     note: str = ""  # how to read the figures
 
 
-ALL = "all fields"
+_TOP, _EFFECT, _SIZES = "Features of the largest norms", "What λ did", ("Table in memory", "Model", "Files")
+_PER_BIN = "rows per bin"
 
 
 def title_of(inspection: Inspection) -> str:
@@ -59,22 +54,21 @@ def lead_of(inspection: Inspection) -> str:
 
 def sections(inspection: Inspection) -> dict[str, Section]:
     """Title → section, in order; norms and features only if there are live rows."""
-    by_size = sorted(inspection.fields.items(), key=lambda field: (-field[1].seen, field[0]))
-    rates = {name: (one, share_of(one.live, one.seen)) for name, one in [(ALL, inspection.total), *by_size]}
-    rows = [(name, *map(count, vars(one).values()), percent(rate)) for name, (one, rate) in rates.items()]
-    bars = [rate for _, rate in rates.values()]
+    fields = field_rows(inspection.fields)
+    rows = [(row.name, *map(count, vars(row.count).values()), percent(row.live)) for row in fields]
+    bars = [row.live for row in fields]
     parts = [Section("Feature rate", rows, ("field", "seen", "rows", "live", "rate"), bars=bars)]
     if counts := inspection.norms.counts:
         edges = [trim_exponent(f"{edge:.3g}") for edge in inspection.norms.edges]
         bins = list(zip(edges, edges[1:], map(count, counts), strict=False))
         bars = [rows / max(counts) for rows in counts]
-        parts.append(Section("Norms of the live rows", bins, ("‖x‖ from", "to", "rows"), bars=bars, longest=40))
+        parts.append(Section("Norms of the live rows", bins, ("‖x‖ from", "to", "rows"), bars=bars))
     if top := inspection.top:
         texts = [str(one.key) if one.value is None else one.value or "(missing)" for one in top]
         rows = [(one.field, text, f"{one.norm:.4g}") for one, text in zip(top, texts, strict=True)]
         bars = [one.norm / top[0].norm if top[0].norm else 0.0 for one in top]
         columns = ("field", "key" if all(one.value is None for one in top) else "value", "‖x‖")
-        parts.append(Section("Features of the largest norms", rows, columns, texts=2, bars=bars))
+        parts.append(Section(_TOP, rows, columns, texts=2, bars=bars))
     sizes, table = inspection.sizes, inspection.sizes.table
     memory = {"index": table.index, **table.parts, "rest of the last page": table.rows - sum(table.parts.values())}
     memory |= ({"dropped keys": table.dropped} if table.dropped else {}) | {"table": table.total}
@@ -86,10 +80,10 @@ def sections(inspection: Inspection) -> dict[str, Section]:
     }
     files = {**sizes.files, "together": sum(sizes.files.values())}
     parts += [
-        Section("What λ did", _effects(inspection), note=_note_of(inspection)),
-        Section("Table in memory", [(name, size(max(used, 0))) for name, used in memory.items()]),
-        Section("Model", list(model.items())),
-        Section("Files", [(name, size(used)) for name, used in files.items()]),
+        Section(_EFFECT, _effects(inspection), note=_note_of(inspection)),
+        Section(_SIZES[0], [(name, size(max(used, 0))) for name, used in memory.items()]),
+        Section(_SIZES[1], list(model.items())),
+        Section(_SIZES[2], [(name, size(used)) for name, used in files.items()]),
     ]
     return {section.title: section for section in parts}
 
@@ -163,92 +157,62 @@ def _of(part: int, whole: int) -> str:
     return f"{count(part)} of {count(whole)}, {percent(share_of(part, whole))}"
 
 
-_INCHES = (5.4, 2.5)
-
-
 def render_inspection(inspection: Inspection) -> str:
     """The inspection as a page that loads nothing, holds no script, and is the same for the same argument."""
-    from sparsegroup.reporting.page import Tile, field_rows, page_environment
+    from sparsegroup.reporting.page import Tile, page_environment
 
-    total, sizes, samples = inspection.total, inspection.sizes, inspection.samples
+    total, sizes, samples, shown = inspection.total, inspection.sizes, inspection.samples, sections(inspection)
     rate, part = share_of(total.live, total.seen), share_of(sizes.live_vectors, sizes.dense_table)
     trained = ("–", "not recorded") if samples is None else (short(samples), "trained on")
-    tiles = [
-        Tile("Feature rate", percent(rate), f"{count(total.live)} live of {count(total.seen)}"),
-        Tile("Live vectors", size(sizes.live_vectors), f"{percent(part)} of a dense table"),
-        Tile("Table in memory", size(sizes.table.total), f"{count(total.rows)} rows, with all they hold"),
-        Tile("Samples", *trained),
-    ]
-    template = page_environment("sparsegroup.serving").get_template("inspection.html.jinja")
-    return template.render(
-        inspection=inspection,
-        title=title_of(inspection),
-        lead=lead_of(inspection),
-        tiles=tiles,
-        fields=field_rows(inspection.fields),
-        sections=sections(inspection),
-        norms=_norms_svg(inspection.norms),
-        threshold=_threshold_svg(inspection.regularized),
+    return (
+        page_environment("sparsegroup.serving")
+        .get_template("inspection.html.jinja")
+        .render(
+            title=title_of(inspection),
+            lead=lead_of(inspection),
+            tiles=[
+                Tile("Feature rate", percent(rate), f"{count(total.live)} live of {count(total.seen)}"),
+                Tile("Live vectors", size(sizes.live_vectors), f"{percent(part)} of a dense table"),
+                Tile("Table in memory", size(sizes.table.total), f"{count(total.rows)} rows, with all they hold"),
+                Tile("Samples", *trained),
+            ],
+            charts=[
+                _chart_of_norms(inspection.norms),
+                _chart_of_distances(inspection.regularized, shown[_EFFECT].note),
+            ],
+            effect=shown[_EFFECT],
+            top=shown.get(_TOP),
+            fields=field_rows(inspection.fields),
+            sizes=[shown[name] for name in _SIZES],
+        )
     )
 
 
-def _norms_svg(norms: Histogram) -> str | None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-
-    from sparsegroup.reporting.charts import svg_element
-
-    def draw(figure: "Figure") -> None:
-        axes = _axes(figure, "‖x‖")
-        _bars(axes, np.array(norms.edges), norms)
-        axes.set_xscale("log")
-        subs = (1.0,) if math.log10(norms.edges[-1] / norms.edges[0]) >= 3 else (1.0, 2.0, 5.0)
-        axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=12))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: trim_exponent(f"{value:g}")))
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
-
-    return svg_element("norms", _INCHES, draw) if norms.counts else None
+def _chart_of_norms(norms: Histogram) -> Chart:
+    svg = None
+    if norms.counts:
+        x = Axis.logarithmic(norms.edges[0], norms.edges[-1], lambda value: trim_exponent(f"{value:g}"), "‖x‖")
+        y = Axis.linear(0, 1.08 * max(norms.counts), prefixed, least_step=1)
+        svg = draw(x, y, [Bars(norms.edges, norms.counts)])
+    words = f"Histogram of the norms of {count(sum(norms.counts))} live rows"
+    return Chart("Norms of the live rows", _PER_BIN, (), svg, words, empty="No row is live.")
 
 
-def _threshold_svg(effect: RegularizationEffect) -> str | None:
+def _chart_of_distances(effect: RegularizationEffect, note: str) -> Chart:
     """Zero rows left of 1 by their measure m, live rows right of it at 2 - 1 / m."""
-    from matplotlib.ticker import EngFormatter, NullLocator
-
-    from sparsegroup.reporting.charts import INK, svg_element
-
-    def draw(figure: "Figure") -> None:
-        axes = _axes(figure, str(effect.measure))
-        if effect.zero is not None:
-            _bars(axes, np.array(effect.zero.histogram.edges), effect.zero.histogram, alpha=0.4)
-        if effect.live is not None:
-            _bars(axes, 2 - np.array(effect.live.histogram.edges), effect.live.histogram)
-        axes.axvline(1, color=INK, linestyle="--", linewidth=1.1)
-        ticks = {0.0: "0", 0.25: "0.25", 0.5: "0.5", 0.75: "0.75", 1.0: "1"}
-        if effect.live is not None:
-            ticks |= {1.25: "1.33", 1.5: "2", 1.75: "4", 2.0: "∞"}
-        axes.set_xlim(-0.03, max(ticks) + 0.03)
-        axes.set_xticks(list(ticks), list(ticks.values()))
-        axes.set_yscale("symlog", linthresh=10, linscale=0.6)
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-
-    return svg_element("threshold", _INCHES, draw) if effect.measure is not None else None
-
-
-def _axes(figure: "Figure", label: str) -> "Axes":
-    from matplotlib.ticker import EngFormatter
-
-    axes: Axes = figure.subplots()
-    axes.set_xlabel(label)
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(visible=False, axis="x")
-    axes.set_axisbelow(True)
-    return axes
-
-
-def _bars(axes: "Axes", edges: Float64s, of: Histogram, alpha: float | None = None) -> None:
-    from sparsegroup.reporting.charts import COLOURS
-
-    left = np.minimum(edges[:-1], edges[1:])
-    axes.bar(left, of.counts, 0.94 * np.abs(np.diff(edges)), align="edge", color=COLOURS["orange"], alpha=alpha)
+    bars, keys, ticks = [], [], {0.0: "0", 0.25: "0.25", 0.5: "0.5", 0.75: "0.75", 1.0: "1"}
+    if effect.zero is not None:
+        bars.append(Bars(effect.zero.histogram.edges, effect.zero.histogram.counts, opacity=0.4))
+        keys.append(("zero rows", "block held"))
+    if effect.live is not None:
+        ticks |= {1.25: "1.33", 1.5: "2", 1.75: "4", 2.0: "∞"}
+        bars.append(Bars([2 - edge for edge in effect.live.histogram.edges], effect.live.histogram.counts))
+        keys.append(("live rows", "block"))
+    svg = None
+    if bars:
+        y = Axis.counts(max(height for one in bars for height in one.heights))
+        svg = draw(Axis(0, max(ticks), ticks, str(effect.measure)), y, [*bars, Curve((1, 1), (0, y.high))])
+        keys.append(("threshold", "reference"))
+    words = "Histogram of the rows by their distance from the threshold"
+    empty = note or "No λ makes rows zero: there is no threshold."
+    return Chart("Distance from the threshold", _PER_BIN, keys, svg, words, note if bars else "", empty)

@@ -10,6 +10,7 @@ from sparsegroup.artifact.manifest import FileFacts, FileName, FolderFormat, Man
 from sparsegroup.artifact.validation import Count, Number, finite
 from sparsegroup.bags import BagMode
 from sparsegroup.data.schema import LogSchema
+from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.settings.names import Dtype
 from sparsegroup.settings.yaml_settings import checked
@@ -81,12 +82,10 @@ class SizesBefore:
     table: Count
 
 
-@dataclass(frozen=True)
-class PathScores:
+@dataclass(frozen=True, kw_only=True)
+class PathScores(Metrics):
     """Scores of one way to compute the test rows' probabilities, and the largest gap to the export in PyTorch."""
 
-    auc: Number
-    log_loss: Number
     max_abs_difference: Number
 
 
@@ -255,8 +254,8 @@ _PREFIX, _SUFFIX = EMBEDDINGS.split(".")
 
 
 def file_of(table: str) -> str:
-    """Name of the file with the rows of a table, except of a trained model's only one."""
-    return f"{_PREFIX}-{quote(table, safe='')}.{_SUFFIX}"  # a module's name may hold a slash
+    """Name of the file with the rows of a table, whose name may hold a slash."""
+    return EMBEDDINGS if table == TABLE else f"{_PREFIX}-{quote(table, safe='')}.{_SUFFIX}"
 
 
 def check_free(out: Path, overwrite: bool) -> None:

@@ -1,25 +1,24 @@
 """A trained model, opened from a run, a checkpoint or an export."""
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
-from sparsegroup.data.keys import Int64s
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.serving.frozen_model import FrozenModel
+from sparsegroup.serving.frozen import FrozenTable
+from sparsegroup.serving.frozen_model import tables_of
 from sparsegroup.serving.manifest import MANIFEST, ExportManifest
-from sparsegroup.serving.reading import read_trained
+from sparsegroup.serving.reading import read_export
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.rows.rows import WEIGHT
+from sparsegroup.table.table import Table
 from sparsegroup.training import ClickModel, Config, RunError
 from sparsegroup.training.baseline import LogisticBaseline, baseline_of
 from sparsegroup.training.run_folder import NAMES, VOCABULARY, RunFolder, find_run
@@ -29,32 +28,8 @@ SCANNED = 1 << 16
 """Rows of one read."""
 
 
-class RowSource(Protocol):
-    """A table, in training or of an export, whose rows can be read."""
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """The parts of a row except its weights."""
-
-    def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
-        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, n ≤ `batch_size`."""
-
-
-def check_rows(path: Path, tables: Mapping[str, RowSource], *, state: bool = False) -> None:
-    """Raise RunError unless the vectors of all rows are finite, and with `state` the rest of the rows."""
-    for name, table in tables.items():
-        parts = [WEIGHT, *(table.state_names if state else ())]
-        rows = wrong = 0
-        for keys, arrays in table.scan_rows(parts, SCANNED):
-            rows += len(keys)
-            finite = np.logical_and.reduce([np.isfinite(array).all(axis=1) for array in arrays])
-            wrong += len(keys) - int(finite.sum())
-        if wrong:
-            raise RunError(
-                f"{path}: {wrong:,} of {rows:,} rows of the table {name!r} are not finite: training has diverged; take "
-                "an earlier checkpoint"
-            )
-
+RowSource = FrozenTable | Table
+"""A table, in training or of an export, whose rows can be read."""
 
 Kind = Literal["run", "checkpoint", "export"]
 
@@ -83,7 +58,7 @@ class TrainedModel:
     kind: Kind
     config: Config
     columns: LogSchema
-    model: ClickModel | FrozenModel
+    model: ClickModel
     vocabulary: Path | None
     samples: int | None = None
     steps: int | None = None
@@ -91,6 +66,26 @@ class TrainedModel:
     manifest: ExportManifest | None = None
     names: Path | None = None
     baseline: LogisticBaseline | None = None
+
+    @property
+    def rows(self) -> dict[str, RowSource]:
+        """The rows of each table, to be read, by its name."""
+        tables = tables_of(self.model)
+        return {name: table if isinstance(table, FrozenTable) else table.table for name, table in tables.items()}
+
+    def check_rows(self, *, state: bool = False) -> None:
+        """Raise RunError unless the vectors of all rows are finite, and with `state` the rest of the rows."""
+        for name, table in self.rows.items():
+            rows = wrong = 0
+            for keys, arrays in table.scan_rows([WEIGHT, *(table.state_names if state else ())], SCANNED):
+                rows += len(keys)
+                finite = np.logical_and.reduce([np.isfinite(array).all(axis=1) for array in arrays])
+                wrong += len(keys) - int(finite.sum())
+            if wrong:
+                raise RunError(
+                    f"{self.path}: {wrong:,} of {rows:,} rows of the table {name!r} are not finite: training has "
+                    "diverged; take an earlier checkpoint"
+                )
 
     def field_counts(self) -> dict[str, FieldCount]:
         """Field → its rows, and its features that training has seen."""
@@ -116,8 +111,8 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
     """
     path = Path(path)
     if (path / MANIFEST).is_file():
-        export = read_trained(path)
-        columns, config = export.manifest.columns_and_config()
+        export = read_export(path)
+        columns, config = export.columns_and_config()
         names = export.vocabularies[0] if len(export.vocabularies) == 1 else None
         return TrainedModel(path, "export", config, columns, export.model(), names, manifest=export.manifest)
     if (path / CHECKPOINT).is_file():
@@ -132,8 +127,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
     extra = CheckpointMetadata.of(saved.extra, checkpoint)
     config, columns = checked(Config, extra.config, str(checkpoint)), extra.columns
     try:
-        parts = {name.partition(".")[::2]: weight for name, weight in saved.model.items()}
-        config.check_shapes(columns, {name: weight for (part, name), weight in parts.items() if part == "network"})
+        config.check_shapes(columns, saved.model)
         model, optimizer = config.build_for(columns)
     except SettingsError as error:
         raise RunError(f"{checkpoint}: damaged (state.extra.config.{error})") from error

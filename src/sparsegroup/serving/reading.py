@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sparsegroup.artifact.manifest import chain_of
 from sparsegroup.artifact.tensor_file import read_tensors
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.frozen import Embeddings, ExportError, load_embeddings
-from sparsegroup.serving.frozen_model import FrozenModel, ServingModel, tables_of
+from sparsegroup.serving.frozen_model import ServingModel, frozen_copy, load_other_weights, tables_of
 from sparsegroup.serving.manifest import (
     EXPORT,
     MANIFEST,
@@ -22,6 +23,7 @@ from sparsegroup.serving.manifest import (
     read_manifest,
 )
 from sparsegroup.settings.yaml_settings import SettingsError
+from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.run_folder import VOCABULARY
 
 
@@ -43,8 +45,7 @@ def difference(old: Embeddings, new: Embeddings) -> Difference:
 
 def _bits(rows: Embeddings) -> Tensor:
     """The bytes of vectors and scales, `[n, bytes]`."""
-    vectors, scale = rows.vectors.vectors, rows.vectors.scale
-    parts = [vectors] if scale is None else [vectors, scale.unsqueeze(1)]
+    parts = [rows.vectors] if rows.scale is None else [rows.vectors, rows.scale.unsqueeze(1)]
     return torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
 
 
@@ -54,7 +55,7 @@ def merge(old: Embeddings, change: Difference) -> Embeddings:
     remaining = old[~torch.isin(old.keys, torch.cat([change.tombstones, change.upserts.keys]))].tensors()
     order = torch.cat([remaining["keys"], upserts["keys"]]).argsort()
     rows = {name: torch.cat([remaining[name], upserts[name]])[order] for name in remaining if name != "fallback"}
-    return Embeddings.of({**upserts, **rows})
+    return Embeddings(**{**upserts, **rows})
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Export:
         folder: The folder that was read.
         manifest: The manifest of the folder.
         tables: Name → live rows of a table.
-        network: The `state_dict` of all but the tables.
+        network: All other weights, by their names in the model's `state_dict`.
         vocabularies: Files of key, field and value, if they were kept; of a chain, the newest last.
     """
 
@@ -86,13 +87,20 @@ class Export:
             raise ExportError(f"{self.folder}: has the tables {', '.join(self.tables)}, not one; take `tables`")
         return self.tables[TABLE]
 
-    def model(self) -> FrozenModel:
+    def columns_and_config(self) -> tuple[LogSchema, Config]:
+        """See `ExportManifest.columns_and_config`."""
+        try:
+            return self.manifest.columns_and_config()
+        except ExportError as error:
+            raise ExportError(f"{self.folder}: {error}") from error
+
+    def model(self) -> ClickModel:
         """The model that it serves.
 
         Raises:
             ExportError: The weights do not fit the settings.
         """
-        columns, config = self.manifest.columns_and_config()
+        columns, config = self.columns_and_config()
         try:
             config.check_shapes(columns, self.network)
             with torch.random.fork_rng(devices=()):  # it is initialized before its weights are loaded
@@ -102,17 +110,16 @@ class Export:
         dims = {name: table.dim for name, table in tables_of(built).items()}
         if dims != (given := {name: rows.dim for name, rows in self.tables.items()}):
             raise ExportError(f"{self.folder}: damaged (its tables are {given}, those of its settings {dims})")
-        model = FrozenModel.of(built, self.tables)
+        model = frozen_copy(built, self.tables)
         try:
-            model.load_other_weights(self.network)
+            load_other_weights(model, self.network)
         except ExportError as error:
             raise ExportError(f"{self.folder / NETWORK}: does not fit the settings ({error})") from error
         return model
 
     def serving_model(self) -> ServingModel:
         """The model that the files `model.onnx` and `model.pt2` are made of."""
-        model = self.model()
-        return ServingModel(model.embedding, model.network, self.manifest.columns_and_config()[0])
+        return ServingModel(self.model(), self.columns_and_config()[0])
 
 
 def read_export(folder: str | Path) -> Export:
@@ -133,16 +140,6 @@ def read_export(folder: str | Path) -> Export:
     export = Export(folder, manifest, tables, read_tensors(folder / NETWORK, ExportError), vocabularies)
     for delta, manifest in deltas:
         export = _applied(export, delta, manifest)
-    return export
-
-
-def read_trained(folder: str | Path) -> Export:
-    """As `read_export`; raises ExportError for an export without columns and settings, which is of another module."""
-    export = read_export(folder)
-    try:
-        export.manifest.columns_and_config()
-    except ExportError as error:
-        raise ExportError(f"{folder}: {error}") from error
     return export
 
 

@@ -369,7 +369,7 @@ class Config(Settings):
         except (ValueError, RuntimeError, OverflowError, TypeError) as error:
             raise SettingsError(f"model: {str(error).partition(chr(10))[0]}") from error
         for name, weight in state.items():
-            recorded = weights.get(name)
+            recorded = weights.get(f"network.{name}")
             if not isinstance(recorded, Tensor) or recorded.shape != weight.shape:
                 found = list(recorded.shape) if isinstance(recorded, Tensor) else "no tensor"
                 wanted = list(weight.shape)

@@ -1,13 +1,13 @@
 """A study in its folder: Optuna draws settings and stores their scores, on more and more rows of a log."""
 
 import csv
-import io
 import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
+from io import StringIO
 from math import isnan, nan
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -28,6 +28,7 @@ from sparsegroup.artifact.validation import Count, finite
 from sparsegroup.data.log import Log
 from sparsegroup.data.order import LogPart
 from sparsegroup.errors import UserError
+from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.training import Callback, TrainedBatch, Trainer
 from sparsegroup.training.build import Config
@@ -84,26 +85,27 @@ class _Deadline(Callback):
     def __init__(self, clock: Callable[[], float], end: float) -> None:
         self._clock, self._end = clock, end
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self._clock() >= self._end
+
     def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
-        if self._clock() >= self._end:
+        if self.is_over:
             raise _TimeIsUpError
 
 
-@dataclass(frozen=True)
-class RungScore:
-    """A model trained on some rows, measured on those that are held out.
+@dataclass(frozen=True, kw_only=True)
+class RungScore(Metrics):
+    """A model trained on some rows, and its metrics on those that are held out.
 
     Attributes:
         rows: Rows it was trained on.
-        log_loss, auc, normalized_entropy: On the rows held out; see `Metrics`.
         feature_rate: Live features over features seen.
         seconds: The time it took.
     """
 
     rows: int
-    log_loss: float
-    auc: float
-    normalized_entropy: float
     feature_rate: float
     seconds: float
 
@@ -340,19 +342,7 @@ class Study:
         Raises:
             SettingsError: The settings that the search starts with cannot be trained.
         """
-        end = clock() + seconds
-
-        def score(config: Config, rows: int, name: str) -> RungScore:
-            """Train on the last `rows` rows before those held out, and measure."""
-            start = perf_counter()
-            log = LogPart(self.log, self.log.train_rows - self.held_out - rows, rows, self.held_out)
-            model, optimizer = config.build(log)
-            with reporting(name, config.training.plan(rows).samples) as shown:
-                callbacks = [*([] if shown is None else [shown]), _Deadline(clock, end)]
-                score = train_and_test(config, model, optimizer, log, callbacks=callbacks)
-            test, took = score.test, round(perf_counter() - start, 3)
-            return RungScore(rows, test.log_loss, test.auc, test.normalized_entropy, score.feature_rate, took)
-
+        deadline = _Deadline(clock, clock() + seconds)
         study_id = self._storage.get_study_id_from_name(_STUDY)
         for cut_off in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, cut_off.number)
@@ -360,16 +350,16 @@ class Study:
         while len(self._study.get_trials(deepcopy=False, states=_ENDED)) < trials:
             trial = self._study.ask()
             try:
-                self._try(trial, score)
+                self._try(trial, reporting, deadline)
             except _TimeIsUpError:
                 pass
             finally:
                 self._write()
             on_trial(self.trials()[trial.number])
-            if clock() >= end:
+            if deadline.is_over:
                 break
 
-    def _try(self, trial: Trial, score: Callable[[Config, int, str], RungScore]) -> None:
+    def _try(self, trial: Trial, reporting: Reporting, deadline: _Deadline) -> None:
         """Draw the settings of a trial, train it, and report its end to Optuna; an error leaves it unfinished."""
         # What a trial draws follows from the seed, its number and the trials before it, also after an interruption.
         seed = np.random.SeedSequence([self.space.base.training.seed, trial.number]).generate_state(1)[0]
@@ -377,52 +367,60 @@ class Study:
         attempts, drawn = trial.user_attrs.get(_ATTEMPTS, 0), self.space.draw(trial)
         settings = drawn if trial.number else {}
         trial.set_user_attr(_SETTINGS, settings)
+        if attempts >= MAX_ATTEMPTS:
+            _logger.warning(f"trial {trial.number} has ended its process {attempts} times and is left out: {settings}")
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
         trial.set_user_attr(_ATTEMPTS, attempts + 1)
-        log_loss, state = None, TrialState.FAIL
         try:
-            if attempts < MAX_ATTEMPTS:
-                log_loss = self._train(trial, self.space.config(settings), score)
-                state = TrialState.PRUNED if log_loss is None else TrialState.COMPLETE
-            else:
-                _logger.warning(
-                    f"trial {trial.number} has ended its process {attempts} times and is left out: {settings}"
-                )
+            log_loss = self._train(trial, self.space.config(settings), reporting, deadline)
+            self._study.tell(trial, log_loss, TrialState.PRUNED if log_loss is None else TrialState.COMPLETE)
         except (Exception, KeyboardInterrupt) as error:
             if not isinstance(error, SettingsError) or not trial.number:
                 trial.set_user_attr(_ATTEMPTS, attempts)  # the process has not ended
                 raise
             _logger.warning(f"trial {trial.number} cannot be trained: {error}")
-        self._study.tell(trial, log_loss, state)
+            self._study.tell(trial, state=TrialState.FAIL)
 
-    def _train(self, trial: Trial, config: Config, score: Callable[[Config, int, str], RungScore]) -> float | None:
+    def _train(self, trial: Trial, config: Config, reporting: Reporting, deadline: _Deadline) -> float | None:
         """The log loss at the last rung; None if successive halving stops the trial before, or it diverges."""
         scores = list(trial.user_attrs.get(_RUNGS, ()))  # before the trial was cut off
-        for number, step in enumerate(self.steps):
-            rows = self.rows(step)
-            if number == len(scores):
-                try:
-                    scores.append(asdict(score(config, rows, f"trial {trial.number}, {rows:,} rows")))
-                except FloatingPointError as error:
-                    _logger.debug(f"trial {trial.number}: {error}")
-                    trial.report(nan, step)
-                    return None
-                trial.report(scores[number]["log_loss"], step)
-                trial.set_user_attr(_RUNGS, scores)
-            if isnan(log_loss := scores[number]["log_loss"]) or (step != STEPS[-1] and trial.should_prune()):
+        for step in self.steps[len(scores) :]:
+            if scores and (isnan(scores[-1]["log_loss"]) or trial.should_prune()):
                 return None
-        return float(log_loss)
+            rows, start = self.rows(step), perf_counter()
+            log = LogPart(self.log, self.log.train_rows - self.held_out - rows, rows, self.held_out)
+            model, optimizer = config.build(log)
+            try:
+                samples = config.training.plan(rows).samples
+                with reporting(f"trial {trial.number}, {rows:,} rows", samples) as shown:
+                    callbacks = [*([] if shown is None else [shown]), deadline]
+                    score = train_and_test(config, model, optimizer, log, callbacks=callbacks)
+            except FloatingPointError as error:
+                _logger.debug(f"trial {trial.number}: {error}")
+                trial.report(nan, step)
+                return None
+            seconds = round(perf_counter() - start, 3)
+            rung = RungScore(**vars(score.test), rows=rows, feature_rate=score.feature_rate, seconds=seconds)
+            scores.append(asdict(rung))
+            trial.report(rung.log_loss, step)
+            trial.set_user_attr(_RUNGS, scores)
+        log_loss = float(scores[-1]["log_loss"])
+        return None if isnan(log_loss) else log_loss
 
     def _write(self) -> None:
-        trials, best, text = self.trials(), self.best, io.StringIO()
-        columns = ("trial", "state", *(field.name for field in fields(RungScore)), *self.space.keys)
-        table = csv.DictWriter(text, columns, lineterminator="\n")
-        table.writeheader()
-        for trial in trials:
+        figures = ("rows", "log_loss", "auc", "normalized_entropy", "feature_rate", "seconds")
+        rows = []
+        for trial in self.trials():
             last = {} if trial.last is None else finite(asdict(trial.last))
-            figures = {**last, "seconds": f"{trial.seconds:.3f}", **self.space.shown(trial.settings)}
-            table.writerow({"trial": trial.number, "state": trial.state, **figures})
+            last["seconds"] = f"{trial.seconds:.3f}"
+            rows.append(
+                [trial.number, trial.state, *map(last.get, figures), *self.space.shown(trial.settings).values()]
+            )
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerows([["trial", "state", *figures, *self.space.keys], *rows])
         contents = {TRIALS: text.getvalue()}
-        if best is not None:
+        if (best := self.best) is not None:
             contents[BEST] = self.config(best).as_yaml()
         for name, content in contents.items():
             write_atomically(self.folder / name, partial(Path.write_text, data=content, encoding="utf-8"))
