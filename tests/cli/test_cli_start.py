@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsegroup.cli import app
-from sparsegroup.cli.app import main, starting
+from sparsegroup.cli.app import COMMANDS, load_command, main, starting
 from sparsegroup.importing import uncollected
 
 
@@ -28,11 +27,12 @@ def test_garbage_is_sought_again_once_a_command_has_started() -> None:
     assert gc.isenabled()
 
 
-def test_every_command_starts_so() -> None:
-    assert len(app.registered_commands) > 10
-    for command in app.registered_commands:
-        assert command.callback is not None
-        assert "starting" in inspect.unwrap(command.callback).__code__.co_names, command.name
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_starts_so_and_its_line_in_the_list_of_commands_begins_its_help(name: str) -> None:
+    command = load_command(name)
+    assert command.callback is not None
+    assert "starting" in inspect.unwrap(command.callback).__code__.co_names
+    assert " ".join(str(command.help).split("\n\n")[0].split()) == COMMANDS[name]
 
 
 def test_who_does_without_keeps_doing_without() -> None:

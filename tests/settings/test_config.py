@@ -253,13 +253,10 @@ class TestAskingForASize:
 
 
 def test_commands_that_train_take_the_same_options_of_a_log() -> None:
-    from typer.main import get_command
+    from sparsegroup.cli.app import load_command
 
-    from sparsegroup.cli import app
-
-    commands = get_command(app).commands  # type: ignore[attr-defined]
     of_log = {
-        name: {o.name for o in commands[name].params if getattr(o, "rich_help_panel", None) == "Log"}
+        name: {o.name for o in load_command(name).params if getattr(o, "rich_help_panel", None) == "Log"}
         for name in ("train", "tune", "path")
     }
     assert of_log["train"] == of_log["tune"] == of_log["path"]

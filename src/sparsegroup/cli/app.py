@@ -1,7 +1,7 @@
-"""What the commands share: the application, and how it ends when something is wrong.
+"""The application: its commands, each in a module that is imported when it is called, and how a call ends.
 
-The application and its commands' options are imported for every call, so they import nothing that takes time; what a
-command does is imported when it runs.
+A command's module declares its options, so it imports nothing that takes time; what the command does is imported when
+it runs.
 """
 
 import atexit
@@ -10,17 +10,68 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from sparsegroup.cli.output import fail, flush_streams, is_unread, logged, mend_streams
+from sparsegroup.cli.output import fail, flush_streams, is_unread, logged, mend_streams, output_options
 from sparsegroup.errors import UserError
 from sparsegroup.importing import uncollected
 
+COMMANDS: Mapping[str, str] = {
+    "columns": "Show what the columns of a log are taken for, and why: categories, numbers, times, lists.",
+    "demo": "Adam, pruned Adam, Group Adam as in the paper, and a target rate, side by side on a synthetic log.",
+    "evaluate": "Compare a model's predictions with a log's labels: AUC, calibration, gains, by user and by value of a "
+    "field.",
+    "export": "Write the live rows of a trained model and its network, for servers.",
+    "apply": "Apply deltas to an export, and write the result as a new export.",
+    "inspect": "Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did.",
+    "path": "How good would a smaller model be? One pass for each feature rate, against all features: table, plot and "
+    "JSON.",
+    "predict": "Score all rows of a log: row (its place in the log, from 0), probability and label.",
+    "prepare": "Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label, time and weight.",
+    "synthesize": "Make up a raw click log of typed columns: users, ads, times, tags, prices, counts and rates.",
+    "train": "Train on a click log, in one pass or several, and report AUC, log loss and feature rate on its last "
+    "part.",
+    "tune": "Search for settings on part of the training rows, by successive halving; ends with a YAML file for "
+    "`train`.",
+}
+"""Command → the first line of its help, in the order of `--help`. `train` is `train_command` in `cli.train`."""
+_MODULES = {"apply": "export", "synthesize": "prepare"}
+"""Commands that share the module of another one."""
+
+
+class _Command(TyperCommand):
+    """A command of which the name and a line of help are known until it is called."""
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> typer.Context:
+        """See click: of the command as its module declares it."""
+        return load_command(str(self.name)).make_context(info_name, args, *rest, **options)
+
+
+class _Commands(TyperGroup):
+    """The commands, not imported."""
+
+    def __init__(self, **attributes: Any) -> None:
+        commands = {name: _Command(name=name, help=line) for name, line in COMMANDS.items()}
+        super().__init__(**{**attributes, "commands": commands})
+
+
+def load_command(name: str) -> TyperCommand:
+    """A command with its options, from its module."""
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(getattr(import_module(f"sparsegroup.cli.{_MODULES.get(name, name)}"), f"{name}_command"))
+    command: TyperCommand = typer.main.get_command(alone)
+    command.params += output_options()
+    return command
+
+
 app = typer.Typer(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import UsageError, app, starting
+from sparsegroup.cli.app import UsageError, starting
 from sparsegroup.cli.options import RAW_LOG, takes_settings
-from sparsegroup.cli.output import Json, Quiet, Verbose, show, tell
+from sparsegroup.cli.output import show, tell
 
 if TYPE_CHECKING:
     from sparsegroup.data import ColumnFinding
@@ -25,7 +25,6 @@ _SHOWN = 40
 """Columns that the short table shows."""
 
 
-@app.command("columns")
 @takes_settings("label", "exclude", "weight", "dataset")
 def columns_command(
     log: Annotated[
@@ -43,9 +42,6 @@ def columns_command(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing schema.")] = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Show what the columns of a log are taken for, and why: categories, numbers, times, lists."""
     if schema is not None and schema.exists() and not overwrite:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
-from sparsegroup.cli.output import Json, Quiet, Verbose, show
+from sparsegroup.cli.app import THREADS, Threads, starting, use_threads
+from sparsegroup.cli.output import show
 
 if TYPE_CHECKING:
     from sparsegroup.training.compare import ModelScore
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-@app.command("demo")
 def demo_command(
     rows: Annotated[int, typer.Option(min=100, help="Size of the synthetic log.")] = 500_000,
     target_rate: Annotated[str, typer.Option(help="Share of the features to ask for.")] = "3%",
@@ -26,9 +25,6 @@ def demo_command(
     lr: Annotated[float, typer.Option(help="Learning rate of Adam and Group Adam.")] = 1e-2,
     seed: Annotated[int, typer.Option(help="Seed of the log and of the training.")] = 0,
     threads: Threads = THREADS,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Adam, pruned Adam, Group Adam as in the paper, and a target rate, side by side on a synthetic log."""
     with starting():

@@ -8,9 +8,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sparsegroup.cli.app import THREADS, Threads, app, starting, use_threads
+from sparsegroup.cli.app import THREADS, Threads, starting, use_threads
 from sparsegroup.cli.options import OF_SCORED_LOG, THE_MODELS, Model, takes_settings
-from sparsegroup.cli.output import Json, Quiet, Verbose, show
+from sparsegroup.cli.output import show
 from sparsegroup.reporting.formatting import count, metric, percent
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ _MEASURES = {
 }
 
 
-@app.command("evaluate")
 @takes_settings(*OF_SCORED_LOG, **THE_MODELS)
 def evaluate_command(
     model: Model,
@@ -50,9 +49,6 @@ def evaluate_command(
     *,
     settings: Mapping[str, Any],
     threads: Threads = THREADS,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Compare a model's predictions with a log's labels: AUC, calibration, gains, by user and by value of a field.
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
-from sparsegroup.cli.output import Json, Quiet, Verbose, show
+from sparsegroup.cli.app import THREADS, Threads, UsageError, starting, use_threads
+from sparsegroup.cli.output import show
 from sparsegroup.errors import pip_install
 from sparsegroup.settings.names import Dtype
 
@@ -39,7 +39,6 @@ TestLog = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the export that OUT holds.")]
 
 
-@app.command("export")
 def export_command(
     model: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained model.", show_default=False)],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.", show_default=False)],
@@ -65,9 +64,6 @@ def export_command(
     test: TestLog = None,
     overwrite: Overwrite = False,
     threads: Threads = THREADS,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Write the live rows of a trained model and its network, for servers."""
     if since is not None and (onnx or program):
@@ -87,7 +83,6 @@ def export_command(
     _show(manifest, out)
 
 
-@app.command("apply")
 def apply_command(
     folders: Annotated[
         list[Path],
@@ -98,9 +93,6 @@ def apply_command(
     test: TestLog = None,
     overwrite: Overwrite = False,
     threads: Threads = THREADS,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Apply deltas to an export, and write the result as a new export."""
     if len(folders) < 3:

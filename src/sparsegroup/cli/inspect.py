@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sparsegroup.cli.app import app, starting
-from sparsegroup.cli.output import Json, Quiet, Verbose, show
+from sparsegroup.cli.app import starting
+from sparsegroup.cli.output import show
 
 if TYPE_CHECKING:
     from sparsegroup.serving.inspection_views import Section
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-@app.command("inspect")
 def inspect_command(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
@@ -27,9 +26,6 @@ def inspect_command(
     html: Annotated[
         Path | None, typer.Option(help="Also write the same to an HTML page, with charts.", show_default=False)
     ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did."""
     with starting():

@@ -138,9 +138,23 @@ def _flag(help: str, name: str, *short: str) -> Any:
     return typer.Option(f"--{name}", *short, callback=choose, expose_value=False, rich_help_panel="Output", help=help)
 
 
-Json = Annotated[bool, _flag("Print the result as one JSON object on stdout, and nothing else there.", "json")]
-Quiet = Annotated[bool, _flag("Print warnings and errors only, and the result of --json.", "quiet", "-q")]
-Verbose = Annotated[bool, _flag("Print debug messages, too, each with its time and logger.", "verbose", "-v")]
+def _options(
+    json: Annotated[
+        bool, _flag("Print the result as one JSON object on stdout, and nothing else there.", "json")
+    ] = False,
+    quiet: Annotated[bool, _flag("Print warnings and errors only, and the result of --json.", "quiet", "-q")] = False,
+    verbose: Annotated[
+        bool, _flag("Print debug messages, too, each with its time and logger.", "verbose", "-v")
+    ] = False,
+) -> None:
+    pass
+
+
+def output_options() -> list[Any]:
+    """The options that every command has."""
+    alone = typer.Typer(add_completion=False)
+    alone.command()(_options)
+    return list(typer.main.get_command(alone).params)
 
 
 # Standard streams that are closed, full, or no longer read

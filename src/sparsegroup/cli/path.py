@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
+from sparsegroup.cli.app import THREADS, Threads, UsageError, starting, use_threads
 from sparsegroup.cli.options import OF_THE_LOG, Assignments, LogOrConfig, takes_settings
-from sparsegroup.cli.output import Json, Quiet, Verbose, show
+from sparsegroup.cli.output import show
 from sparsegroup.reporting.formatting import count, metric, percent, size
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _JSON, _SVG = "path.json", "path.svg"
 
 
-@app.command("path")
 @takes_settings(
     *OF_THE_LOG,
     *("model", "optimizer", "lr", "network_lr", "schedule", "warmup", "penalty", "fallback", "admit_after"),
@@ -44,9 +43,6 @@ def path_command(
     *,
     settings: Mapping[str, Any],
     threads: Threads = THREADS,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """How good would a smaller model be? One pass for each feature rate, against all features: table, plot and JSON."""
     with starting():

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, starting, use_threads
+from sparsegroup.cli.app import THREADS, Threads, UsageError, starting, use_threads
 from sparsegroup.cli.options import OF_SCORED_LOG, RAW_LOG, THE_MODELS, Model, takes_settings
-from sparsegroup.cli.output import Json, Quiet, Verbose, is_json, show, to_stdout
+from sparsegroup.cli.output import is_json, show, to_stdout
 
 if TYPE_CHECKING:
     from sparsegroup.data import Log
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-@app.command("predict")
 @takes_settings(*OF_SCORED_LOG, **THE_MODELS)
 def predict_command(
     model: Model,
@@ -42,9 +41,6 @@ def predict_command(
     *,
     settings: Mapping[str, Any],
     threads: Threads = THREADS,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Score all rows of a log: row (its place in the log, from 0), probability and label.
 

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, app, starting
+from sparsegroup.cli.app import THREADS, starting
 from sparsegroup.cli.options import OF_THE_LOG, RAW_LOG, takes_settings
-from sparsegroup.cli.output import Json, Quiet, Verbose, show
+from sparsegroup.cli.output import show
 
 
-@app.command("prepare")
 @takes_settings(*(name for name in OF_THE_LOG if name != "rows"))
 def prepare_command(
     log: Annotated[
@@ -31,9 +30,6 @@ def prepare_command(
         bool, typer.Option("--vocabulary", help="Also write vocabulary.parquet: key, field and value of every feature.")
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads that parse and hash.")] = THREADS,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label, time and weight.
 
@@ -93,15 +89,11 @@ def prepare_command(
     show(figures, table)
 
 
-@app.command("synthesize")
 def synthesize_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A .csv or .parquet file.")],
     rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 300_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Make up a raw click log of typed columns: users, ads, times, tags, prices, counts and rates."""
     with starting():

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, in_shell, starting, use_threads
+from sparsegroup.cli.app import THREADS, Threads, UsageError, in_shell, starting, use_threads
 from sparsegroup.cli.options import OPTIONS, Assignments, LogOrConfig, takes_settings
-from sparsegroup.cli.output import Json, Quiet, Verbose, show
+from sparsegroup.cli.output import show
 from sparsegroup.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-@app.command("train")
 @takes_settings(*OPTIONS)
 def train_command(
     log: LogOrConfig = None,
@@ -61,9 +60,6 @@ def train_command(
             min=0.05, help="Started by torchrun on several ranks: minutes to wait for one that does not come."
         ),
     ] = 10.0,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Train on a click log, in one pass or several, and report AUC, log loss and feature rate on its last part.
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, app, in_shell, starting, use_threads
+from sparsegroup.cli.app import THREADS, Threads, UsageError, in_shell, starting, use_threads
 from sparsegroup.cli.options import OF_THE_LOG, Assignments, LogOrConfig, takes_settings
-from sparsegroup.cli.output import Json, Quiet, Verbose, show
+from sparsegroup.cli.output import show
 
 if TYPE_CHECKING:
     from sparsegroup.tuning import SearchSpace, Study, TrialRecord
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-@app.command("tune")
 @takes_settings(
     *OF_THE_LOG,
     *("model", "dim", "optimizer", "lr", "network_lr", "schedule", "warmup", "target_rate", "target_bytes", "fallback"),
@@ -70,9 +69,6 @@ def tune_command(
     *,
     settings: Mapping[str, Any],
     threads: Threads = THREADS,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Search for settings on part of the training rows, by successive halving; ends with a YAML file for `train`.
 
