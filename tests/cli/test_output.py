@@ -15,9 +15,8 @@ import torch
 
 from cli_cases import COMMAND, click_log
 from command import Run
-from sparsegroup.cli import progress
-from sparsegroup.cli.output import logged
-from sparsegroup.cli.progress import Heartbeat, training_bar
+from sparsegroup.cli import output
+from sparsegroup.cli.output import Heartbeat, logged, training_bar
 from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP
 from sparsegroup.table import HashEmbedding
@@ -165,7 +164,7 @@ def test_a_heartbeat_counts_the_speed_from_where_it_began(caplog: pytest.LogCapt
 @pytest.fixture
 def beats(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """A line at each batch."""
-    monkeypatch.setattr(progress, "HEARTBEAT", 0.0)
+    monkeypatch.setattr(output, "HEARTBEAT", 0.0)
     caplog.set_level(logging.INFO, "sparsegroup.cli")
     return
 

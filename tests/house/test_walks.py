@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparsegroup import GroupAdagrad, GroupAdam, HashEmbedding, TargetRate
-from sparsegroup.cli.run_settings import setting_values
+from sparsegroup.cli.options import setting_values
 from sparsegroup.data import SyntheticConfig, open_log, synthetic_log
 from sparsegroup.training import read_config
 from sparsegroup.training.plan import EpochPlan
@@ -127,5 +127,5 @@ def test_a_target_rate_is_declared_decided_and_used_in_three_modules_before_the_
     assert isinstance(targets[0], TargetRate)
     named = {module for module in passed if "target_rate" in inspect.getsource(sys.modules[module])}
     assert named == {f"sparsegroup.{name}" for name in ("settings.declared", "settings.auto", "training.build")}
-    assert passed[0] == "sparsegroup.cli.run_settings"
+    assert passed[0] == "sparsegroup.cli.options"
     assert "sparsegroup.optim.target" in passed

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from declared_pages import on_page_markdown
 from sparsegroup.cli import app
-from sparsegroup.cli.app import COMMANDS, THREADS
+from sparsegroup.cli.app import COMMANDS
+from sparsegroup.cli.options import THREADS
 from sparsegroup.settings.auto import RULES
 from sparsegroup.settings.declared import DECLARED
 from sparsegroup.training import Config, read_config

@@ -13,7 +13,7 @@ import pytest
 from cli_cases import COMMAND
 from command import Run
 from kill_runs import differences, outcome_of
-from sparsegroup.cli.launch import Interruption
+from sparsegroup.cli.runs import Interruption
 from sparsegroup.training import Session, Trainer
 
 TRAIN = (

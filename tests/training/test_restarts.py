@@ -12,7 +12,7 @@ from cli_cases import click_log
 from command import Done, Run
 from following import CutOffError, cut_off_at
 from run_folders import state_of
-from sparsegroup.cli.train import _run_of_job
+from sparsegroup.cli.runs import _run_of_job
 from sparsegroup.training import Session
 from sparsegroup.training.run_folder import point_latest
 

@@ -4,7 +4,6 @@ A command's module declares its options, so it imports nothing that takes time; 
 it runs.
 """
 
-import atexit
 import errno
 import gc
 import os
@@ -41,14 +40,14 @@ COMMANDS: Mapping[str, str] = {
     "`train`.",
 }
 """Command → the first line of its help, in the order of `--help`. `train` is `train_command` in `cli.train`."""
-_MODULES = {"apply": "export", "synthesize": "prepare"}
-"""Commands that share the module of another one."""
+_MODULES = {"apply": "export", "demo": "compare", "path": "compare", "synthesize": "prepare"}
+"""Commands whose module has another name."""
 
 
 class _Command(TyperCommand):
     """A command of which the name and a line of help are known until it is called."""
 
-    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> typer.Context:
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> Any:
         """See click: of the command as its module declares it."""
         return load_command(str(self.name)).make_context(info_name, args, *rest, **options)
 
@@ -65,7 +64,8 @@ def load_command(name: str) -> TyperCommand:
     """A command with its options, from its module."""
     alone = typer.Typer(add_completion=False)
     alone.command(name)(getattr(import_module(f"sparsegroup.cli.{_MODULES.get(name, name)}"), f"{name}_command"))
-    command: TyperCommand = typer.main.get_command(alone)
+    command = typer.main.get_command(alone)
+    assert isinstance(command, TyperCommand)
     command.params += output_options()
     return command
 
@@ -87,37 +87,26 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Threads = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Threads that share the table's work; the network uses one. They don't change the result."
-    ),
-]
-_local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-THREADS = max(1, min(2, (os.cpu_count() or 1) // max(1, int(_local_ranks) if _local_ranks.isdecimal() else 1)))
-
-
 @contextmanager
-def starting() -> Iterator[None]:
-    """Around a command's imports: what they make stays, and is not looked through for garbage then, nor later."""
+def starting(threads: int | None = None) -> Iterator[None]:
+    """Around a command's imports: what they make stays, and is not looked through for garbage then, nor later.
+
+    So many threads then share the table's work, and torch has one: its own would spin on the others' cores.
+    """
     gc.disable()
     try:
         yield
         if not gc.get_freeze_count():  # once a process: garbage of an earlier command would stay, too
-            gc.freeze()
-            atexit.register(gc.unfreeze)  # at the end extension modules look whether all of theirs is gone
+            gc.freeze()  # even at the end of the process: a last search through them takes a second
     finally:
         gc.enable()
+    if threads is not None:
+        import torch
 
+        from sparsegroup.kernels.cpu.threads import set_num_threads
 
-def use_threads(number: int) -> None:
-    """Let so many threads share the table's work, and leave torch one: its own would spin on the others' cores."""
-    import torch
-
-    from sparsegroup.kernels.cpu.threads import set_num_threads
-
-    torch.set_num_threads(1)
-    set_num_threads(number)
+        torch.set_num_threads(1)
+        set_num_threads(threads)
 
 
 @app.callback()

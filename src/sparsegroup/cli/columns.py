@@ -1,38 +1,24 @@
-"""`sparsegroup columns`, and the table of a log's columns that other commands print."""
+"""`sparsegroup columns`."""
 
-import logging
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from sparsegroup.cli.app import UsageError, starting
-from sparsegroup.cli.options import RAW_LOG, takes_settings
-from sparsegroup.cli.output import show, tell
+from sparsegroup.cli.options import RawOrPrepared, takes_settings
+from sparsegroup.cli.output import plain, show, table
 
 if TYPE_CHECKING:
     from sparsegroup.data import ColumnFinding
     from sparsegroup.data.schema import LogFormat
 
-_log = logging.getLogger(__name__)
-
-_SHOWN = 40
-"""Columns that the short table shows."""
-
 
 @takes_settings("label", "exclude", "weight", "dataset")
 def columns_command(
-    log: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="LOG", help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.", show_default=False
-        ),
-    ],
+    log: RawOrPrepared,
     *,
     settings: Mapping[str, Any],
     schema: Annotated[
@@ -47,6 +33,7 @@ def columns_command(
     if schema is not None and schema.exists() and not overwrite:
         raise UsageError(f"{schema} exists; give another --schema, or --overwrite")
     with starting():
+        from sparsegroup.cli.logs import warn_of_columns
         from sparsegroup.data.open import is_prepared
         from sparsegroup.data.raw.files import shown
         from sparsegroup.data.schema import write_schema
@@ -57,33 +44,19 @@ def columns_command(
             what = "it is prepared already" if found is None else f"the format {found.name!r} says them"
             raise UsageError(f"--schema: the columns of {shown(log)} need none: {what}")
         write_schema(schema, found, shown(log))
-    table = Table(box=None, pad_edge=False)
-    for name in ("column", "kind", "examples", "different", "missing", "why"):
-        table.add_column(name, justify="right" if name in ("different", "missing") else "left", overflow="fold")
+    header = ("column", "kind", "examples", "different", "missing", "why")
+    shown_columns = table(*header, left=len(header), box=None, pad_edge=False)
+    for column in shown_columns.columns[3:5]:
+        column.justify = "right"
     for one in findings:
         distinct = f"{one.distinct:,}" if one.distinct or one.missing else ""
         missing = f"{one.missing:.1%}" if one.missing else ""
-        table.add_row(*map(_plain, (one.name, one.kind, ", ".join(one.examples), distinct, missing, one.why)))
+        shown_columns.add_row(*map(plain, (one.name, one.kind, ", ".join(one.examples), distinct, missing, one.why)))
     written = [] if schema is None else [f"written to {schema}"]
-    show({"columns": [asdict(finding) for finding in findings]}, table, *written)
-    _warn(findings)
+    show({"columns": [asdict(finding) for finding in findings]}, shown_columns, *written)
+    warn_of_columns(findings)
     if problem is not None:
         raise problem
-
-
-def print_columns(findings: Sequence["ColumnFinding"]) -> None:
-    """A short table of what columns were taken for, and what the user should think about; nothing where none were."""
-    if not findings:
-        return
-    if len(findings) <= _SHOWN:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        for one in findings:
-            table.add_row(_plain(one.name), _plain(one.kind), _plain(one.why), style="dim")
-        tell(table)
-    else:
-        counts = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in findings).items())
-        tell(f"columns: {counts}; `sparsegroup columns` shows them")
-    _warn(findings)
 
 
 def _format_of(log: list[str], options: Mapping[str, Any]) -> "tuple[LogFormat, Exception | None]":
@@ -114,15 +87,3 @@ def _of_prepared(folder: list[str], options: Mapping[str, Any]) -> "list[ColumnF
     rows += [ColumnFinding(name, "number", made) for name in log.numbers]
     weight = next((name for name, kind in log.columns.items() if kind == "weight"), "weight")
     return [*rows, *([ColumnFinding(weight, "weight", made)] if log.weighted else [])]
-
-
-def _warn(findings: Sequence["ColumnFinding"]) -> None:
-    """Log what the user should think about."""
-    for one in findings:
-        if one.warning:
-            _log.warning("%s", re.sub(r"`(\w+)`", r"--\1", one.warning))
-
-
-def _plain(text: str) -> str:
-    """`text` for a table, without control characters."""
-    return "".join(char if char.isprintable() else "�" for char in text)

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from sparsegroup.cli.app import THREADS, Threads, starting, use_threads
-from sparsegroup.cli.options import OF_SCORED_LOG, THE_MODELS, Model, takes_settings
-from sparsegroup.cli.output import show
+from sparsegroup.cli.app import starting
+from sparsegroup.cli.options import OF_SCORED_LOG, THE_MODELS, THREADS, Model, Threads, log_settings, takes_settings
+from sparsegroup.cli.output import plain, show, table
 from sparsegroup.reporting.formatting import count, metric, percent
 
 if TYPE_CHECKING:
@@ -23,6 +22,9 @@ _MEASURES = {
     "norm. entropy": "normalized_entropy",
     "calibration": "calibration",
 }
+_STYLE: Mapping[str, Any] = {
+    "box": None, "header_style": "dim", "title_justify": "left", "title_style": "bold", "pad_edge": False
+}  # fmt: skip
 
 
 @takes_settings(*OF_SCORED_LOG, **THE_MODELS)
@@ -54,57 +56,46 @@ def evaluate_command(
 
     For the model's own log or a prepared one, the test rows are used, if there are any; for any other log, all rows.
     """
-    with starting():
-        from sparsegroup.cli.progress import reading_bar
-        from sparsegroup.cli.run_settings import check_weight, log_settings
-        from sparsegroup.data.raw.files import short_name, shown
+    with starting(threads):
+        from sparsegroup.cli.logs import check_scored_log, reading_bar
+        from sparsegroup.data.raw.files import shown
         from sparsegroup.serving.evaluation import evaluate_on, open_test_rows
         from sparsegroup.serving.opening import open_trained
 
-    use_threads(threads)
     fields = by or []
     trained = open_trained(model)
     trained.check_rows()
-    read = log_settings(settings)
-    with reading_bar(short_name(log)) as on_progress:
-        test = open_test_rows(log, trained.config, threads, on_progress, read)
-    check_weight(settings.get("weight"), test.log)
-    trained.columns.check_fits(test.log.schema, test.log.name)
+    with reading_bar(log) as on_progress:
+        test = open_test_rows(log, trained.config, threads, on_progress, log_settings(settings))
+    check_scored_log(test.log, trained, settings)
     found = evaluate_on(trained, test, user, fields, top)
-    gains = [_gains(found)] if found.curves.gains else []
     content = {"model": str(model), "log": log, **found.as_plain()}
-    title = f"{count(found.rows)} rows of {shown(log)}"
-    show(content, title, _overall(found), *gains, *(_values(found, name) for name in fields))
-
-
-def _table(*columns: str, title: str | None = None) -> Table:
-    table = Table(box=None, header_style="dim", title=title, title_justify="left", title_style="bold", pad_edge=False)
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    return table
+    gains = [_gains(found)] if found.curves.gains else []
+    values = (_values(found, name) for name in fields)
+    show(content, f"{count(found.rows)} rows of {shown(log)}", _overall(found), *gains, *values)
 
 
 def _overall(found: "EvaluationResult") -> Table:
-    of_baseline = found.baseline
+    columns = {"model": (found.metrics, found.gauc)}
+    if found.baseline is not None:
+        columns["baseline"] = (found.baseline, found.baseline_gauc)
     rows = [
-        (name, getattr(found.metrics, measure), None if of_baseline is None else getattr(of_baseline, measure))
+        (name, *(metric(getattr(metrics, measure)) for metrics, _ in columns.values()))
         for name, measure in _MEASURES.items()
     ]
     if (gauc := found.gauc) is not None:
         name = f"gAUC by {found.user}, {count(gauc.users)} users of both classes, {percent(gauc.share)} of the rows"
-        rows.append((name, gauc.auc, None if found.baseline_gauc is None else found.baseline_gauc.auc))
-    table = _table("", "model", *([] if of_baseline is None else ["baseline"]))
-    for name, own, theirs in rows:
-        table.add_row(name, metric(own), *([] if theirs is None else [metric(theirs)]))
-    return table
+        rows.append((name, *("" if own is None else metric(own.auc) for _, own in columns.values())))
+    return table("", *columns, rows=rows, **_STYLE)
 
 
 def _gains(found: "EvaluationResult") -> Table:
-    table = _table("highest predictions", "of all positives", "lift", title="\nGains")
-    for point in found.curves.gains:
-        if point.share in _SHOWN_SHARES:
-            table.add_row(f"{point.share:.0%}", percent(point.captured), f"{point.captured / point.share:.2f}")
-    return table
+    rows = (
+        (f"{point.share:.0%}", percent(point.captured), f"{point.captured / point.share:.2f}")
+        for point in found.curves.gains
+        if point.share in _SHOWN_SHARES
+    )
+    return table("highest predictions", "of all positives", "lift", rows=rows, title="\nGains", **_STYLE)
 
 
 def _values(found: "EvaluationResult", field: str) -> Table:
@@ -112,16 +103,14 @@ def _values(found: "EvaluationResult", field: str) -> Table:
     from sparsegroup.serving.evaluation import LEAST_ROWS
 
     title = f"\n{field}: calibration furthest from 1, of values with {LEAST_ROWS} rows or more"
-    table = _table("value", "rows", "positives", "calibration", "95 %", "AUC", "log loss", title=title)
+    columns = ("value", "rows", "positives", "calibration", "95 %", "AUC", "log loss")
+    made = table(*columns, title=title, **_STYLE)
     for one in found.by[field]:
-        table.add_row(
-            Text(found.values[field].get(one.key, f"key {one.key}") or "(missing)"),
-            count(one.rows),
-            count(one.positives),
-            metric(one.calibration),
+        made.add_row(
+            plain(found.values[field].get(one.key, f"key {one.key}") or "(missing)"),
+            *(count(one.rows), count(one.positives), metric(one.calibration)),
             f"{one.low:.2f} to " + ("∞" if isinf(one.high) else f"{one.high:.2f}"),
-            metric(one.auc),
-            metric(one.log_loss),
+            *(metric(one.auc), metric(one.log_loss)),
             style="yellow" if one.surely_off_by else None,
         )
-    return table
+    return made

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, starting, use_threads
-from sparsegroup.cli.output import show
+from sparsegroup.cli.app import UsageError, starting
+from sparsegroup.cli.options import THREADS, Threads
+from sparsegroup.cli.output import figures, show
 from sparsegroup.errors import pip_install
 from sparsegroup.settings.names import Dtype
 
@@ -68,11 +68,10 @@ def export_command(
     """Write the live rows of a trained model and its network, for servers."""
     if since is not None and (onnx or program):
         raise UsageError("a delta holds no model; write --onnx and --program when it is applied")
-    with starting():
+    with starting(threads):
         from sparsegroup.serving import export_delta, export_trained, open_trained
         from sparsegroup.serving.manifest import check_free
 
-    use_threads(threads)
     check_free(out, overwrite)
     trained = open_trained(model, sweep=sweep)
     request = _request(False if since is not None else onnx, program, test, trained.config, threads)
@@ -97,11 +96,10 @@ def apply_command(
     """Apply deltas to an export, and write the result as a new export."""
     if len(folders) < 3:
         raise UsageError("apply wants an export, one or more deltas, and the folder to write: BASE DELTA... OUT")
-    with starting():
+    with starting(threads):
         from sparsegroup.serving import apply_deltas, read_manifest
         from sparsegroup.serving.manifest import check_free
 
-    use_threads(threads)
     base, *deltas, out = folders
     check_free(out, overwrite)
     config = None if test is None else read_manifest(base).columns_and_config()[1]
@@ -113,14 +111,13 @@ def _request(
     onnx: bool | None, program: bool, test: str | None, config: "Config | None", threads: int
 ) -> "ExportRequest":
     """The request of these options; `config` is that of the model to test."""
-    from sparsegroup.cli.progress import reading_bar
-    from sparsegroup.data.raw.files import short_name
+    from sparsegroup.cli.logs import reading_bar
     from sparsegroup.serving import ExportRequest, open_test_rows
     from sparsegroup.serving.onnx import has_onnx
 
     rows = None
     if test is not None and config is not None:
-        with reading_bar(short_name(test)) as on_progress:
+        with reading_bar(test) as on_progress:
             rows = open_test_rows(test, config, threads, on_progress)
     if onnx is None and not has_onnx():
         _logger.warning("model.onnx is left out; for ONNX: %s", pip_install("onnx"))
@@ -143,10 +140,7 @@ def _show(manifest: "ExportManifest", out: Path) -> None:
     }
     for name, score in {} if test is None else test.scores.items():
         result |= {f"{name}_auc": score.auc, f"{name}_log_loss": score.log_loss}
-    table = Table(show_header=False, box=None)
-    for row in _outcome(manifest, out):
-        table.add_row(*row)
-    show(result, table)
+    show(result, figures(_outcome(manifest, out)))
 
 
 def _outcome(manifest: "ExportManifest", out: Path) -> Iterator[tuple[str, str]]:

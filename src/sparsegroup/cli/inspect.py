@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsegroup.cli.app import starting
+from sparsegroup.cli.options import Model
 from sparsegroup.cli.output import show
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def inspect_command(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
-    ],
+    model: Model,
     top: Annotated[int, typer.Option(min=0, help="Number of features to list, those of the largest norms.")] = 10,
     html: Annotated[
         Path | None, typer.Option(help="Also write the same to an HTML page, with charts.", show_default=False)

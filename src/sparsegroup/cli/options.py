@@ -1,14 +1,18 @@
-"""The options that commands share: of a log, and those of settings, made of what `sparsegroup.settings` declares."""
+"""The options that commands share, and what they mean: those of settings are made of `sparsegroup.settings`."""
 
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sparsegroup.settings.declared import DECLARED, LOG, PANELS, SHORT
+from sparsegroup.cli.app import UsageError
+from sparsegroup.settings.declared import DECLARED, LOG, PANELS, SHORT, DataSettings, Settings
+from sparsegroup.settings.yaml_settings import assignment, checked, share_of
 
 RAW_LOG = "a file, a folder of files, a pattern, or a URI such as s3://bucket/day=*/; or several files"
 LogOrConfig = Annotated[
@@ -20,6 +24,10 @@ LogOrConfig = Annotated[
         show_default=False,
     ),
 ]
+RawOrPrepared = Annotated[
+    list[str],
+    typer.Argument(metavar="LOG", help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.", show_default=False),
+]
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
 ]
@@ -27,6 +35,15 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Any setting, such as optimizer.l2=1e-5 (repeatable).", show_default=False
+    ),
+]
+
+_local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+THREADS = max(1, min(2, (os.cpu_count() or 1) // max(1, int(_local_ranks) if _local_ranks.isdecimal() else 1)))
+Threads = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Threads that share the table's work; the network uses one. They don't change the result."
     ),
 ]
 
@@ -49,22 +66,6 @@ THE_MODELS = {
 """How commands that score a log show the defaults of what tells its format."""
 
 
-def of_setting(name: str, **changes: Any) -> Any:
-    """The type and the option of a setting, by its short name; `changes` are for this command."""
-    one = DECLARED[SHORT[name]]
-    flag = "--" + name.replace("_", "-")
-    made = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if one.kind is bool else flag,
-        rich_help_panel=one.panel,
-        help=one.help,
-        show_default=one.default or False,
-        metavar=one.metavar,
-    )
-    for attribute, value in changes.items():
-        setattr(made, attribute, value)
-    return Annotated[one.kind | None, made]
-
-
 def takes_settings(*names: str, **changes: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of these settings, where it has the parameter `settings`: name → value, if given.
 
@@ -79,12 +80,7 @@ def takes_settings(*names: str, **changes: Mapping[str, Any]) -> Callable[[Calla
             given = {name: value for name in names if (value := arguments.pop(name)) is not None}
             function(**arguments, settings=given)
 
-        made = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=of_setting(name, **changes.get(name, {}))
-            )
-            for name in names
-        ]
+        made = [_parameter(name, changes.get(name, {})) for name in names]
         parameters = [
             one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for parameter in inspect.signature(function).parameters.values()
@@ -94,3 +90,48 @@ def takes_settings(*names: str, **changes: Mapping[str, Any]) -> Callable[[Calla
         return command
 
     return decorate
+
+
+def _parameter(name: str, changes: Mapping[str, Any]) -> inspect.Parameter:
+    """A setting as a parameter of a command, with `changes` to its option."""
+    one, flag = DECLARED[SHORT[name]], "--" + name.replace("_", "-")
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if one.kind is bool else flag,
+        rich_help_panel=one.panel,
+        help=one.help,
+        show_default=one.default or False,
+        metavar=one.metavar,
+    )
+    vars(option).update(changes)
+    kind: Any = Annotated[one.kind | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def settings_file(log: Sequence[str] | None) -> Path | None:
+    """The YAML file of settings that is given in the place of a log, if one is."""
+    if not log or len(log) > 1 or not log[0].endswith((".yaml", ".yml")) or Path(log[0]).is_dir():
+        return None
+    return Path(log[0])
+
+
+def setting_values(
+    log: Sequence[str] | None, settings: Mapping[str, Any], assignments: Iterable[str] | None
+) -> dict[str, Any]:
+    """Dotted key → value of a command line: log, options by their short names, then assignments `key=value`."""
+    values: dict[str, Any] = {SHORT[name]: value for name, value in settings.items()}
+    if log and settings_file(log) is None:
+        values["data.log"] = log[0] if len(log) == 1 else list(log)
+    return values | dict(map(assignment, assignments or ()))
+
+
+def log_settings(settings: Mapping[str, Any]) -> DataSettings:
+    """How options say to read a log: short name → value."""
+    return checked(Settings, {"data": settings}, "the command line").data
+
+
+def share_given(option: str, text: str) -> float:
+    """A share in [0, 1) that an option is given as .05 or 5%; raises UsageError where it is none."""
+    with suppress(ValueError):
+        if 0 <= (share := float(str(share_of(text)))) < 1:
+            return share
+    raise UsageError(f"{option} must be a share like 5% or .05, below 100%, got {text!r}")

@@ -1,20 +1,26 @@
-"""Results go to stdout, everything else to stderr; `--json`, `--quiet` and `--verbose` of every command."""
+"""Results go to stdout; log records and progress to stderr; `--json`, `--quiet` and `--verbose` of every command."""
 
 import errno
 import logging
 import os
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from time import strftime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 from sparsegroup.errors import UserError
+
+if TYPE_CHECKING:
+    from sparsegroup.training import Callback, HistoryPoint, TrainedBatch, Trainer
+
+_logger = logging.getLogger(__name__)
 
 console = Console(markup=False, emoji=False, highlight=False)
 """For results, on stdout; silent with `--json` and `--quiet`."""
@@ -58,7 +64,7 @@ class _MessageHandler(logging.Handler):
             return
         text = record.getMessage()
         if _choices.verbose:
-            text = f"{strftime('%H:%M:%S')} {record.name}: {text}"
+            text = f"{time.strftime('%H:%M:%S')} {record.name}: {text}"
         style = "yellow" if record.levelno >= logging.WARNING else "dim" if record.levelno < logging.INFO else None
         _say(text, style)
 
@@ -91,11 +97,6 @@ def is_json() -> bool:
     return _choices.json
 
 
-def has_bars() -> bool:
-    """Whether progress bars are shown: stderr is a terminal that can draw them, and `--quiet` was not given."""
-    return messages.is_interactive and messages.file.isatty() and not _choices.quiet
-
-
 def show(result: Mapping[str, Any], *parts: RenderableType) -> None:
     """Print the result of a command: with `--json` as one object on one line, else the parts, which are for people."""
     if _choices.json:
@@ -108,6 +109,26 @@ def show(result: Mapping[str, Any], *parts: RenderableType) -> None:
     for part in parts:
         with to_stdout():
             console.print(part, soft_wrap=isinstance(part, str))
+
+
+def plain(text: str) -> str:
+    """`text` for a table, without control characters."""
+    return "".join(char if char.isprintable() else "�" for char in text)
+
+
+def table(*columns: str, rows: Iterable[Iterable[RenderableType]] = (), left: int = 1, **options: Any) -> Table:
+    """A table with a header, of columns that are aligned to the right, except the first `left`."""
+    made = Table(**options)
+    for number, name in enumerate(columns):
+        made.add_column(name, justify="left" if number < left else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def figures(rows: Iterable[tuple[str, str]]) -> Table:
+    """A table of names and values."""
+    return table("", "", rows=rows, left=2, show_header=False, box=None)
 
 
 def tell(*parts: RenderableType) -> None:
@@ -155,6 +176,93 @@ def output_options() -> list[Any]:
     alone = typer.Typer(add_completion=False)
     alone.command()(_options)
     return list(typer.main.get_command(alone).params)
+
+
+# Progress: a bar where stderr is a terminal, otherwise a line about once a minute
+
+Unit = Literal["bytes", "rows", "samples"]
+Update = Callable[[int, int | None, str], None]
+"""Called with how much is done, how much there is (None if unknown), and details to show."""
+
+HEARTBEAT = 60.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class Heartbeat:
+    """Logs what is done, its share, the speed, and the remaining time, every `HEARTBEAT` seconds by `clock`."""
+
+    def __init__(self, name: str, unit: Unit, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._unit, self._clock = name, unit, clock
+        self._begun = self._last = clock()
+        self._first: int | None = None
+
+    def update(self, done: int, total: int | None, detail: str) -> None:
+        """See `Update`."""
+        from sparsegroup.reporting.formatting import duration, size
+
+        self._first = done if self._first is None else self._first
+        now = self._clock()
+        if now - self._last < HEARTBEAT:
+            return
+        self._last = now
+        shown, unit = (size, "") if self._unit == "bytes" else ("{:,}".format, f" {self._unit}")
+        speed = (done - self._first) / max(now - self._begun, 1e-9)
+        share = f"{shown(done)} of {shown(total)}{unit} ({done / total:.1%})" if total else f"{shown(done)}{unit}"
+        remaining = f"{duration((total - done) / speed)} left" if total is not None and speed else ""
+        parts = (share, f"{shown(round(speed))}{unit}/s" if speed else "", detail, remaining)
+        _logger.info("%s: %s", self._name, ", ".join(part for part in parts if part))
+
+
+@contextmanager
+def progress(name: str, unit: Unit, total: int | None = None, *, stays: bool = False) -> Iterator[Update]:
+    """Show how far something has come from the first call of what this yields; `stays`: also in the end."""
+    if _choices.quiet or not (messages.is_interactive and messages.file.isatty()):
+        yield Heartbeat(name, unit).update
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from sparsegroup.reporting.formatting import per_second
+
+    named, speed_of, detailed = (
+        TextColumn(f"{{task.{what}}}", markup=False) for what in ("description", "fields[speed]", "fields[detail]")
+    )
+    counted = (DownloadColumn(),) if unit == "bytes" else (TaskProgressColumn(), speed_of)
+    columns = (named, BarColumn(bar_width=10), *counted, TimeRemainingColumn(compact=True), detailed)
+    with Progress(*columns, console=messages, transient=not stays) as bar:
+
+        def update(done: int, total: int | None, detail: str) -> None:
+            if not bar.tasks:
+                bar.add_task(name, total=total, detail="", speed="")
+            task = bar.tasks[0]
+            speed = task.finished_speed or task.speed
+            shown = per_second(speed) if speed else ""
+            bar.update(task.id, completed=done, total=total, detail=detail, speed=shown)
+
+        yield update
+
+
+@contextmanager
+def training_bar(total: int, name: str, *, stays: bool = True) -> Iterator["Callback"]:
+    """Progress over `total` samples, with figures of the last point; yields the callback that shows it."""
+    from sparsegroup.training import Callback
+
+    class Bar(Callback):
+        done, state = 0, ""
+
+        def on_batch(self, trainer: "Trainer", trained: "TrainedBatch") -> None:
+            self.done += trained.samples
+            update(self.done, total, self.state)
+
+        def on_point(self, trainer: "Trainer", point: "HistoryPoint") -> None:
+            scheduled = "" if point.scheduled_rate is None else f" (scheduled {point.scheduled_rate:.4f})"
+            self.state = (
+                f"loss {point.log_loss:.4f}, AUC {point.auc:.4f}, rate {point.feature_rate:.4f}{scheduled}, "
+                f"{point.table_bytes / 1e6:,.0f} MB"
+            )
+            update(self.done, total, self.state)
+
+    with progress(name, "samples", total, stays=stays) as update:
+        yield Bar()
 
 
 # Standard streams that are closed, full, or no longer read

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, starting
-from sparsegroup.cli.options import OF_THE_LOG, RAW_LOG, takes_settings
-from sparsegroup.cli.output import show
+from sparsegroup.cli.app import starting
+from sparsegroup.cli.options import OF_THE_LOG, RAW_LOG, THREADS, share_given, takes_settings
+from sparsegroup.cli.output import figures, progress, show
 
 
 @takes_settings(*(name for name in OF_THE_LOG if name != "rows"))
@@ -36,9 +35,7 @@ def prepare_command(
     Memory is bounded, and the same command resumes an interrupted preparation.
     """
     with starting():
-        from sparsegroup.cli.columns import print_columns
-        from sparsegroup.cli.progress import progress
-        from sparsegroup.cli.run_settings import share_given
+        from sparsegroup.cli.logs import print_columns
         from sparsegroup.data import PreparationProgress, prepare
         from sparsegroup.data.keys import expected_collisions
         from sparsegroup.data.raw.files import short_name
@@ -66,7 +63,7 @@ def prepare_command(
     rows, train_rows = manifest.rows, manifest.train_rows
     features, train_features = (sum(counts[part] for counts in manifest.features.values()) for part in (0, 1))
     collisions = expected_collisions({name: counts[0] for name, counts in manifest.features.items()})
-    figures = {
+    result = {
         "folder": str(out),
         "dataset": manifest.dataset,
         "rows": rows,
@@ -79,14 +76,15 @@ def prepare_command(
         "train_features": train_features,
         "bad_rows": sum(manifest.bad_rows.values()),
     }
-    table = Table(show_header=False, box=None)
-    table.add_row("rows", f"{rows:,}: {train_rows:,} for training, {rows - train_rows:,} for testing")
-    table.add_row("positives", f"{manifest.positives / rows:.3%}")
-    table.add_row("fields", f"{len(manifest.fields)} categorical, {len(manifest.numbers)} numeric")
-    table.add_row("features", f"{features:,}, of which {train_features:,} in the training rows")
-    table.add_row("collisions", f"{collisions:.2g} pairs of features are expected to share a key")
-    table.add_row("written to", str(out))
-    show(figures, table)
+    outcome = {
+        "rows": f"{rows:,}: {train_rows:,} for training, {rows - train_rows:,} for testing",
+        "positives": f"{manifest.positives / rows:.3%}",
+        "fields": f"{len(manifest.fields)} categorical, {len(manifest.numbers)} numeric",
+        "features": f"{features:,}, of which {train_features:,} in the training rows",
+        "collisions": f"{collisions:.2g} pairs of features are expected to share a key",
+        "written to": str(out),
+    }
+    show(result, figures(outcome.items()))
 
 
 def synthesize_command(
@@ -97,7 +95,6 @@ def synthesize_command(
 ) -> None:
     """Make up a raw click log of typed columns: users, ads, times, tags, prices, counts and rates."""
     with starting():
-        from sparsegroup.cli.progress import progress
         from sparsegroup.data.synthetic import write_clicks
 
     with progress("synthetic clicks", "rows", rows) as update:

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 from time import monotonic
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import THREADS, Threads, UsageError, in_shell, starting, use_threads
-from sparsegroup.cli.options import OF_THE_LOG, Assignments, LogOrConfig, takes_settings
-from sparsegroup.cli.output import show
+from sparsegroup.cli.app import UsageError, in_shell, starting
+from sparsegroup.cli.options import OF_THE_LOG, THREADS, Assignments, LogOrConfig, Threads, share_given, takes_settings
+from sparsegroup.cli.output import show, table, training_bar
+from sparsegroup.reporting.formatting import count, duration, metric, percent
 
 if TYPE_CHECKING:
     from sparsegroup.tuning import SearchSpace, Study, TrialRecord
@@ -75,37 +76,33 @@ def tune_command(
     A setting that is given, by an option, --set or a YAML file, is not searched. The search begins with the
     defaults: the first trial has the settings that `train` would have.
     """
-    with starting():
-        from sparsegroup.cli.run_settings import log_name, open_config_log, setting_values, settings_file, share_given
-        from sparsegroup.training.build import read_config
+    with starting(threads):
+        from sparsegroup.cli.logs import config_given, log_name, open_config_log
         from sparsegroup.training.run_folder import find_run, new_run_folder, point_latest
         from sparsegroup.tuning.space import SearchSpace
         from sparsegroup.tuning.study import STUDY, Study
 
     if not minutes > 0:
         raise UsageError(f"--minutes must be above 0, got {minutes:g}; --trials 0 shows what is searched")
-    use_threads(threads)
     if resume is not None:
-        own = {"log": log, "tune_rows": tune_rows, "held_out": held_out, "out": out, "set": set_}
-        given = [*(name for name, value in own.items() if value is not None), *settings]
-        if others := [name.replace("_", "-") for name in given]:
-            raise UsageError(f"--resume takes everything from the study, and no {', '.join(others)}")
+        begun = {"log": log, "tune_rows": tune_rows, "held_out": held_out, "out": out, "set": set_, **settings}
+        if given := [name.replace("_", "-") for name, value in begun.items() if value is not None]:
+            raise UsageError(f"--resume takes everything from the study, and no {', '.join(given)}")
         folder = find_run(resume)
         study = Study.resume(folder, open_config_log(STUDY.read(folder).base(folder), threads))
     else:
         share = share_given("--held-out", held_out or "0.2")
-        config = read_config(settings_file(log), setting_values(log, settings, set_ or []), "the command line")
+        config = config_given(log, settings, set_)
         if out is not None and trials:
             _check_free(out)
         data = open_config_log(config, threads)
-        given = [*config.given_keys]
         if not trials:
             config.check_log(data)
-            space = SearchSpace.excluding(given, config.resolved_for(data), data)
+            space = SearchSpace.excluding(config.given_keys, config.resolved_for(data), data)
             show({"log": data.name, "config": space.base.as_dict(), "space": space.as_plain()}, _space_table(space))
             return
         with new_run_folder(Path("studies") / log_name(config)) if out is None else nullcontext(out) as folder:
-            study = Study.begin(folder, config, data, given=given, tune_rows=tune_rows, held_out=share)
+            study = Study.begin(folder, config, data, given=config.given_keys, tune_rows=tune_rows, held_out=share)
         if out is None:
             point_latest(folder)
     with closing(study):
@@ -124,7 +121,6 @@ def _check_free(out: Path) -> None:
 
 def _run(study: "Study", minutes: float, trials: int) -> None:
     """Carry the study on until it has its trials or the time is up, and show the best one."""
-    from sparsegroup.cli.progress import training_bar
     from sparsegroup.kernels.cpu.jit import seconds_compiling
     from sparsegroup.tuning.study import BEST, TRIALS
 
@@ -168,27 +164,31 @@ def _run(study: "Study", minutes: float, trials: int) -> None:
         "config": str(folder / BEST),
         "command": command,
     }
-    table = _outcome_table(study.space, records[0], best)
-    show(result, table, f"{command}\n\nwritten to {folder}: {BEST}, {TRIALS}")
+    outcome = _outcome_table(study.space, records[0], best)
+    show(result, outcome, f"{command}\n\nwritten to {folder}: {BEST}, {TRIALS}")
 
 
 def _space_table(space: "SearchSpace") -> Table:
     """What is searched: values, when they have an effect, and where the search begins."""
     from sparsegroup.tuning.space import shown_value
 
-    table = Table(caption="a setting that is given is not searched; the first trial has the values on the right")
-    for column in ("setting", "values", "where", "begins with"):
-        table.add_column(column, overflow="fold", no_wrap=column == "setting")
-    for one in space.parameters:
-        where = "" if one.only is None else str(one.only)
-        table.add_row(one.key, one.words(), where, shown_value(one.default) if one.name in space.initial else "")
-    return table
+    rows = (
+        (
+            one.key,
+            one.words(),
+            "" if one.only is None else str(one.only),
+            shown_value(one.default) if one.name in space.initial else "",
+        )
+        for one in space.parameters
+    )
+    caption = "a setting that is given is not searched; the first trial has the values on the right"
+    made = table("setting", "values", "where", "begins with", rows=rows, left=4, caption=caption)
+    made.columns[0].no_wrap = True
+    return made
 
 
 def _trial_line(record: "TrialRecord") -> str:
     """How a trial went."""
-    from sparsegroup.reporting.formatting import duration, metric, percent
-
     name = f"trial {record.number}{'' if record.number else ', `train` as it is'}"
     if record.last is None:
         return f"{name}: {record.state}, {duration(record.seconds)}"
@@ -202,18 +202,14 @@ def _trial_line(record: "TrialRecord") -> str:
 
 def _outcome_table(space: "SearchSpace", first: "TrialRecord", best: "TrialRecord") -> Table:
     """The best trial and, if that is another, the first: their scores, and the settings in which they differ."""
-    from sparsegroup.reporting.formatting import count, duration, metric, percent
-
-    table = Table(
-        caption="on the rows held out, by which the best was chosen: its figures are better than new rows will show"
-    )
-    table.add_column("")
-    pair: Sequence[TrialRecord] = (best,) if best.number == first.number else (best, first)
-    for name in ("best: `train` as it is",) if len(pair) == 1 else (f"best: trial {best.number}", "`train` as it is"):
-        table.add_column(name, justify="right")
-    scores = [one.last if one.state == "complete" else None for one in pair]
+    pair = {"best: `train` as it is": best}
+    if best.number != first.number:
+        pair = {f"best: trial {best.number}": best, "`train` as it is": first}
+    caption = "on the rows held out, by which the best was chosen: its figures are better than new rows will show"
+    made = table("", *pair, caption=caption)
+    scores = [one.last if one.state == "complete" else None for one in pair.values()]
     if first.state != "complete":
-        table.add_row("", "", first.state)
+        made.add_row("", "", first.state)
     for name, attribute, shown in (
         ("log loss", "log_loss", metric),
         ("norm. entropy", "normalized_entropy", metric),
@@ -221,10 +217,10 @@ def _outcome_table(space: "SearchSpace", first: "TrialRecord", best: "TrialRecor
         ("features", "feature_rate", percent),
         ("rows", "rows", count),
     ):
-        table.add_row(name, *("" if score is None else shown(getattr(score, attribute)) for score in scores))
-    table.add_row("time", *(duration(one.seconds) for one in pair), end_section=True)
-    settings = [space.shown(one.settings) for one in pair]
+        made.add_row(name, *("" if score is None else shown(getattr(score, attribute)) for score in scores))
+    made.add_row("time", *(duration(one.seconds) for one in pair.values()), end_section=True)
+    settings = [space.shown(one.settings) for one in pair.values()]
     for key in space.keys:
         if settings[0][key] != settings[-1][key]:
-            table.add_row(key, *(values[key] for values in settings))
-    return table
+            made.add_row(key, *(values[key] for values in settings))
+    return made

@@ -5,15 +5,17 @@
 here imports torch.
 """
 
+import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from sparsegroup.names import NormName, PenaltyName, bytes_of
 from sparsegroup.settings.auto import PER_LOG, RULES
@@ -160,13 +162,7 @@ def setting(
     return Field(default, json_schema_extra=extra, **limits)
 
 
-class Section(StrictSettings):
-    """Settings that belong together."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class DataSettings(Section):
+class DataSettings(StrictSettings):
     """Where the samples come from."""
 
     log: Paths | None = setting(None)
@@ -205,6 +201,11 @@ class DataSettings(Section):
     """Size of the synthetic log."""
 
     @property
+    def reading_options(self) -> dict[str, Any]:
+        """How to read the rows of a raw log of any format."""
+        return {name: getattr(self, name) for name in ("sort_files", "on_bad_row", "max_bad")}
+
+    @property
     def format_options(self) -> "FormatOptions":
         """What tells the format of a raw log."""
         return {
@@ -220,7 +221,7 @@ class DataSettings(Section):
         }
 
 
-class ModelSettings(Section):
+class ModelSettings(StrictSettings):
     """The network over the embeddings, and its table."""
 
     name: Decided[ModelName] = setting(None, MODEL, short="model", kind=ModelChoice)
@@ -279,7 +280,7 @@ _NOT_OF_A_RUN: Mapping[str, str] = {
 """Arguments of an optimizer that a run cannot have at other values than their defaults."""
 
 
-class OptimizerSettings(Section):
+class OptimizerSettings(StrictSettings):
     """The Group optimizer, and the size that it trains towards."""
 
     name: Decided[KnownOptimizer] = setting(
@@ -351,7 +352,7 @@ def _flat(value: Any) -> list[Any]:
     return [one for part in value for one in _flat(part)] if isinstance(value, list | tuple) else [value]
 
 
-class TrainingSettings(Section):
+class TrainingSettings(StrictSettings):
     """How it is trained."""
 
     batch_size: Decided[int] = setting(None, TRAINING, ge=1)
@@ -377,7 +378,7 @@ class TrainingSettings(Section):
     """Train a logistic regression on the same rows for comparison."""
 
 
-class CheckpointSettings(Section):
+class CheckpointSettings(StrictSettings):
     """When checkpoints are written."""
 
     minutes: float = setting(10.0, CHECKPOINTS, short="checkpoint_minutes", ge=0, allow_inf_nan=False)
@@ -390,7 +391,7 @@ class CheckpointSettings(Section):
     """Write only what has changed in the table since the last checkpoint."""
 
 
-class TrackingSettings(Section):
+class TrackingSettings(StrictSettings):
     """Where a run can be followed, in addition to its folder."""
 
     tensorboard: str | None = setting(None, TRACKING, metavar="DIR|auto")
@@ -550,7 +551,19 @@ class Declared:
     metavar: str | None
 
 
+def _meanings() -> dict[tuple[str, str], str]:
+    """Class and field → the docstring below it; pydantic would search all modules for each class."""
+    classes = [node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.ClassDef)]
+    return {
+        (of.name, ast.unparse(field.target)): " ".join(str(text.value.value).split())
+        for of in classes
+        for field, text in pairwise(of.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
 def _declared() -> Iterator[Declared]:
+    meanings = _meanings()
     for section, of in Settings.model_fields.items():
         for field, info in getattr(of.annotation, "model_fields", {}).items():
             extra, name = dict(info.json_schema_extra), info.alias or field
@@ -560,7 +573,8 @@ def _declared() -> Iterator[Declared]:
             elif words is None and info.default not in (None, (), {}):
                 words = f"{info.default:g}" if isinstance(info.default, float) else str(info.default)
             kind = extra.pop("kind") or _option_type(info.annotation, info.metadata)
-            yield Declared(key, field, short, kind, " ".join(str(info.description).split()), words or "", **extra)
+            meaning = meanings[getattr(of.annotation, "__name__", ""), field]
+            yield Declared(key, field, short, kind, meaning, words or "", **extra)
 
 
 def _option_type(annotation: Any, metadata: Sequence[Any] = ()) -> Any:

@@ -1,0 +1,163 @@
+"""`sparsegroup demo` and `path`: models of several sizes on one log, compared."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sparsegroup.cli.app import UsageError, starting
+from sparsegroup.cli.options import OF_THE_LOG, THREADS, Assignments, LogOrConfig, Threads, share_given, takes_settings
+from sparsegroup.cli.output import show, table, training_bar
+from sparsegroup.reporting.formatting import count, metric, percent, size
+
+if TYPE_CHECKING:
+    from sparsegroup.training.compare import ModelScore
+
+_logger = logging.getLogger(__name__)
+
+_JSON, _SVG = "path.json", "path.svg"
+
+
+def demo_command(
+    rows: Annotated[int, typer.Option(min=100, help="Size of the synthetic log.")] = 500_000,
+    target_rate: Annotated[str, typer.Option(help="Share of the features to ask for.")] = "3%",
+    l21: Annotated[float, typer.Option(help="Constant λ21 of Group Adam, as in the paper.")] = 1e-3,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam and Group Adam.")] = 1e-2,
+    seed: Annotated[int, typer.Option(help="Seed of the log and of the training.")] = 0,
+    threads: Threads = THREADS,
+) -> None:
+    """Adam, pruned Adam, Group Adam as in the paper, and a target rate, side by side on a synthetic log."""
+    with starting(threads):
+        from sparsegroup.data import SyntheticConfig, synthetic_log
+        from sparsegroup.training import Config
+        from sparsegroup.training.compare import compare
+
+    share = share_given("--target-rate", target_rate)
+    configs = {
+        "Group Adam, fixed λ": Config.of(model="dcn", lr=lr, l21=l21, seed=seed),
+        "Target rate": Config.of(model="dcn", target_rate=share, seed=seed),
+    }
+    data = synthetic_log(SyntheticConfig(rows=rows), seed)
+    informative = int(data.are_informative(data.seen).sum())
+    _logger.info(
+        f"A synthetic click log: {len(data):,} rows, {data.features:,} features, of which "
+        f"{informative / data.features:.0%} have an effect on the click and the rest are noise.\n"
+        "A DCN is trained on the first 90 % in one pass, and tested on the rest."
+    )
+    samples = max(config.resolved_for(data).training.plan(data.train_rows).samples for config in configs.values())
+    scores = compare(data, configs, partial(training_bar, samples))
+    show({"rows": len(data), "methods": [asdict(score) for score in scores]}, _demo_table(scores))
+
+
+def _demo_table(scores: "Sequence[ModelScore]") -> Table:
+    caption = (
+        "fixed λ: as in the paper; target rate: as with `sparsegroup train --target-rate`\n"
+        "rate: features that are not exactly zero; table: their 8-byte keys and float32 vectors"
+    )
+    rows = (
+        (
+            method.name,
+            f"{method.test.auc:.4f}",
+            f"{method.test.log_loss:.4f}",
+            f"{method.feature_rate:.2%}",
+            f"{method.bytes / 1e6:.2f} MB",
+            "" if method.informative is None else f"{method.informative:.0%}",
+        )
+        for method in scores
+    )
+    return table("", "test AUC", "log loss", "rate", "table", "informative", rows=rows, caption=caption)
+
+
+@takes_settings(
+    *OF_THE_LOG,
+    *("model", "optimizer", "lr", "network_lr", "schedule", "warmup", "penalty", "fallback", "admit_after"),
+    *("batch_size", "epochs", "validation", "patience", "shuffle_buffer", "after_first_epoch", "seed"),
+    penalty={"show_default": "hard"},
+)
+def path_command(
+    log: LogOrConfig = None,
+    rates: Annotated[str, typer.Option(help="Feature rates, separated by commas.")] = ".3,.1,.03,.01",
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="AUC below that of all features that still counts as no loss.")
+    ] = 0.001,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for path.json and path.svg; default paths/<name of the log>.", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --out holds.")] = False,
+    set_: Assignments = None,
+    *,
+    settings: Mapping[str, Any],
+    threads: Threads = THREADS,
+) -> None:
+    """How good would a smaller model be? One pass for each feature rate, against all features: table, plot and JSON."""
+    with starting(threads):
+        from json import dumps
+
+        from sparsegroup.artifact.folder import new_folder, write_atomically
+        from sparsegroup.artifact.validation import finite
+        from sparsegroup.cli.logs import config_given, log_name, open_config_log
+        from sparsegroup.reporting.charts import path_svg
+        from sparsegroup.training.compare import cheapest, size_path
+
+    targets = _rates(rates)
+    config = config_given(log, settings, [*(set_ or ()), f"optimizer.target_rate={targets[0]}"])
+    folder = out or Path("paths") / log_name(config)
+    if (folder / _JSON).exists() and not overwrite:
+        raise UsageError(f"{folder} holds a {_JSON}; give another --out, or --overwrite")
+    data = open_config_log(config, threads)
+    if len(data) == data.train_rows:
+        raise UsageError(f"{data.name} has no test rows: give a test set to measure the models on, with --test, say")
+    config = config.resolved_for(data)
+    scores = size_path(data, config, targets, partial(training_bar, config.training.plan(data.train_rows).samples))
+    best = cheapest(scores, tolerance)
+    content = {
+        "log": data.name,
+        "config": config.as_dict(),
+        "tolerance": tolerance,
+        "no_loss_down_to": best.feature_rate,
+        "points": [asdict(score) for score in scores],
+    }
+    text = dumps(finite(content), indent=1) + "\n"
+    with new_folder(folder):
+        write_atomically(folder / _JSON, lambda path: path.write_text(text, encoding="utf-8"))
+    if isnan(scores[0].test.auc):
+        written = f"{_JSON}\nno plot: the test rows are all of one class, so there is no AUC"
+    else:
+        title = f"{config.model.name.upper()} on {Path(data.name).name}: how small can it be?"
+        points = [(score.feature_rate, score.test.auc, score.bytes) for score in scores[1:]]
+        begins = best.feature_rate if best is not scores[0] else None
+        svg = path_svg(points, scores[0].test.auc, tolerance, begins, title)
+        write_atomically(folder / _SVG, lambda path: path.write_text(svg, encoding="utf-8"))
+        written = f"{_JSON}, {_SVG}"
+    show({"folder": str(folder), **content}, _path_table(scores, best, tolerance), f"written to {folder}: {written}")
+
+
+def _rates(text: str) -> list[float]:
+    with suppress(UsageError):
+        rates = [share_given("--rates", part.strip()) for part in text.split(",")]
+        if all(rates):
+            return rates
+    raise UsageError(f"--rates wants feature rates between 0 and 1, separated by commas, such as .3,.1: got {text!r}")
+
+
+def _path_table(scores: "Sequence[ModelScore]", best: "ModelScore", tolerance: float) -> Table:
+    caption = f"loss: AUC lost against all features; *: the smallest size that loses at most {tolerance:g}"
+    made = table("features", "live", "bytes", "test AUC", "loss", "log loss", "calibr.", caption=caption)
+    for score in scores:
+        is_all, test = score.asked is None, score.test
+        made.add_row(
+            ("all" if is_all else percent(score.feature_rate)) + (" *" if score is best else ""),
+            *(count(score.live_rows), size(score.bytes), metric(test.auc)),
+            "" if is_all else f"{scores[0].test.auc - test.auc:.4f}",
+            *(metric(test.log_loss), metric(test.calibration)),
+            style="bold" if score is best else None,
+        )
+    return made
