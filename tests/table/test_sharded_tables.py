@@ -37,7 +37,7 @@ def inspected() -> tuple[Tensor, Tensor, Tensor, int]:
     first_ranks(1)
     table = filled()
     unknown = torch.cat([KEYS[::2], torch.tensor([-7])])
-    with pytest.raises(ValueError, match="distinct, also those that different ranks give"):
+    with pytest.raises(ValueError, match="distinct, also among different ranks"):
         table.assign(KEYS[:1], VECTORS[:1])
     evaluated = table.eval()(unknown)
     assert torch.equal(evaluated, table.lookup(unknown))
