@@ -79,8 +79,8 @@ def test_another_weight_or_test_fraction_is_another_way_to_read_a_log(tmp_path: 
 @pytest.mark.parametrize(
     ("log_format", "message"),
     [
-        (LogFormat("log", "label", ("a", "w"), weight="w"), "column 'w' is the weight; it cannot be a field, too"),
-        (LogFormat("log", "label", ("a",), ("w",), weight="w"), "column 'w' is the weight; it cannot be a field, too"),
+        (LogFormat("log", "label", ("a", "w"), weight="w"), "column 'w' is the weight; it cannot also be a field"),
+        (LogFormat("log", "label", ("a",), ("w",), weight="w"), "column 'w' is the weight; it cannot also be a field"),
         (LogFormat("log", "label", ("a", "weight"), weight="w"), "a field cannot be named 'weight'; rename it"),
         (LogFormat("log", "label", ("a",), weight="v"), "no column 'v'; the columns are label, a, w, weight"),
     ],

@@ -20,6 +20,6 @@ EXPERIMENTS: Mapping[str, Callable[[Lab], Section]] = {
     "family": family,
     "frontier": frontier,
 }
-"""Those on a log. The regret is another: it is on problems of its own."""
+"""Experiments on a log. The regret is not one: it is on convex problems."""
 
 REGRET = "regret"

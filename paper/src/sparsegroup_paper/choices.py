@@ -15,7 +15,7 @@ from sparsegroup_paper.runs import Method, Plain
 NO_PENALTY: dict[str, Any] = {"l1": 0.0, "l21": 0.0, "l2": 0.0}
 
 TRIAL_SEEDS = 2
-"""Seeds of each trial, but for those of the learning rates at λ = 0, which take all."""
+"""Seeds of each trial, except of the learning rates at λ = 0, which take all."""
 
 TRIALS = 5
 """Values that are tried in a choice."""
@@ -27,7 +27,7 @@ TOLERANCE = 0.001
 """AUC that is given away for a sparser model."""
 
 FINER = (0.2, 0.5, 0.7, 2.0, 5.0)
-"""Learning rates tried beside the best one, by it."""
+"""Learning rates tried next to the best one, relative to it."""
 
 
 def network_of(config: Config) -> Network:

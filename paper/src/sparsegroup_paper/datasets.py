@@ -35,7 +35,7 @@ PLAIN: dict[str, Any] = {
     **{"optimizer": "adam", "l21": 0.0, "penalty": "lasso", "least_features": 0, "fallback": False},
     **{"number_buckets": 0, "standardize": False, "base_rate": False, "batch_size": 512, "shuffle_buffer": 0},
 }
-"""As in the paper, so that no log decides of it: the base optimizer, numbers as they are, in the order of the log."""
+"""As in the paper, so that no log decides of it: the base optimizer, numbers unchanged, in the order of the log."""
 NETWORKS: Mapping[str, ModelName] = {
     "avazu": "mlp",
     "criteo": "dcn",
@@ -67,7 +67,7 @@ class Excerpt(LogView):
 
     @property
     def features(self) -> int | None:
-        """Number of distinct features in the training rows; None unless they are all those of the log."""
+        """Number of distinct features in the training rows; None unless they are all of the log's."""
         return self.log.features if self.train_rows == self.log.train_rows else None
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
@@ -145,7 +145,7 @@ def open_dataset(
         name: One of `NETWORKS`, or a YAML file of settings, of which model, batch size and log are taken, and not the
             optimizer.
         data: Its log: a folder that `prepare` has written, or a raw log.
-        test: A raw log of its own for the test set.
+        test: A separate raw log for the test set.
         scale: How much of the log is used.
         folder: The experiments' folder; a raw log is prepared into it.
         on_progress: See `prepare`.

@@ -41,7 +41,7 @@ class Worker:
         self.counts = lru_cache(maxsize=2)(lambda rows: count_keys(self.log, rows))
 
     def carry_out(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
-        """The runs of a job (see `jobs_of`), each with its outcome as soon as it is there.
+        """The runs of a job (see `jobs_of`), each with its outcome as soon as it is finished.
 
         Where training diverges, the AUC is NaN.
         """

@@ -69,7 +69,7 @@ _LEGEND_ROW = 0.2
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """The figure as an `<svg>` element, with the colours and the font of the page that it stands in.
+    """The figure as an `<svg>` element, with the colours and the font of its page.
 
     The title is left to the page. Equal figures give equal strings.
 
@@ -82,7 +82,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def svg_element(name: str, inches: tuple[float, float], draw: Callable[[Canvas], None]) -> str:
-    """What `draw` puts on a figure of matplotlib, as an `<svg>` element to stand in a page.
+    """What `draw` puts on a figure of matplotlib, as an `<svg>` element for a page.
 
     Text is text, in the page's font if its CSS says so; text and axes have the colour `currentColor`, lines `--blue`
     and so on. Equal drawings give equal strings.
@@ -119,7 +119,7 @@ def to_png(figure: Figure) -> bytes:
 
 
 def describe(figure: Figure) -> str:
-    """The figure in words, for those who do not see it."""
+    """The figure in words, for readers who do not see it."""
     return f"{figure.title}: {figure.y_label} over {figure.x_label}. {figure.note}".strip()
 
 
@@ -206,7 +206,7 @@ def _scale(axis: Axis, set_scale: Callable[..., None], logarithmic: bool, values
 
 
 def _tick_at_values(axes: Axes, values: npt.NDArray[np.float64]) -> None:
-    """Label the values of x themselves if they are few and far between, as those of a grid are."""
+    """Label the values of x themselves if they are few and far between, like a grid's."""
     places = axes.xaxis.get_transform().transform(values)
     if 1 <= len(values) <= 9 and (len(values) == 1 or np.diff(places).min() >= np.ptp(places) / 10):
         axes.xaxis.set_major_locator(FixedLocator(values.tolist()))

@@ -25,7 +25,7 @@ from sparsegroup_paper.runs import PLAIN, Method, Outcome, Results, Run
 Recipe = Literal["searched", "paper"]
 
 Reporting = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Given what is run and how many runs it is, a context that yields a function to be told how many are done."""
+"""Given what is run and how many runs it is, a context that yields a function of the number done."""
 
 
 @dataclass(frozen=True)

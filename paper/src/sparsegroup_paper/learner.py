@@ -33,7 +33,7 @@ class Learner:
         self.model, self.optimizer = config.build(log)
 
     def fit(self, start: int, stop: int, callbacks: Sequence[Callback] = ()) -> None:
-        """Train on rows `start` to `stop` once, to the size that the config asks for at their end.
+        """Train on rows `start` to `stop` once, to the config's target size at their end.
 
         An experiment's pass is one epoch in the log's order: of the config's `training`, batch size and seed count.
         """

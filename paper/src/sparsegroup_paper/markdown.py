@@ -48,7 +48,7 @@ def figure_path(section: Section, figure: Figure) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Text that Markdown shows as it is, on one line.
+    r"""Text that Markdown shows unchanged, on one line.
 
     Examples:
         >>> escape("a|b_c < d*e")
@@ -84,7 +84,7 @@ def _grid(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[b
 
 
 def cell_text(cell: Cell, format_spec: str) -> str:
-    """What stands in a cell; a number as the format says, and a dash for one that is not finite.
+    """The text of a cell; a number in its format, and a dash for one that is not finite.
 
     Args:
         cell: A number, a text, or None.
@@ -118,7 +118,7 @@ def numeric_columns(table: SectionTable) -> tuple[bool, ...]:
 
 
 def table_texts(table: SectionTable) -> list[list[str]]:
-    """All cells as they are shown, by row.
+    """All cells as shown, by row.
 
     Raises:
         ValueError: A row has more or fewer cells than there are columns, or a format is not one of numbers.

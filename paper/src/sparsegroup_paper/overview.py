@@ -30,7 +30,7 @@ def write_overview(folder: Path, page: Path | None = None) -> list[str]:
 
     Args:
         folder: Its subfolders are reports.
-        page: Written between its `MARKS`; None: a page of its own, `index.md` in the folder.
+        page: Written between its `MARKS`; None: a separate page, `index.md` in the folder.
 
     Returns:
         Names of the reports, in order; nothing is written if there are none.

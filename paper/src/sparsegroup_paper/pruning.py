@@ -33,7 +33,7 @@ ROWS, MERGED = 1 << 16, 1 << 22
 
 
 def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) -> Iterator[Pruned]:
-    """Train once on the first `stop` rows, and prune and fine-tune in each of the ways asked for.
+    """Train once on the first `stop` rows, and prune and fine-tune by each method.
 
     A share of the samples, the last ones, is kept for fine-tuning. When the others have been trained on, the top N
     embedding vectors by norm stay and the others are set to zero. Fine-tuning changes both: a pruned feature that
@@ -41,7 +41,7 @@ def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) ->
 
     Args:
         learner: Freshly initialized.
-        methods: What is asked for.
+        methods: The methods.
         stop: Training rows.
 
     Yields:
@@ -153,7 +153,7 @@ def prune_weights(table: HashEmbedding, sparsity: float) -> None:
     keys, vectors = (torch.cat(part) for part in zip(*parts, strict=True))
     weights = vectors.abs().flatten().numpy()
     keep = round((1 - sparsity) * table.num_seen * table.dim)
-    drop = len(weights) - keep  # those of rows that are zero are dropped already
+    drop = len(weights) - keep  # zero rows are dropped already
     if drop <= 0:
         return
     threshold = float(np.partition(weights, drop - 1)[drop - 1])
@@ -163,11 +163,11 @@ def prune_weights(table: HashEmbedding, sparsity: float) -> None:
 
 
 class WithoutRare(LogView):
-    """A log in which each field's rare features are one, those of the test rows included.
+    """A log in which each field's rare features are one, also in the test rows.
 
     Args:
         log: The log.
-        kept: Keys of the features that stay as they are, ascending.
+        kept: Keys of the unchanged features, ascending.
     """
 
     def __init__(self, log: Log, kept: npt.NDArray[np.int64]) -> None:
@@ -184,7 +184,7 @@ class WithoutRare(LogView):
         given = keys.numpy()
         place = np.searchsorted(self.kept, given)
         is_kept = self.kept[np.minimum(place, len(self.kept) - 1)] == given if len(self.kept) else given != given
-        # The low bits all set, the field's bits as they are.
+        # The low bits all set, the field's bits unchanged.
         return torch.from_numpy(np.where(is_kept, given, given | RARE))
 
 

@@ -34,7 +34,7 @@ class Setup(Figures):
         batch_size: In samples.
         epochs: Over the training set.
         runs: How often each experiment is repeated, with other seeds.
-        learning_rate_grid: From which those of Table 5 were chosen.
+        learning_rate_grid: From which Table 5's were chosen.
         fine_tune_shares: Shares of the training samples that are trained on after pruning.
         default_l2: That the paper calls a good default.
     """

@@ -17,7 +17,7 @@ _CALLED: dict[str, Any] = {"error_model": "numpy", "nogil": True, "cache": True}
 _INLINED: dict[str, Any] = {"error_model": "numpy", "nogil": True, "forceinline": True}
 
 BLOCK = 2048
-"""Rows whose weights are drawn at once, in buffers that stay in the first-level cache."""
+"""Rows whose weights are drawn together, in buffers that remain in the first-level cache."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -25,7 +25,7 @@ _30, _27, _31, _32 = (np.uint64(bits) for bits in (30, 27, 31, 32))
 
 
 def _poisson_thresholds() -> tuple[np.uint32, ...]:
-    """P(w <= k) for w ~ Poisson(1) in units of 2^-32, while that is below 1: w counts those that a uniform reaches."""
+    """P(w <= k) for w ~ Poisson(1) in units of 2^-32, while that is below 1: w counts those below a uniform draw."""
     thresholds, term, total = [], np.exp(-1.0), 0.0
     for count in range(1, 13):
         total += term
@@ -160,7 +160,7 @@ def resampled_aucs(
     """AUC of one run's predictions under Poisson-bootstrap resamplings of the test rows.
 
     Ties count half, as in `sklearn.metrics.roc_auc_score(labels, scores, sample_weight=weights(...))`, which each value
-    equals. One sort of the scores, then linear time per replicate; other threads run meanwhile.
+    equals. One sort of the scores, then linear time per replicate; other threads can run.
 
     Args:
         labels: `[rows]` of 0 and 1, numbers or booleans.

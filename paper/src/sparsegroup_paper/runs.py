@@ -110,7 +110,7 @@ class Run:
 
 
 def _fields_of(method: Method) -> dict[str, object]:
-    """What a method is told; pruning by x as before there was another."""
+    """The arguments of a method."""
     return {name: value for name, value in asdict(method).items() if (name, value) != ("by", "x")}
 
 

@@ -29,7 +29,7 @@ class Comparison:
         difference: Mean of a minus mean of b.
         interval: 95 % t-interval of the difference; None where a seed has no other to be compared with.
         p_value: Two-sided; None where the interval is.
-        test: "paired t", by seed, or "Welch t", for groups of seeds with variances of their own.
+        test: "paired t", by seed, or "Welch t", for groups of seeds with different variances.
     """
 
     difference: float

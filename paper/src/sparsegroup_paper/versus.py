@@ -29,10 +29,10 @@ COLUMNS = (
 )
 
 SAME_RATE = 0.005
-"""Points nearer to a rate than this share of it are at it: a target is met but for one feature."""
+"""Points nearer to a rate than this share of it are at it: a target is met except for one feature."""
 
 WIDEST_GAP = 8.0
-"""How many times as large the higher feature rate of two points may be, to tell what lies between."""
+"""How many times as large the higher feature rate of two points may be to interpolate between them."""
 
 STATISTICS = (
     "The difference is in mean test AUC, with the 95 % interval of a paired bootstrap over test rows and seeds "
@@ -100,7 +100,7 @@ def at_rate(samples: Sequence[Sample], rate: float) -> Sample | None:
         rate: In (0, 1).
 
     Returns:
-        Outcomes that have AUC, resampled AUCs and this rate; None if the rate is not between those of two points, or
+        Outcomes that have AUC, resampled AUCs and this rate; None if the rate is not between two points', or
         the points are too far apart.
     """
     ordered = sorted(

@@ -91,12 +91,12 @@ def _print_version(wanted: bool) -> None:
 def starting(threads: int | None = None) -> Iterator[None]:
     """Around a command's imports: what they make stays, and is not looked through for garbage then, nor later.
 
-    So many threads then share the table's work, and torch has one: its own would spin on the others' cores.
+    These threads then share the table's work, and torch has one: its own would spin on the others' cores.
     """
     gc.disable()
     try:
         yield
-        if not gc.get_freeze_count():  # once a process: garbage of an earlier command would stay, too
+        if not gc.get_freeze_count():  # once a process: garbage of an earlier command would also be kept
             gc.freeze()  # even at the end of the process: a last search through them takes a second
     finally:
         gc.enable()

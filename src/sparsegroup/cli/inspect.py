@@ -46,7 +46,7 @@ def inspect_command(
 
 
 def _table(section: "Section") -> Table:
-    """A section as a table, in which the sums of all fields stand out."""
+    """A section as a table, in which the sums of all fields are emphasized."""
     table = Table(box=None, show_header=bool(section.columns), header_style="dim", pad_edge=False, padding=(0, 2, 0, 1))
     for number, name in enumerate(section.columns):
         is_text = number < section.texts
@@ -60,6 +60,6 @@ def _table(section: "Section") -> Table:
 
 
 def _bar(length: float) -> str:
-    """So many characters; what is not 0 is seen."""
+    """A bar of characters; any number above 0 is visible."""
     eighths = max(1, round(8 * length)) if length > 0 else 0
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

@@ -1,4 +1,4 @@
-"""The options that commands share, and what they mean: those of settings are made of `sparsegroup.settings`."""
+"""The options that commands share, and their meaning; options of settings are made from `sparsegroup.settings`."""
 
 import inspect
 import os

@@ -311,7 +311,7 @@ def _outcome(summary: Summary, folder: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def launched(minutes: float) -> Iterator[Launch]:
-    """How this process was started; the ranks of torchrun wait for each other, at most so many minutes.
+    """How this process was started; the ranks of torchrun wait for each other, at most this many minutes.
 
     UsageError: torchrun's environment describes no rank, or a rank is missing.
     """
@@ -364,7 +364,7 @@ class Interruption(Callback):
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle signals here, except those that the process ignores, as one in a shell's background does."""
+        """Handle signals here, except ignored ones (a process in a shell's background ignores SIGINT)."""
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -15,7 +15,7 @@ from sparsegroup.errors import ClickLogError
 T = TypeVar("T")
 
 LABEL, TIME, WEIGHT = "label", "time", "weight"
-"""Columns of encoded rows, beside those of fields and numbers."""
+"""Columns of encoded rows, in addition to fields and numbers."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Bags:
     """The values of a field that has several of them per row.
 
     Attributes:
-        keys: `[m]` int64, those of the first row, then those of the second, and so on.
+        keys: `[m]` int64: the first row's, then the second row's, and so on.
         offsets: `[n + 1]` int64: row i has `keys[offsets[i] : offsets[i + 1]]`; the first is 0.
     """
 

@@ -21,7 +21,7 @@ def criteo(numbers: CriteoNumbers = "log") -> LogFormat:
 
     Args:
         numbers: "log" takes the 13 integers as numbers, sign(x) ln(1 + |x|), 0 where missing, as DCN does; "buckets"
-            makes ⌊(ln x)²⌋ of x > 2, leaves smaller ones as they are, and embeds them: 39 fields in all.
+            makes ⌊(ln x)²⌋ of x > 2, leaves smaller ones unchanged, and embeds them: 39 fields in all.
     """
     columns = ("label", *_INTEGERS, *_CATEGORIES)
     log = LogFormat("criteo", "label", _CATEGORIES, columns=columns, separator="\t", split="last-of-7")

@@ -1,4 +1,4 @@
-"""Data frames: their keys and numbers, those that a log of the same values has, and a frame as a log."""
+"""Data frames: their keys and numbers, equal to a log's of the same values, and a frame as a log."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class HashedFrame:
         keys: `[n, fields]` int64, of the fields of one value, in the order of `fields`.
         numbers: `[n, numbers]` float32, in the order of `numbers`; NaN where one is missing.
         bags: List field → its values' keys.
-        fields: All categorical fields, those of lists among them; a field's place is its number in the keys.
+        fields: All categorical fields, including lists; a field's place is its number in the keys.
         numbers_of: Names of the numbers.
     """
 
@@ -44,7 +44,7 @@ class HashedFrame:
 
 
 def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat | None = None) -> HashedFrame:
-    """The keys and numbers of a frame's rows, those that a log of the same values has.
+    """The keys and numbers of a frame's rows, equal to a log's of the same values.
 
     Args:
         frame: `[n]` rows: of Polars, pandas, Arrow, or anything with Arrow's PyCapsule interface. Typed columns are
@@ -113,7 +113,7 @@ def polars_frame(frame: Any) -> pl.DataFrame:
 
 
 class FrameLog(Log):
-    """The rows of a data frame, hashed as those of a file of the same values; all are for training.
+    """The rows of a data frame, hashed like a file's of the same values; all are for training.
 
     Args:
         frame: `[n]` rows of features, see `hash_keys`.

@@ -71,13 +71,13 @@ WEIGHTS = (
 # fmt: on
 
 CLOCKS = ("ts", "timestamp")
-"""Names of the log's own time, whatever its unit."""
+"""Names of the log's own time, in any unit."""
 
 _ENOUGH = 100
 """Rows with a value, from which on it matters that none repeats."""
 
 _FEW, _OFTEN, _REPEATS = 100, 10, 2
-"""A number of at most so many values, each so often, is a category; one that recurs so often on average may be one."""
+"""A number is a category of at most these values with these rows each; of one that may be, mean rows per value."""
 
 _LONG = 500
 """Rows in which a clock keeps its value, a month, a day, while it has returned to one fewer than `_OFTEN` times."""
@@ -92,7 +92,7 @@ _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nan
 _SEPARATORS = {"|": 0.05, ";": 0.05, ",": 0.3, " ": 0.5}
 """Separator → share of the values that must have it. The first that fits is taken."""
 
-# Between spaces there must be such tokens: texts have spaces, too.
+# Between spaces there must be such tokens: texts also have spaces.
 _TOKEN = r"^[A-Za-z]{0,3}\d+$"
 # 1e5 without a sign or a point is rather the beginning of a hash.
 _NUMERAL = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]\d+)?$|^[+-]?\d*\.\d*[eE]\d+$|^[+-]?(?i:inf|infinity)$"
@@ -142,7 +142,7 @@ def infer_columns(
 
 
 class _Column:
-    """A column of texts, null where there is no value, and its properties that rules ask for.
+    """A column of texts, null where there is no value, and its properties that rules use.
 
     Attributes:
         present: `[rows]` the values, without blanks around them and without spellings of missing ones.

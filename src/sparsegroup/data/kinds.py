@@ -51,7 +51,7 @@ _DAY = 24 * 3600
 class ColumnKind:
     """What a column is, and so what becomes of it.
 
-    - `category`: a field; its values are hashed as they are.
+    - `category`: a field; its values are hashed unchanged.
     - `category of numbers`: a field whose values are numbers, so that 1, 1.0 and 01 are one of them.
     - `number`: an unchanged number, float32; a missing or infinite one is NaN.
     - `category, number`: both of the last two.
@@ -128,7 +128,7 @@ class ColumnFinding:
         examples: A few of its values.
         distinct: Different values in the rows that were looked at, without missing ones.
         missing: Share of those rows, in [0, 1], that have no value.
-        warning: What the user should think about, or ""; parameters stand in backquotes.
+        warning: What the user should think about, or ""; parameters are in backquotes.
     """
 
     name: str

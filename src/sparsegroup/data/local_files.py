@@ -36,7 +36,7 @@ def check_name(path: str | Path) -> None:
 
 def on_disk(path: str | Path) -> str:
     """A path that pyarrow cannot take for a URI, such as `./log-12:30`."""
-    return os.path.join(os.curdir, path)  # an absolute one stays as it is
+    return os.path.join(os.curdir, path)  # an absolute one is unchanged
 
 
 def parquet_file(path: Path) -> pq.ParquetFile:
@@ -49,7 +49,7 @@ def parquet_file(path: Path) -> pq.ParquetFile:
 
 
 def parquet_metadata(path: Path) -> pq.FileMetaData:
-    """What stands at the end of the file at `path`; raises as `parquet_file`."""
+    """The footer of the file at `path`; raises as `parquet_file`."""
     return pq.read_metadata(on_disk(path), filesystem=LOCAL)
 
 
@@ -64,7 +64,7 @@ def write_parquet(path: Path, rows: pl.LazyFrame) -> None:
 
 
 def names_of(path: Path, keys: npt.NDArray[np.int64]) -> dict[int, str]:
-    """The values of those of `keys` `[n]` that a Parquet file of columns `key` and `value` has.
+    """The values of the `keys` `[n]` that a Parquet file of columns `key` and `value` has.
 
     Raises:
         ClickLogError: It is missing or damaged.

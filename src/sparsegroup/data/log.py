@@ -24,7 +24,7 @@ CHUNK_ROWS = 1 << 8
 class Log(ABC):
     """Rows in time order, the training rows first.
 
-    A kind of log sets `name`, `fields` and `train_rows`, has a length and gives batches; it sets whatever else differs
+    A kind of log sets `name`, `fields` and `train_rows`, has a length and gives batches; it sets what else differs
     from the values below.
 
     An open log can be pickled, so that another process need not count its rows again: the rows are sent only if they
@@ -100,7 +100,7 @@ class Log(ABC):
         return np.arange(0, len(self), CHUNK_ROWS)
 
     def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
-        """Key → its text, of those of `keys` `[n]` whose text is found.
+        """Key → its text, for the `keys` `[n]` whose text is found.
 
         A log without a vocabulary is read up to about row `most_rows` for it. Raises ClickLogError if the vocabulary is
         damaged.

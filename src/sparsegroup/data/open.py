@@ -24,7 +24,7 @@ from sparsegroup.settings.names import AvazuHour, ColumnsName, CriteoNumbers, Da
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "conversion", "converted")
 TIMES = ("ts", "timestamp")
 SPLIT = "split"
-"""Names of columns with a role of their own; of a label in any case."""
+"""Names of columns with a special role; of a label in any case."""
 
 NO_WEIGHT = "none"
 """Value of `weight` for a log whose rows all count the same."""
@@ -89,13 +89,13 @@ def open_log(
 ) -> Log:
     """The log at a path: a prepared one in its folder, or a raw one, whose rows are counted now.
 
-    The rows of a raw log of several files are those of the first file, then those of the second, and so on.
+    The rows of a raw log of several files are the first file's, then the second's, and so on.
 
     Args:
         log: Folder that `prepare` has written; or a file, a folder of files (and of folders), a pattern such as
             `logs/2026-*.csv.gz`, a URI that pyarrow or fsspec opens, such as `s3://bucket/day=*/`, or several of these
             that are one log. Folders named `key=value` add a column.
-        test: A log of its own for the test set, of a raw log.
+        test: A separate log for the test set, of a raw log.
         format: Format of a raw log; by default what `options` say, or what the log's beginning shows.
         like: Options that another log was read with, which hold for a raw log where `options` leave them open. A
             `schema` or a `dataset` in `options` says all of the format. The columns of a log with a header are
@@ -174,7 +174,7 @@ def raw_log_files(
 
 
 def _must_be_alike(files: Sequence[RawFile], alike: bool) -> None:
-    """Compare the columns of each file with those of the first one, when the file's turn comes."""
+    """Compare the columns of each file with the first one's when the file is opened."""
     for file in files:
         file.first = files[0] if alike and file is not files[0] else None
 
@@ -241,7 +241,7 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
 
 
 def _named(wanted: Mapping[str, Any]) -> LogFormat | None:
-    """The format that `dataset` asks for, or an option that only one format has."""
+    """The format named by `dataset`, or by an option that only one format has."""
     if "schema" in wanted and "dataset" in wanted:
         raise LogOptionError("`schema` and `dataset` cannot both be given", "schema", "dataset")
     name = wanted.get("dataset")

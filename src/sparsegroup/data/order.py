@@ -28,7 +28,7 @@ class LogView(Log):
 
 
 class LogPart(LogView):
-    """Training rows of a log, in their order: some to train on, and those that follow as a test set.
+    """Training rows of a log, in their order: some to train on, and the following ones as a test set.
 
     Args:
         log: The log, whose own test rows are no part of it.
@@ -69,12 +69,12 @@ class ShuffledLog(LogView):
 
     The order follows from (seed, epoch, block): any place in it is found by reading the block that it is in, so that a
     training resumes there. In each epoch the blocks begin elsewhere, so that rows at the end of one meet those at the
-    beginning of the next. Up to three blocks are in memory: one in use, and those that a thread has read ahead.
+    beginning of the next. Up to three blocks are in memory: one in use, and two that a thread has read ahead.
 
     Args:
         log: The log.
         buffer: Rows of a block, ≥ 1; the first and the last may be smaller. One that holds all rows shuffles them all.
-        rows: The first so many rows are shuffled, the others come after them as they are; None: the training rows.
+        rows: Number of first rows to shuffle, the others follow in order; None: the training rows.
         seed: In [0, 2⁶⁴).
         epoch: Number of the pass, ≥ 0.
         part: Where the log is a part of another one, its number among the parts, so that they are shuffled differently.
@@ -163,7 +163,7 @@ def shares(log: Log, rows: int, ranks: int, taken: Sequence[Sequence[int]] = ())
     """The pieces of each rank: every `ranks`-th chunk of the log's first `rows` rows.
 
     `taken` has, for each number of ranks that the epoch was trained with before, the rows of its share that each rank
-    has trained on; the remaining rows are dealt anew.
+    has trained on; the remaining rows are dealt again.
 
     Examples:
         >>> from sparsegroup.data import SyntheticConfig, synthetic_log
@@ -193,7 +193,7 @@ def _pieces(log: Log, rows: int, ranks: int) -> list[Piece]:
 
 
 def _deal(pieces: Sequence[Piece], ranks: int) -> list[list[Piece]]:
-    """The pieces in turn; those of a last, incomplete round are cut into a part for each rank."""
+    """The pieces in turn; the pieces of a last, incomplete round are cut into a part for each rank."""
     whole = len(pieces) // ranks * ranks
     dealt = [list(pieces[rank:whole:ranks]) for rank in range(ranks)]
     for piece in pieces[whole:]:

@@ -37,7 +37,7 @@ from sparsegroup.errors import ClickLogError
 from sparsegroup.settings.names import OnBadRow, SortFiles
 
 PART_CHUNKS = 8
-"""Chunks of about 65,000 Criteo rows each that make a file: so much is done again after a cut."""
+"""Chunks of about 65,000 Criteo rows each that make a file: the most that an interruption repeats."""
 
 _logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def prepare(
         log: Their format; by default what `options` say, or what the first log's beginning shows.
         sort_files: See `open_log`.
         on_bad_row: "error" raises at the first bad row, "skip" leaves bad rows out.
-        max_bad: Share of the rows, in [0, 1), above which "skip" raises, too.
+        max_bad: Share of the rows, in [0, 1), above which "skip" also raises.
         vocabulary: Also write `vocabulary.parquet`: key → field and value.
         threads: Number of threads that parse and hash.
         on_format: Called with the format before anything is written.
@@ -180,7 +180,7 @@ def prepare(
 
 
 class _Parts:
-    """The files of a prepared log, as they are written; those that a run which was cut off has left are continued.
+    """The files of a prepared log, as they are written; the files of an interrupted run are continued.
 
     Attributes:
         state: How far reading has come, at the end of the last part.

@@ -45,7 +45,7 @@ class LogManifest(Manifest):
         source: What it was made of and how; a folder made of something else cannot be completed.
         bad_rows: Reason → rows left out.
         weighted: Whether the rows have weights.
-        timed: Whether the rows have times of their own.
+        timed: Whether the rows have times.
         columns: Raw column → what it was taken for, see `Log.columns`.
     """
 
@@ -171,7 +171,7 @@ class PreparedLog(Log):
             raise ClickLogError(f"{path}: missing or damaged ({error})") from error
 
     def _row_groups(self, start: int, stop: int) -> Iterator[Batch]:
-        """Rows within the log, those of a row group at a time."""
+        """Rows within the log, a row group at a time."""
         position = 0
         for name, count in self.manifest.parts.items():
             if not (position < stop and start < position + count):

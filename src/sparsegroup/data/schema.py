@@ -234,8 +234,8 @@ class KnownFormat:
 
     Attributes:
         recognise: Head of a log, and whether the log needs a label → its format, or None for another format's log.
-        name: Value of `dataset` that asks for the format; None if it is only recognised.
-        make: Makes the format that `name` asks for; takes the value of `option`, if it has one.
+        name: Value of `dataset` that selects the format; None if it is only recognised.
+        make: Makes the format of `name`; takes the value of `option`, if it has one.
         option: Name of the option of `open_log` that says how to read this format, and of no other.
     """
 
@@ -246,7 +246,7 @@ class KnownFormat:
 
 
 def same(names: Sequence[str]) -> dict[str, str]:
-    """`checked` of columns that are made of those of the same names."""
+    """`checked` of columns made from columns of the same names."""
     return {name: name for name in names}
 
 

@@ -79,7 +79,7 @@ class SyntheticConfig:
 def synthetic_log(config: SyntheticConfig = SyntheticConfig(), seed: int = 0) -> MemoryLog:
     """Draw a log whose label is Bernoulli(sigmoid(bias + Σ effect of the row's values)).
 
-    A value is informative with probability `informative`, whatever its frequency; its effect is N(0, effect²). All
+    A value is informative with probability `informative`, at any frequency; its effect is N(0, effect²). All
     other values have effect 0. The key of value v of field f is f · 2⁵⁶ + v.
 
     Args:

@@ -69,7 +69,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         model: The network; "auto" leaves it to the rules.
-        columns: Column → its kind, see `ColumnKind`, for those that are not to be inferred from the rows; `"ignore"`
+        columns: Column → its kind, see `ColumnKind`, for columns that are not to be inferred from the rows; `"ignore"`
             leaves one out.
         random_state: The seed, of initialization, dropout and order; `sparsegroup train` takes 0. An int ≥ 0, or, for
             another one in each fit, a RandomState or None.
@@ -130,7 +130,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             ValueError: Labels of other than two classes, other lengths, no column to train on; SettingsError of
                 settings that do not hold, ClickLogError of values that cannot be read as the columns' kind.
-            FloatingPointError: The training has diverged. Whatever fails, what was fitted before stays.
+            FloatingPointError: The training has diverged. After any failure the earlier fit remains.
         """
         with self._restored_on_error():
             labels = checked_labels(self, y)
@@ -227,7 +227,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             out: Its folder; it appears when it is complete.
             dtype: Format of the vectors.
-            onnx: Whether to write `model.onnx`, too.
+            onnx: Whether to also write `model.onnx`.
             overwrite: Replace an export that is there.
 
         Raises:

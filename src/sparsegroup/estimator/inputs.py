@@ -18,7 +18,7 @@ from sparsegroup.data.inference import kinds_of
 def feature_frame(estimator: BaseEstimator, given: Any, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """The rows of X, each column under its name; an array's columns are x0, x1, … where nothing else is known.
 
-    `columns` are those that the estimator was fitted to, by their place; None while it is being fitted, which notes the
+    `columns` are the columns of the fit, by their place; None while it is being fitted, which notes the
     number of features and their names. Raises ValueError for other features than it was fitted to, no rows, no columns
     or complex numbers; TypeError for a sparse matrix, or names of which only some are texts; ClickLogError for a column
     whose values are of several types.

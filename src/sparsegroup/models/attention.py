@@ -13,7 +13,7 @@ class Dice(RunningStatistics):
     """p(s) s + (1 - p(s)) α s with p(s) = sigmoid((s - E[s]) / √(Var[s] + ε)) (eq. 3 of DIN), α learned for each unit.
 
     Training takes E and Var of the batch; evaluation, and a batch of fewer than two vectors, the running ones. On
-    several ranks the batch is the rank's own, and the running statistics are those of all ranks.
+    several ranks the batch is the rank's own, and the running statistics are of all ranks.
     """
 
     mean: Tensor
@@ -98,7 +98,7 @@ class ListPooling(nn.Module):
 
         Args:
             place: Which of the lists.
-            values: `[m, dim]`, its values' embeddings, those of the first row first.
+            values: `[m, dim]`, its values' embeddings, the first row's first.
             offsets: `[batch + 1]` int64: row i has `values[offsets[i] : offsets[i + 1]]`.
             fields: `[batch, fields, dim]`, the embeddings of the fields of one value.
         """

@@ -15,7 +15,7 @@ class MatrixCross(nn.Module):
         super().__init__()
         if rank is not None and rank < 1:
             raise ValueError(f"rank must be >= 1, got {rank}")
-        self.down = nn.ModuleList()  # V, and beside it U or W, with b
+        self.down = nn.ModuleList()  # V, then U or W, with b
         if rank is not None:
             self.down.extend(nn.Linear(width, rank, bias=False) for _ in range(layers))
         self.up = nn.ModuleList(nn.Linear(rank or width, width) for _ in range(layers))
@@ -32,7 +32,7 @@ class MatrixCross(nn.Module):
 
 
 class DCNv2(Network):
-    """Cross layers with a matrix each, and deep layers, beside or behind them, joined in one logit.
+    """Cross layers with a matrix each, and deep layers, parallel or stacked, joined in one logit.
 
     Args:
         fields: Number of categorical fields.
@@ -41,7 +41,7 @@ class DCNv2(Network):
         hidden: Sizes of the deep layers.
         cross_layers: Number of cross layers.
         rank: Rank of the cross layers' matrices; None for full ones.
-        stacked: Whether the deep layers take what the cross layers give (fig. 1a), not x_0 beside them (fig. 1b).
+        stacked: Whether the deep layers take what the cross layers give (fig. 1a), or x_0 in parallel (fig. 1b).
         dropout: After each deep layer.
 
     Raises:

@@ -61,7 +61,7 @@ class FM(WideNetwork):
     Args:
         fields: Number of categorical fields.
         dim: Embedding dimension, 1 + k for k factors.
-        numbers: Number of numeric features; each has factors, too.
+        numbers: Number of numeric features; each also has factors.
 
     Raises:
         ValueError: `dim` < 2.

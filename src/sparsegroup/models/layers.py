@@ -58,8 +58,8 @@ class RunningStatistics(nn.Module, ABC):
     """A layer that follows the moments of its inputs `[batch, n]` in training: of its batches, or of several ranks'.
 
     Attributes:
-        is_shared: Whether a batch in training leaves its moments in `of_batch`, to be merged with those of the other
-            ranks and then given to `follow`. If not, the layer follows its own batch.
+        is_shared: Whether a batch in training leaves its moments in `of_batch`, to be merged with
+            the other ranks' and then passed to `follow`. If not, the layer follows its own batch.
         of_batch: Counts, means and sums of squared distances from the mean, `[3, n]` float64.
     """
 
@@ -78,7 +78,7 @@ class RunningStatistics(nn.Module, ABC):
 def merged_moments(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and sum of squared distances `[n]` of all rows whose parts have these, `[parts, 3, n]` float64.
 
-    A part without rows counts nothing, whatever its mean is (Chan, Golub and LeVeque 1983).
+    A part without rows counts nothing, with any mean (Chan, Golub and LeVeque 1983).
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Numbers as a network takes them: standardized, and beside it in buckets, each with a vector of its own."""
+"""Numbers as a network takes them: standardized, and in buckets, each with a vector."""
 
 from typing import Any
 
@@ -29,16 +29,16 @@ class NumberEncoder(RunningStatistics):
     has seen, merged batch by batch (Chan, Golub and LeVeque, 1979) after the batch has been used; where a `Trainer`
     trains on several ranks, of all ranks' rows. Evaluation changes nothing. A constant column is 0.
 
-    Beside it x falls into one of up to `buckets` buckets, each with about as many numbers, or into one for missing
-    ones; its vector is learned. A value that is frequent has a bucket of its own.
+    x also falls into one of up to `buckets` buckets, each with about as many numbers, or into one for missing
+    ones; its vector is learned. A frequent value has a separate bucket.
 
     All that comes of data is in buffers, so in checkpoints and exports.
 
     Args:
         numbers: How many columns, n.
         dim: Length of a bucket's vector.
-        buckets: How many buckets a column has, beside that of missing numbers; 0 for none.
-        standardize: Whether to standardize; if not, numbers are handed on as they are, missing ones as 0.
+        buckets: How many buckets a column has, not counting the bucket of missing numbers; 0 for none.
+        standardize: Whether to standardize; if not, numbers are passed unchanged, missing ones as 0.
 
     Attributes:
         is_fitted: Whether buckets and first moments have been set, by `fit` or by the first batch of training.
@@ -230,10 +230,10 @@ def log_unit(values: Tensor) -> float:
 
 
 def bucket_edges(values: Tensor, buckets: int) -> Tensor:
-    """Where to cut finite, ascending float64 values into at most so many buckets of about as many numbers.
+    """Where to cut finite, ascending float64 values into at most `buckets` buckets of about equal counts.
 
     Few different values have a bucket each. Of many, a frequent one, which fills a bucket, has it for itself, and the
-    others share the remaining buckets. The edges `[e]` ascend, e < `buckets`: x is in bucket #{e : x > e}. An edge lies
+    others share the remaining buckets. The edges `[e]` ascend, e < `buckets`: x is in bucket #{e : x > e}. An edge is
     midway between two values.
     """
     distinct, counts = torch.unique_consecutive(values, return_counts=True)

@@ -13,7 +13,7 @@ class OPNN(Network):
     """Embeddings and outer products of them through fully connected layers to one logit.
 
     The product layer and the first hidden layer are h₁ = ReLU(W_z z + W_p p + b): z holds the embeddings, p the outer
-    products, by default that of the superposition f_Σ = Σ_i f_i with itself, as published, else those of all
+    products, by default the one of the superposition f_Σ = Σ_i f_i with itself, as published, else the products of all
     pairs i < j.
 
     Args:

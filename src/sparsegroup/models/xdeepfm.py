@@ -1,4 +1,4 @@
-"""xDeepFM (Lian et al., KDD 2018): a compressed interaction network beside a linear part and deep layers."""
+"""xDeepFM (Lian et al., KDD 2018): a compressed interaction network, a linear part and deep layers."""
 
 import math
 from collections.abc import Sequence

@@ -295,7 +295,7 @@ def _along(
 
 
 def _lag_note(history: Sequence[HistoryPoint]) -> str:
-    """Why the feature rate lies above its schedule, and what brings it down to it; empty where it does not."""
+    """Why the feature rate is above its schedule, and what brings it down; empty if it is not."""
     late = [
         place
         for place, point in enumerate(history)

@@ -26,7 +26,7 @@ from sparsegroup.settings.names import model_title, optimizer_title
 
 
 def page_environment(*packages: str) -> Environment:
-    """Jinja's environment for pages whose templates lie in packages; they extend `page.html.jinja`, which lies here.
+    """Jinja's environment for pages whose templates are in packages; they extend `page.html.jinja` of this package.
 
     Its filters are the functions of `formatting`, and `width`.
 
@@ -68,7 +68,7 @@ def render_report(config: Mapping[str, Mapping[str, Any]], history: Sequence[His
         config: Section → setting → value, such as `{"model": {"name": "dcn"}, "optimizer": {"name": "adam", "l21":
             1e-4, "penalty": "lasso"}}`. Those four, where present, make the headline.
         history: Points along the pass, in order; may be empty.
-        summary: What the run came to. Without a test set the figures of the last point stand in its place.
+        summary: The run's result. Without a test set, the figures of the last point replace it.
     """
     test_auc = None if summary.test is None else summary.test.auc
     environment = page_environment()

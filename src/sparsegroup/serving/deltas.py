@@ -85,7 +85,7 @@ def apply_deltas(
     *,
     overwrite: bool = False,
 ) -> ExportManifest:
-    """Write the export that deltas lead to, one after the other, from `base`: byte for byte the one made at once.
+    """Write the export that deltas lead to, one after the other, from `base`: byte for byte the one made directly.
 
     Args:
         base: An export, or a delta whose base is still in its place.

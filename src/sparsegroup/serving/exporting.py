@@ -380,14 +380,14 @@ def export(
         folder: It appears when it is complete.
         args: An example of the module's arguments by position: a batch of two rows or more, best real ones.
         kwargs: An example of those by name.
-        tables: Names for the tables, also for those that are no submodules. None: the names of the submodules.
+        tables: Names for the tables, also for tables that are not submodules. None: the names of the submodules.
         formats: What to write in addition to rows and weights: "program", a program of `torch.export`, and "onnx". A
             module that cannot be traced takes neither.
         dtype: Format of the vectors.
         dynamic_shapes: Open sizes, as in `torch.export.export`. None: the first of each tensor; those that the module
             takes to be equal are one.
         strict: As in `torch.export.export`.
-        inputs: Names of the input tensors in ONNX; None: those of the module's parameters.
+        inputs: Names of the input tensors in ONNX; None: the module's parameters'.
         outputs: Names of the output tensors; None: the keys of a mapping, "output" of one tensor, "output_0" and so
             on of several.
         tolerance: Largest difference of numbers in the test, in parts of the largest of their tensor, or of 1.

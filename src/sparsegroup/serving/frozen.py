@@ -112,7 +112,7 @@ _FIELDS = 257  # 2^63 - 1 as a double is 2^63, whose field is one more than the 
 class FrozenTable(nn.Module):
     """Key → vector; an absent key has zeros or the fallback vector of its field.
 
-    The sorted keys lie in blocks of 16. A directory says between which blocks a key's must be, bisection over their
+    The sorted keys are in blocks of 16. A directory narrows down a key's block, bisection over their
     first keys finds it, and a comparison with all 16 the key's place in it.
 
     The directory cuts the keys into buckets. A key's bucket is ⌊scale · key + offset⌋, computed in double precision
@@ -322,7 +322,7 @@ class FrozenBag(FrozenTable):
         self.include_last_offset = include_last_offset
 
     def forward(self, keys: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """The bags' vectors `[bags, dim]`, zeros for an empty bag; the arguments are those of `HashEmbeddingBag`."""
+        """The bags' vectors `[bags, dim]`, zeros for an empty bag; the arguments are `HashEmbeddingBag`'s."""
         rows = super().forward(keys.reshape(-1))
         if per_sample_weights is not None:
             rows = rows * per_sample_weights.reshape(-1, 1).to(rows.dtype)
@@ -335,7 +335,7 @@ class FrozenBag(FrozenTable):
 
 
 def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
-    """The live rows of a table or an export, without those that round to zero unless there are fallback vectors."""
+    """The live rows of a table or an export, without rows that round to zero unless there are fallback vectors."""
     parts = list(table.items())
     keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
     vectors = torch.cat([vectors for _, vectors in parts]) if parts else torch.empty(0, table.dim)

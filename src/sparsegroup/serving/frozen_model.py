@@ -23,7 +23,7 @@ _WHOLE = "table"
 
 
 def tables_of(model: nn.Module, given: Mapping[str, AnyTable] | None = None) -> dict[str, AnyTable]:
-    """The tables that a module looks keys up in, by the names `given`, or those of `named_modules`.
+    """The tables that a module looks keys up in, by the names `given`, or by `named_modules`.
 
     `given` may name tables that are not submodules; it must name all that are.
     """
@@ -135,7 +135,7 @@ class ServingModel(nn.Module):
         Args:
             keys: `[batch, fields]` int64, of the fields of one value, in their order.
             *others: Numbers `[batch, numbers]` float32, if there are any; then, for each field of several values,
-                its keys `[m]` int64, those of the first row first, and offsets `[batch + 1]` int64: row i has
+                its keys `[m]` int64, the first row's first, and offsets `[batch + 1]` int64: row i has
                 keys[offsets[i] : offsets[i + 1]].
         """
         numbers, parts = (others[0], others[1:]) if self.columns.numbers else (None, others)

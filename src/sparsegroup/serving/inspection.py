@@ -163,7 +163,7 @@ def read_rows(tables: Iterable[RowSource], top: int, threshold: Threshold | None
 
 @dataclass(frozen=True)
 class OptimizerSummary:
-    """What the model was trained with; the penalties are those of the embeddings."""
+    """What the model was trained with; the penalties are the embeddings'."""
 
     name: str
     lr: float

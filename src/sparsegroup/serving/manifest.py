@@ -30,7 +30,7 @@ TABLE = "embedding"
 
 @dataclass(frozen=True)
 class ExportContent:
-    """The files that a full export is made of; a delta names those that it leads to."""
+    """The files of a full export; a delta names the files of the export that it leads to."""
 
     tables: Mapping[str, FileFacts]
     network: FileFacts
@@ -68,7 +68,7 @@ class ModelSignature:
 
 @dataclass(frozen=True)
 class FieldRows:
-    """Features of a field: those in the export, and those that training has seen."""
+    """Number of features of a field: in the export, and seen in training."""
 
     live: Count
     seen: Count

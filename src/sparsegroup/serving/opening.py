@@ -43,10 +43,10 @@ class TrainedModel:
         kind: What the folder is.
         config: Settings it was trained with.
         columns: The columns that it expects of its logs.
-        model: The model, in evaluation mode: an export's as it is served, otherwise as it was trained, with the
+        model: The model, in evaluation mode: an export's as served, otherwise as trained, with the
             optimizer's state in its tables' rows.
         vocabulary: Parquet file of key, field and value, if one was kept.
-        names: The same of some features, those of the largest vectors; None of an export.
+        names: The same of the features of the largest vectors; None of an export.
         baseline: The run's logistic regression, if there was one; None of an export.
         samples: Trained on, in all; None if that is not known.
         steps: The step count of the tables' optimizer; None if there is none.

@@ -1,4 +1,4 @@
-"""Exports as they are on disk: read, checked, and a chain of deltas followed to the export that it leads to."""
+"""Exports on disk: read, checked, and a chain of deltas followed to the export that it leads to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -55,7 +55,7 @@ _TALKATIVE = (
 def trace(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, *, strict: bool
 ) -> ExportedProgram:
-    """A module as a program; the arguments are those of `torch.export.export`."""
+    """A module as a program; the arguments are `torch.export.export`'s."""
     try:
         with quiet(), redirect_stderr(StringIO()) as printed:
             program = torch.export.export(model, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=strict)
@@ -201,7 +201,7 @@ def _names(specs: Sequence[Any], kind: InputKind | OutputKind) -> list[str]:
 
 
 def input_names(program: ExportedProgram) -> list[str]:
-    """The names of the program's tensors, which are those of the module's parameters."""
+    """The names of the program's tensors, which are the module's parameters'."""
     return _names(program.graph_signature.input_specs, InputKind.USER_INPUT)
 
 

@@ -127,7 +127,7 @@ def _parsed(text: str) -> Any:
 
 
 def _count(node: Any, counted: dict[int, int]) -> int:
-    """How many values a node of YAML stands for; those of the nodes in it are noted in `counted`, 0 before they are."""
+    """How many values a node of YAML has; its nodes' are noted in `counted`, 0 before."""
     if id(node) not in counted:
         counted[id(node)] = 0
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()

@@ -25,7 +25,7 @@ from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 
 SHOWN = 10
 NAMED = 20_000
-"""Features whose text is looked for; those of the largest vectors."""
+"""Number of features, of the largest vectors, whose text is looked up."""
 
 MOST_ROWS = 100_000
 """Rows of a raw log that are read again for it."""
@@ -190,7 +190,7 @@ def _calibration(
 
 
 def _nothing_left(history: Sequence[HistoryPoint]) -> str | None:
-    """Whether training has ended with no feature of those that it has seen."""
+    """Whether training has ended without a single live feature."""
     if not history or history[-1].live_rows or not history[-1].features_seen:
         return None
     return (

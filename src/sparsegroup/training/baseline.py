@@ -43,7 +43,7 @@ PER_NUMBER = 3
 """Features made of a number: itself, standardized, and two buckets."""
 
 HASH_BITS = 22
-"""Features share 2²² weights: 32 MiB, of which those that no feature came to are never touched."""
+"""Features share 2²² weights: 32 MiB, of which weights without features are never touched."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio
 _KIND = np.uint64(1) << np.uint64(48)
@@ -280,7 +280,7 @@ class BaselineState:
 
     @classmethod
     def of(cls, content: Any, numbers: int | None = None) -> "BaselineState":
-        """A state of rows with so many numbers; ValueError, whose message begins with the field, if it is none."""
+        """A state of rows with this many numbers; else ValueError, whose message begins with the field."""
         state = validated(cls, content)
         check_tensor("places", state.places, torch.int32, state.places.numel())
         check_tensor("weights", state.weights, torch.float32, state.places.numel(), PARTS)
@@ -382,7 +382,7 @@ class BaselineCallback(Callback):
         return model
 
     def _wait(self, most: int) -> None:
-        """Wait until at most so many batches remain to learn."""
+        """Wait until at most this many batches remain."""
         while len(self._lessons) > most:
             self._logits.append(self._lessons.popleft().result())
 

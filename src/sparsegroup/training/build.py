@@ -137,7 +137,7 @@ class ModelConfig(ModelSettings):
         return network
 
     def queries(self, columns: LogSchema) -> dict[int, int]:
-        """`attention` by the places of fields among those of several values, and of one; ValueError without such."""
+        """`attention` by the places of its fields, of several values and of one; ValueError without such."""
         single = [name for name in columns.fields if name not in columns.lists]
         for names, known, what in (
             (self.attention.keys(), columns.lists, "several values"),
@@ -183,7 +183,7 @@ class OptimizerConfig(OptimizerSettings):
         return OPTIMIZERS[self.name]([table, *others], **self._of_all)
 
     def scheduler(self, optimizer: GroupOptimizer, steps: int) -> LambdaLR | None:
-        """What sets the learning rates along so many steps; None if they are constant."""
+        """The scheduler of the learning rates over this many steps; None if they are constant."""
         if self.schedule == "constant" and not self.warmup:
             return None
         return LambdaLR(optimizer, partial(rate_factor, self.schedule, steps, self.warmup))
@@ -196,7 +196,7 @@ class OptimizerConfig(OptimizerSettings):
     def target(
         self, optimizer: GroupOptimizer, steps: int, *, ramp: int | None = None, interval: int | None = None
     ) -> SizeTarget | None:
-        """What sets λ21 over so many steps, see `TargetRate`; None if it is constant."""
+        """The target that sets λ21 over this many steps, see `TargetRate`; None if it is constant."""
         if self.target_bytes is not None:
             return TargetBytes(optimizer, self.target_bytes, steps=steps, ramp=ramp, interval=interval)
         if self.target_rate is None:
@@ -235,13 +235,13 @@ class TrainingConfig(TrainingSettings):
     """How it is trained."""
 
     def compiles(self, samples: int) -> bool:
-        """Whether to compile for a training on so many samples."""
+        """Whether to compile for a training on this many samples."""
         if self.compile == "auto":
             return samples >= WORTH_COMPILING * self.batch_size
         return self.compile == "always"
 
     def plan(self, train_rows: int) -> EpochPlan:
-        """The rows of each epoch, of so many training rows.
+        """The rows of each epoch, of this many training rows.
 
         SettingsError: all of them are for validation; or settings that are not resolved.
         """
@@ -376,7 +376,7 @@ class Config(Settings):
                 raise SettingsError(f"model: its {name} would have the shape {wanted}, the recorded is {found}")
 
     def effective(self, samples: int) -> dict[str, Any]:
-        """Section → setting → value of a run on so many samples: defaults of network and optimizer filled in."""
+        """Section → setting → value of a run on this many samples: defaults of network and optimizer filled in."""
         content = self.as_dict()
         model, optimizer, training = content["model"], content["optimizer"], content["training"]
         model["dim"] = self.model.vector_dim

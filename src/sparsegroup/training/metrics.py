@@ -31,7 +31,7 @@ def curves_of(
 def reliability_of(
     labels: Float64s, probabilities: Float64s, weights: Float64s, bins: int
 ) -> tuple[ReliabilityBin, ...]:
-    """At most so many bins of about equal weight by rising prediction; equal predictions share a bin."""
+    """At most this many bins of about equal weight by rising prediction; equal predictions share a bin."""
     if not (total := weights.sum()):
         return ()
     order = np.argsort(probabilities, kind="stable")

@@ -62,12 +62,12 @@ class LookupModel(nn.Module):
 
 
 def keys_to_look_up(keys: Tensor, bags: Sequence[Bags]) -> Tensor:
-    """All keys of a batch: `keys` itself if there are no bags, else its keys and those of the bags, 1-d."""
+    """All keys of a batch: `keys` itself if there are no bags, else its keys and the bags', 1-d."""
     return torch.cat([keys.flatten(), *(bag.keys for bag in bags)]) if bags else keys
 
 
 def frozen_vectors(embedding: nn.Module, keys: Tensor) -> Tensor:
-    """Vectors of keys that are not trained; nobody uses their gradients, but a compiled network stays the same one."""
+    """Vectors of keys that are not trained; their gradients are unused, but the compiled network remains the same."""
     with torch.no_grad():
         vectors: Tensor = embedding(keys)
     return vectors.requires_grad_()
@@ -87,7 +87,7 @@ def inputs_of(
 
 
 def mean_of_list(place: int, values: Tensor, offsets: Tensor, fields: Tensor) -> Tensor:
-    """The mean of each row's values, zero without any; the arguments are those of `ListPooling`."""
+    """The mean of each row's values, zero without any; the arguments are `ListPooling`'s."""
     return pool_ragged(values, offsets, fields.shape[0])
 
 

@@ -52,7 +52,7 @@ def is_samplewise(network: nn.Module) -> bool:
 
 
 def micro_batches(samples: int, weights: int) -> int:
-    """The number of equal parts that a batch is cut into, a power of two, for a network of so many weights.
+    """The number of equal parts that a batch is cut into, a power of two, for a network of this many weights.
 
     Examples:
         >>> [micro_batches(*of) for of in ((512, 20_000), (8_192, 20_000), (512, 1_000_000), (4_097, 20_000))]
@@ -82,13 +82,13 @@ def check_loss(loss: Tensor) -> None:
 
 
 def check_weights(model: nn.Module, samples: int) -> None:
-    """Raise FloatingPointError if a weight of the network, trained on so many samples, is not finite."""
+    """Raise FloatingPointError if a weight of the network, trained on this many samples, is not finite."""
     if not all(one.isfinite().all() for one in model.parameters() if store_of(one) is None):
         raise _diverged(samples, "weights of the network are not finite")
 
 
 def failed_step(error: FloatingPointError, model: nn.Module, batch: Batch, samples: int) -> Exception:
-    """The error to raise for a step after so many samples: the batch has missing numbers, or training has diverged."""
+    """The error to raise for a step after these samples: the batch has missing numbers, or training has diverged."""
     return missing_number(model, batch, slice(None), 0) or _diverged(samples, error)
 
 
@@ -242,7 +242,7 @@ class NetworkStep:
                 return logits, [*gradients.values(), of_embeddings]
 
             # torch stores compiled functions by code object, eight at most, and its checks whether one fits take half
-            # a ms: so this one has a code object of its own, and of the checks only those of the tensors' shapes.
+            # a ms: so this one has a separate code object, and only checks the tensors' shapes.
             own = FunctionType(passes.__code__.replace(), globals(), closure=passes.__closure__)
             options = {}
             if hasattr(torch.compiler, "keep_tensor_guards_unsafe"):  # since torch 2.9
@@ -262,7 +262,7 @@ class NetworkStep:
 
     def _compile(self, function: Callable[..., Any], options: Mapping[str, Any], *arguments: Any) -> Callable[..., Any]:
         """Let torch compile a function for arguments of these shapes: the last batch of a pass has its own."""
-        # Random numbers stay as they are, because a resumed run compiles again; the warnings are of torch's own code.
+        # Random numbers are not drawn, because a resumed run compiles again; the warnings are of torch's own code.
         with warnings.catch_warnings(), torch.random.fork_rng():
             warnings.simplefilter("ignore")
             try:
@@ -281,7 +281,7 @@ class NetworkStep:
 
 
 def _separate(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of their own: autograd gives the terms of a sum the same one."""
+    """Separate tensors: autograd gives the terms of a sum the same one."""
     seen: set[int] = set()
     found = []
     for gradient in gradients:
@@ -291,7 +291,7 @@ def _separate(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _encoder_and_trunk(network: nn.Module) -> tuple[WithNumbers | None, nn.Module]:
-    """The part that sees all samples of a batch at once, and the rest; lists are pooled before either."""
+    """The part that sees all samples of a batch together, and the other part; lists are pooled before either."""
     if isinstance(network, WithPooling):
         network = network.network
     return (network, network.network) if isinstance(network, WithNumbers) else (None, network)

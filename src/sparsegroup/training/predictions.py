@@ -133,7 +133,7 @@ def predict(model: LookupModel, stream: Iterable[Sample], ranks: RankGroup = SIN
     Args:
         model: A `ClickModel`, such as `load_model` gives, or another over an embedding.
         stream: The batches; on several ranks, this rank's part of them.
-        ranks: The ranks that share the stream; all get all predictions, those of the first rank's part first.
+        ranks: The ranks that share the stream; all get all predictions, the first rank's first.
 
     Raises:
         MissingNumberError: A number is missing that the model needs.

@@ -120,7 +120,7 @@ class RankGroup:
         return entropy(logits, batch.labels, weight=batch.weights, reduction="sum") * self.loss_factor(samples)
 
     def loss_factor(self, samples: int) -> float:
-        """The factor of the loss of one of several ranks, where all have so many samples; 1 for a single process."""
+        """The factor of the loss of one of several ranks, which together have this many samples; 1 for one process."""
         return 1.0 if self.is_alone else self.scale / max(samples, 1)
 
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class RankGroup:
         return sums
 
     def broadcast_parameters(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-        """Let a network's buffers, and all parameters but tables' rows, be those of the first rank."""
+        """Copy a network's buffers, and all parameters except tables' rows, from the first rank."""
         if self.is_alone:
             return
         dense = [one for one in parameters if store_of(one) is None]
@@ -205,7 +205,7 @@ def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
 
 
 class SharedStatistics:
-    """The running statistics of a network in training, which are those of all ranks' rows, with the same bits on each.
+    """The running statistics of a network in training, over all ranks' rows, with the same bits on each.
 
     The moments of each batch are merged in float64 in the order of ranks, so they are one process's to its rounding.
     Means and variances of torch's batch normalization become the mean of the ranks'.

@@ -1,4 +1,4 @@
-"""The folder of a training run: what lies in it, its lock, how it is found, and how it replaces another run."""
+"""The folder of a training run: its files, its lock, how it is found, and how it replaces another run."""
 
 import json
 import os
@@ -56,7 +56,7 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, kw_only=True)
 class RunManifest(Manifest):
-    """The manifest of a finished run: its summary. `files` are those that are read again; settings may be edited."""
+    """The manifest of a finished run: its summary. `files` lists files that are read again; settings may be edited."""
 
     summary: Summary
 
@@ -223,7 +223,7 @@ class RunFolder:
         return paths[-1]
 
     def check_settings(self, config: Config, saved: CheckpointMetadata) -> None:
-        """Raise RunError if settings of what is computed differ from those of a checkpoint."""
+        """Raise RunError if settings that change the result differ from a checkpoint's."""
         now = config.as_dict()
         for section in ("model", "optimizer", "training"):
             for name, before in saved.config.get(section, {}).items():

@@ -48,7 +48,7 @@ from sparsegroup.training.trainer import Callback, Trainer
 _logger = logging.getLogger(__name__)
 
 _STEPS_PER_CLOCK = 8
-"""Several ranks agree every so many steps on whether it is time for a checkpoint."""
+"""Number of steps after which several ranks agree on whether it is time for a checkpoint."""
 
 _PACKAGES = ("sparsegroup", "torch", "numpy", "numba", "polars", "pyarrow")
 
@@ -135,7 +135,7 @@ class Session:
             log: What to train and test on.
             run: The run to continue.
             process_group: `torch.distributed.group.WORLD` if all its ranks train the model, else None. The tables of
-                `run` lie on them, too.
+                `run` are also on them.
             job: The id of the torchrun job, see `Provenance`.
 
         Raises:
@@ -284,7 +284,7 @@ class Session:
         """Train on the remaining rows of all epochs, evaluate on the test rows, and complete the folder.
 
         Args:
-            callbacks: Called before those of `TrackingSettings`.
+            callbacks: Called before the callbacks of `TrackingSettings`.
 
         Raises:
             CheckpointError, OSError: A checkpoint cannot be written. Earlier ones remain.
@@ -409,7 +409,7 @@ class Session:
         """Write the state of the run, between two batches.
 
         Args:
-            whole: Write all rows, not only those that have changed.
+            whole: Write all rows, not only changed ones.
 
         Raises:
             CheckpointError, OSError: It cannot be written. Earlier ones remain.

@@ -96,7 +96,7 @@ class EpochProgress:
 def table_figures(embedding: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sizes of all tables of an embedding, and what they have dropped, as a summary names them.
 
-    They are those of all ranks; each of them must call it.
+    They are over all ranks, which must all call it.
     """
     totals = np.zeros(5, np.int64)
     for table in tables_in(embedding).values():
@@ -133,7 +133,7 @@ class History:
         self._begun: float | None = None
 
     def go_on(self, points: Sequence[HistoryPoint], seconds: float, window: PredictionWindow | None = None) -> None:
-        """Follow these points, so many seconds after training began, perhaps in the middle of a window."""
+        """Continue after these points, `seconds` after training started, perhaps in the middle of a window."""
         self.points, self._seconds, self.window = list(points), seconds, window or self.window
 
     @contextmanager

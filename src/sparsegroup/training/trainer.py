@@ -89,7 +89,7 @@ class Callback:
     """
 
     def on_begin(self, trainer: "Trainer") -> None:
-        """`fit` begins. `trainer.history` has the points so far, also those of a run that is resumed."""
+        """`fit` begins. `trainer.history` has the points so far, also of a resumed run."""
 
     def on_batch(self, trainer: "Trainer", trained: TrainedBatch) -> None:
         """A batch has been trained on."""
@@ -125,7 +125,7 @@ class Callback:
 class Trainer:
     """Trains a network over a table's embeddings, in a pass over a stream of batches or in several.
 
-    The loss is the mean over a batch of the binary cross entropy, each sample's times its weight. If the table lies on
+    The loss is the mean over a batch of the binary cross entropy, each sample's times its weight. If the table is on
     several ranks, each trains on its part of the batch; see "On several ranks".
 
     Args:
@@ -226,19 +226,19 @@ class Trainer:
         after_first_epoch: AfterFirstEpoch = "train",
         best: BestState | None = None,
     ) -> list[HistoryPoint]:
-        """Train on each batch of the stream in order, having predicted it first; with `epochs`, so many times.
+        """Train on each batch of the stream in order, having predicted it first; `epochs` times.
 
         Args:
             stream: Batches; on several ranks, this one's part of each. They are best made in a thread of the stream's
                 own, as `PreparedLog` does. For several epochs a stream that can be read again, such as a DataLoader, or
                 a function of the epoch's number, from 0. After `load_state_dict`, the first one must hold the remaining
                 batches of the epoch.
-            epochs: At most so many.
-            validation: Batches that are not trained on, likewise. After each epoch the model is measured on them, once
-                a `target` whose ramp is over has been met exactly. In the end the state after the epoch of the lowest
-                log loss returns: table, network, optimizers, scheduler, target. With a target only epochs count that
-                ended after its ramp.
-            patience: Stop when so many epochs in a row were no better; 0: never.
+            epochs: The most epochs.
+            validation: Batches that are not trained on, in the same form. After each epoch the model is measured
+                on them, once a `target` whose ramp is over has been met exactly. In the end the state after the epoch
+                of the lowest log loss is restored: table, network, optimizers, scheduler, target. With a target only
+                epochs count that ended after its ramp.
+            patience: Stop when this many epochs in a row were no better; 0: never.
             after_first_epoch: What becomes of the embeddings in later epochs. "train": they are trained on. "reset":
                 each epoch starts from their first values, without u and state; a `target` must be made for the steps of
                 one epoch, and restarts. "freeze": only the network is trained.
@@ -461,7 +461,7 @@ class Trainer:
         self._record.go_on(state.history, state.seconds, PredictionWindow.joined(parts, 0.0, samples))
 
     def _restore_callbacks(self) -> None:
-        """Give the callbacks their states of a checkpoint; those that join later get theirs as `fit` begins."""
+        """Give the callbacks their states of a checkpoint; later callbacks get their state as `fit` starts."""
         for callback in self.callbacks:
             if states := self._callback_states.pop(type(callback).__name__, None):
                 try:

@@ -133,7 +133,7 @@ class SearchSpace:
     """What is searched while given settings are fixed.
 
     Attributes:
-        base: The settings that the search starts with; those that are not searched are the same in all trials.
+        base: The settings that the search starts with; settings that are not searched are the same in all trials.
         parameters: What is searched, in the order in which it is drawn.
     """
 

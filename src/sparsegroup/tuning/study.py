@@ -38,10 +38,10 @@ from sparsegroup.tuning.space import SearchSpace
 STUDY_FILE, JOURNAL, BEST, TRIALS = "study.json", "trials.journal", "best.yaml", "trials.csv"
 
 FACTOR = 3
-"""One in so many of the trials that reach a rung continues to the next, which has so many times the rows."""
+"""One in this number of the trials of a rung continues to the next, which has this number of times the rows."""
 
 STEPS = (1, FACTOR, FACTOR**2)
-"""The rungs, by their rows: the first has a ninth of those of the last."""
+"""The rungs, by their rows: the first has a ninth of the last one's."""
 
 MIN_ROWS = 100
 MIN_RUNG_ROWS = 5_000
@@ -97,7 +97,7 @@ class _Deadline(Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class RungScore(Metrics):
-    """A model trained on some rows, and its metrics on those that are held out.
+    """A model trained on some rows, and its metrics on held-out rows.
 
     Attributes:
         rows: Rows it was trained on.
@@ -185,7 +185,7 @@ class Study:
     """Tries settings on a part of a log, by successive halving, and stores the results in a folder.
 
     Made by `begin` or `resume`. A trial that was cut off, by a kill or because the time was up, continues from its last
-    rung when the study does; all later trials are those of a study that was never cut off.
+    rung when the study does; all later trials are the same as in a study that was never interrupted.
 
     Attributes:
         folder: The study's.
@@ -346,7 +346,7 @@ class Study:
         study_id = self._storage.get_study_id_from_name(_STUDY)
         for cut_off in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, cut_off.number)
-            self._storage.set_trial_state_values(trial_id, TrialState.WAITING)  # the next to be asked for, as drawn
+            self._storage.set_trial_state_values(trial_id, TrialState.WAITING)  # the next to run, as drawn
         while len(self._study.get_trials(deepcopy=False, states=_ENDED)) < trials:
             trial = self._study.ask()
             try:

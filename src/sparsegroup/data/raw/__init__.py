@@ -1,4 +1,4 @@
-"""Raw logs: files of rows, in any format, read as they are.
+"""Raw logs: files of rows, in any format, read unchanged.
 
 A kind of file is a module with a `RawFile`, imported here.
 """

@@ -250,7 +250,7 @@ class RawFile(ABC):
 
     def open_bytes(self) -> Any:
         """A stream of the stored bytes, which can seek; raises as `facts`."""
-        _ = self.facts  # opening a pipe would wait for whoever writes into it
+        _ = self.facts  # opening a pipe would wait for its writer
         try:
             return self.filesystem.open_input_file(self.path)
         except OSError:
@@ -265,7 +265,7 @@ class RawFile(ABC):
         return pa.CompressedInputStream(stream, _CODECS[self.suffix]) if self.is_compressed else stream
 
     def check(self, log: LogFormat) -> None:
-        """Raise ClickLogError unless the file has the format's columns, and those of the log's other files."""
+        """Raise ClickLogError unless the file has the format's columns, and the same ones as the log's other files."""
         where = f"{self.source}:1"
         self.check_alike(log)
         header = self._all_columns(log)
@@ -282,12 +282,12 @@ class RawFile(ABC):
             raise ClickLogError(f"{where}: {len(log.fields)} fields; there must be 1 to {MOST_FIELDS}{hint}")
         named = {*log.fields, *log.numbers}
         if log.weight in named:
-            raise ClickLogError(f"{where}: column {log.weight!r} is the weight; it cannot be a field, too")
+            raise ClickLogError(f"{where}: column {log.weight!r} is the weight; it cannot also be a field")
         if taken := log.reserved & named:
             raise ClickLogError(f"{where}: a field cannot be named {min(taken)!r}; rename it, or leave it out")
 
     def check_alike(self, log: LogFormat) -> None:
-        """Raise ClickLogError unless the columns are those of the first file, if all must have the same."""
+        """Raise ClickLogError unless the columns are the first file's, if all must have the same."""
         first, where = self.first, f"{self.source}:1"
         if first is None:
             return
@@ -391,18 +391,18 @@ def short_name(log: LogPaths) -> str:
 
 
 def is_same(log: LogPaths, other: LogPaths) -> bool:
-    """Whether two logs are named by the same paths; on a disk, from whatever folder."""
+    """Whether two logs are named by the same paths; on a disk, from any folder."""
     ours, theirs = ([path if _uri(path) else os.path.realpath(path) for path in paths_of(one)] for one in (log, other))
     return ours == theirs
 
 
 def _uri(path: str) -> re.Match[str] | None:
-    """The parts of a URI; None for a path that exists as it is given."""
+    """The parts of a URI; None for an existing path."""
     return None if os.path.lexists(path) else _URI.fullmatch(path)
 
 
 def listed(log: LogPaths, *, by_name: bool = True) -> list[RawFile]:
-    """The files of a log; those of a folder or pattern that are empty or begin with "." or "_" are passed over.
+    """The files of a log; files of a folder or pattern that are empty or begin with "." or "_" are skipped.
 
     Args:
         log: The log.

@@ -98,18 +98,18 @@ class RowCount:
 
 
 class RawLog(Log):
-    """A raw log, anything that `prepare` reads, to train on as it is. `open_log` makes it.
+    """A raw log, anything that `prepare` reads, to train on directly. `open_log` makes it.
 
     It gives the rows that `PreparedLog` gives of what `prepare` makes of it, and takes as little memory. Each pass
-    parses and hashes it anew.
+    parses and hashes it again.
 
     Args:
-        files: Those of the log in order, then those of the test set's own log, if there is one.
+        files: The log's in order, then the separate test log's, if there is one.
         format: Their format, as `format_of` gives it.
         tests: How many of the files are the test set's.
         name: Where the rows come from, for messages; by default the first file.
         on_bad_row: "error" raises at the first bad row, "skip" leaves bad rows out. Where it raises, making the
-            `RawLog` finds bad labels and rows with another number of columns; the rest is found as it is read.
+            `RawLog` finds bad labels and rows with another number of columns; others are found while reading.
         max_bad: Share of the rows, in [0, 1), above which "skip" raises all the same.
         threads: Number of threads that parse and hash.
         on_progress: Called while rows are counted with the number of bytes of the uncompressed logs that have been read
@@ -163,7 +163,7 @@ class RawLog(Log):
     def places(self, start: int, batch: Batch) -> Int64s:
         """Places `[n]` of rows in the files, from 0, if no column has times: bad rows and blank lines leave gaps.
 
-        With a column of times, or a test set of its own, they are the rows' numbers.
+        With a column of times, or a separate test set, they are the rows' numbers.
         """
         if self.format.time is not None or self._test_file < len(self._files):
             return super().places(start, batch)
@@ -216,7 +216,7 @@ class RawLog(Log):
             yield ReadRange(number, file, None, first.offset, first.line, until, first.row, counts.places)
 
     def _parts(self, start: int, stop: int) -> Iterator[Batch]:
-        """Rows within the log, those of a chunk at a time."""
+        """Rows within the log, a chunk at a time."""
         if start >= stop:
             return
         number, position = -1, start
@@ -241,7 +241,7 @@ class RawLog(Log):
         return bisect_right(self._counts, row, key=attrgetter("stop"))
 
     def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
-        """The text of those of `keys` `[n]` that appear in about the first `most_rows` rows, which are read for it.
+        """The text of the `keys` `[n]` that appear in about the first `most_rows` rows, which are read for it.
 
         Raises:
             ClickLogError: As `batches`.

@@ -139,7 +139,7 @@ def _first_long_line(data: bytes) -> int | None:
 
 
 def _whole_lines(chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> tuple[bytes, Int64s]:
-    """The chunk without blank lines and those that would mix up their neighbours, and the numbers of the others."""
+    """The chunk without blank lines and lines that would mix up their neighbours, and the numbers of the others."""
     data: bytes = chunk.data
     quoted = log.separator == "," and b'"' in data
     begins = _line_begins(data)

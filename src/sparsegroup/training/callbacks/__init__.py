@@ -1,4 +1,4 @@
-"""Callbacks that follow a training: MLflow, TensorBoard, Optuna, and those that a run's settings ask for."""
+"""Callbacks that follow a training: MLflow, TensorBoard, Optuna, and the callbacks of a run's settings."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from sparsegroup.training.trainer import Callback
 
 
 def check_tracking(tracking: TrackingSettings) -> None:
-    """Raise MissingExtraError where what the settings ask for is not installed."""
+    """Raise MissingExtraError if the settings name a tracker that is not installed."""
     for name in ("tensorboard", "mlflow"):
         if getattr(tracking, name) is not None:
             require(name, f"tracking.{name}")

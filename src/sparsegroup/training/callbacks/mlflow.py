@@ -18,7 +18,7 @@ from sparsegroup.training.run_folder import CONFIG, MLFLOW, REPORT, SUMMARY
 from sparsegroup.training.trainer import Callback, Trainer
 
 _AT_A_TIME = 100
-"""Params that MLflow takes at once."""
+"""Params that MLflow takes in one call."""
 
 _logger = logging.getLogger(__name__)
 
