@@ -1,10 +1,11 @@
-"""Seconds to the first training step, from a cold and a warm kernel cache.
+"""Seconds to the first training step and of whole commands, from a cold and a warm kernel cache.
 
-Each trial is a process of its own that begins by importing torch; counted is what comes after that, to the end of the
+Each trial is a separate process that starts by importing torch; counted is the time after that, to the end of the
 first step of the first optimizer: the README's example, `sparsegroup demo`, and `sparsegroup train` on a log of 10,000
 rows. Modules are there as bytecode, as pip leaves them. Trials take turns, cold and warm; medians. CPU seconds do not
 depend on what else the machine does. "kernels" are those that were not on disk; "compiling MB" is the difference in
-peak memory between the cold trial and the warm one. The second table has the cost of imports and of `--help`.
+peak memory between the cold trial and the warm one. The second table has the cost of imports and of `--help`;
+"whole" is all of `sparsegroup train --rows 2000`, in an empty home folder (no kernels) and again.
 
     python benchmarks/first_step.py --json benchmarks/results/first_step.json
 """
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,6 +26,7 @@ import sparsegroup
 import timing
 
 ROUNDS, LOG_ROWS = 5, 10_000
+WHOLE = ("-m", "sparsegroup", "train", "--rows", "2000", "--quiet", "--out")
 TRIALS = {"readme": (), "demo": ("demo",), "train": ("train", "{log}", "--out", "{folder}/run")}
 """Name → the command line; the README's example has none."""
 TRIAL = str(Path(__file__).with_name("first_step_trial.py"))
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rounds = 1 if args.quick else ROUNDS
         found = trials(Path(scratch), ("readme",) if args.quick else tuple(TRIALS), rounds)
         spent_by = {name: [cpu_and_seconds(command) for _ in range(rounds)] for name, command in COMMANDS.items()}
+        spent_by |= whole_commands(Path(scratch), rounds)
         for name, spent in spent_by.items():
             figures |= {f"{name}_cpu": median(cpu for cpu, _ in spent), f"{name}_seconds": median(s for _, s in spent)}
     figures |= found | {"others_cores": others.cores}
@@ -82,10 +85,23 @@ def first_step(command: Sequence[str], cache: Path) -> dict[str, float]:
     return found
 
 
-def cpu_and_seconds(command: Sequence[str]) -> tuple[float, float]:
+def whole_commands(scratch: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """CPU seconds and seconds of a whole training in an empty home folder, and of another one after it."""
+    spent: dict[str, list[tuple[float, float]]] = {"whole_cold": [], "whole_warm": []}
+    for turn in range(rounds):
+        home = scratch / f"home-{turn}"
+        environment = {**os.environ, "HOME": str(home), "NUMBA_CACHE_DIR": str(home / "kernels")}
+        environment.pop("XDG_CACHE_HOME", None)
+        home.mkdir()
+        for name, ones in spent.items():
+            ones.append(cpu_and_seconds((*WHOLE, str(home / name)), environment))
+    return spent
+
+
+def cpu_and_seconds(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[float, float]:
     """CPU seconds and seconds of a Python process."""
     before, start = os.times(), perf_counter()
-    subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True, env=environment)
     after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
     return used, perf_counter() - start
@@ -100,7 +116,10 @@ def show(figures: dict[str, Any]) -> None:
     names = [name for name in TRIALS if f"{name}_cold_seconds" in figures]
     lines = ((name, *(f"{figures[f'{name}_{one}']:.3g}" for one in columns)) for name in names)
     timing.show("From torch's import to the first step, median", ("", *columns), lines)
-    lines = ((name, *(f"{figures[f'{name}_{one}']:.2f}" for one in ("seconds", "cpu"))) for name in COMMANDS)
+    lines = (
+        (name, *(f"{figures[f'{name}_{one}']:.2f}" for one in ("seconds", "cpu")))
+        for name in (*COMMANDS, "whole_cold", "whole_warm")
+    )
     timing.show("Whole processes, median", ("", "s", "CPU s"), lines)
 
 
