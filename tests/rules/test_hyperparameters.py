@@ -66,7 +66,9 @@ def test_type_checkers_see_the_declared_names_in_their_places(cls):
 @over("cls", FAMILY)
 def test_the_docstring_explains_every_hyperparameter_and_has_an_example(cls):
     documentation = inspect.getdoc(cls)
-    parents = [parent for parent in (GroupAdam, GroupAdagrad) if f"The arguments are `{parent.__name__}`'s" in documentation]
+    parents = [
+        parent for parent in (GroupAdam, GroupAdagrad) if f"The arguments are `{parent.__name__}`'s" in documentation
+    ]
     explained = inspect.getdoc(parents[0]) if parents else documentation
     for one in cls.rule.hyperparameters:
         assert re.search(rf"^    {one.name}: .", explained, re.MULTILINE), one.name

@@ -56,7 +56,7 @@ STYLE: dict[str, Any] = {
 """Of drawings, over matplotlib's defaults."""
 
 _THEME = {INK: "currentColor"} | {value: f"var(--{name}, {value})" for name, value in COLOURS.items()}
-"""Colour → what stands for it in SVG, so that the page can choose another in dark mode."""
+"""Colour → its expression in SVG, so that the page can choose another in dark mode."""
 
 _COLOURS = (*COLOURS.values(), INK)
 _MARKERS = "os^DvPX<>p*h"
@@ -148,7 +148,7 @@ def _draw(canvas: Canvas, figure: Figure, width: float) -> None:
 
 
 def _draw_series(axes: Axes, series: Series, index: int) -> Line2D:
-    """Draw it, the one with that index in the figure; what is returned stands for it in the legend.
+    """Draw it, the one with that index in the figure; the result represents it in the legend.
 
     No two of 12 series look the same: the colour goes round after 7; then lines are dotted and markers others.
     """

@@ -98,7 +98,7 @@ def avazu(hour: AvazuHour = "hour") -> LogFormat:
 
     Args:
         hour: What becomes of `hour`, YYMMDDHH: the hour of the day, the weekday and the hour as two fields, or the
-            value as it is.
+            value unchanged.
     """
     fields = {"hour": ("hour",), "weekday-hour": ("weekday", "hour"), "raw": ("hour",)}[hour]
     return LogFormat(

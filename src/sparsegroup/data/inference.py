@@ -347,7 +347,7 @@ def _is_in_order(times: Float64s) -> bool:
 # Columns that know the label: one that alone predicts it nearly perfectly is rarely known before the label is
 
 LEAK = 0.995
-"""An AUC above this is too good to be true: of a column by itself, or of a model."""
+"""An AUC above this is too good to be true: of a single column, or of a model."""
 
 _LEAK_ROWS, _LEAST_OF_A_CLASS = 10_000, 10
 """Rows that are looked at, and rows of each class below which nothing is said."""

@@ -157,7 +157,7 @@ class GroupRowWiseAdagrad(GroupAdagrad):
 class GroupAdam(GroupOptimizer):
     """Adam with sparse group lasso (Algorithm 2). With all λ = 0 it is `torch.optim.Adam`.
 
-    On sparse gradients it is lazy and is `torch.optim.SparseAdam` except for ε: ours is Adam's, constant beside
+    On sparse gradients it is lazy and is `torch.optim.SparseAdam` except for ε: ours is Adam's, constant next to
     √(V / (1 - β2^t)), for dense and sparse gradients alike.
 
     Args:

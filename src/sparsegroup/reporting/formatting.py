@@ -5,7 +5,7 @@ import math
 from rich.filesize import decimal
 
 NONE = "–"
-"""What stands for a value that is not defined."""
+"""Shown for a value that is not defined."""
 
 
 def count(value: float) -> str:

@@ -118,7 +118,7 @@ class EpochPlan:
 
 @dataclass(frozen=True)
 class EarlierRanks:
-    """Another number of ranks that an epoch was begun with."""
+    """Another number of ranks that an epoch started with."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -142,7 +142,7 @@ class RankRows:
     def of_epoch(self, epoch: int, step: int, before: Sequence[EarlierRanks] = ()) -> Iterator[Batch]:
         """The batches of this rank, from a step of an epoch on; where it has no row, its batch is empty.
 
-        `before` has the other numbers of ranks that the epoch was begun with, in their order.
+        `before` has the other numbers of ranks that the epoch started with, in their order.
         """
         plan, log = self.plan, self.log
         if self.count == 1 and not before:

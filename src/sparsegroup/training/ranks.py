@@ -54,7 +54,7 @@ class GlobalBatch:
 
 
 class RankGroup:
-    """The ranks that train one model together; without a `group`, a process by itself.
+    """The ranks that train one model together; without a `group`, a single process.
 
     All of them call each method alike, and each gives the same on all.
     """
@@ -100,11 +100,11 @@ class RankGroup:
         while True:
             wants = [asked is not None and asked.is_made, asked is not None and asked.finishes]
             numbers = [0 if batch is None else len(batch), batch is not None, *wants]
-            begun = perf_counter()
+            start = perf_counter()
             samples, having, stops, finishes = self._together.total(
                 numbers, "the samples of a step", error, ExchangeError
             )
-            self.waited += perf_counter() - begun
+            self.waited += perf_counter() - start
             if agreed is not None and stops:
                 agreed.make(finish=bool(finishes))
             if not having or empty is None:
@@ -146,9 +146,9 @@ class RankGroup:
 
     def _summed(self, values: Tensor, what: str) -> Tensor:
         assert self._together is not None
-        begun = perf_counter()
+        start = perf_counter()
         sums = self._together.summed(values, what)
-        self.waited += perf_counter() - begun
+        self.waited += perf_counter() - start
         self.sent += 2 * (self.count - 1) * values.numel() * values.element_size() // self.count
         return sums
 

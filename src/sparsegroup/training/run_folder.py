@@ -163,7 +163,7 @@ class RunFolder:
             raise RunError(f"{self.path}: another process is training this run") from error
 
     def lock_new(self) -> FolderLock:
-        """Make the folder and lock it; RunError if another process has begun a run in it."""
+        """Make the folder and lock it; RunError if another process has started a run in it."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = self.lock()
         if not self.is_free:
@@ -294,8 +294,8 @@ class RunFolder:
         """The run that began last: one that is to replace the run in `path`, or that run, see `find_run`."""
         path = without_latest(path)
         run = find_run(path)
-        begun = [new for new in map(cls.replacing, (path, run)) if new.has_begun]
-        return begun[0] if begun else cls(run)
+        started = [new for new in map(cls.replacing, (path, run)) if new.has_begun]
+        return started[0] if started else cls(run)
 
     def clear(self) -> None:
         """Remove an earlier attempt to replace the same run; RunError if a process trains it."""
@@ -358,7 +358,7 @@ def new_run_folder(parent: Path, now: datetime | None = None) -> Iterator[Path]:
         try:
             yield folder
         except BaseException:
-            with suppress(OSError):  # another run has begun in it
+            with suppress(OSError):  # another run has started in it
                 folder.rmdir()
             raise
 

@@ -1,4 +1,4 @@
-"""A training run in its folder: begun, perhaps with the model of another run, or resumed from its last checkpoint."""
+"""A training run in its folder: started, perhaps with the model of another run, or resumed from its last checkpoint."""
 
 import logging
 import platform
@@ -179,7 +179,7 @@ class Session:
 
         Args:
             folder: The folder of a run that was interrupted at any moment.
-            log: The log that it was begun on.
+            log: The log that it started on.
             process_group: See `begin`; the number of ranks may differ from before.
 
         Raises:
@@ -259,7 +259,7 @@ class Session:
 
     @property
     def earlier(self) -> tuple[EarlierRanks, ...]:
-        """Other numbers of ranks that the current epoch was begun with."""
+        """Other numbers of ranks that the current epoch started with."""
         return tuple(ranks for ranks in self._earlier if ranks.epoch == self.trainer.progress.epoch)
 
     @property

@@ -246,7 +246,7 @@ class CheckpointMetadata:
     config: Mapping[str, Mapping[str, Any]]
     columns: Annotated[LogSchema, BeforeValidator(LogSchema.from_dict)]
     trainer: Annotated[TrainerState, BeforeValidator(TrainerState.of)]
-    earlier: tuple[EarlierRanks, ...] = ()  # other numbers of ranks that its epoch was begun with
+    earlier: tuple[EarlierRanks, ...] = ()  # other numbers of ranks that its epoch started with
 
     @classmethod
     def of(cls, content: Any, checkpoint: Path) -> Self:

@@ -258,7 +258,7 @@ class Game:
 
 
 def play(problem: Problem, player: Player, steps: int, on_round: Callable[[int], None] | None = None) -> Game:
-    """Let `player` play `steps` rounds of `problem`; `on_round` is told each round, from 1."""
+    """Let `player` play `steps` rounds of `problem`; `on_round` receives the number of each round, from 1."""
     runs, groups, size = problem.start.shape
     d = groups * size
     parameter = torch.nn.Parameter(torch.tensor(problem.start.reshape(runs * groups, size)))
