@@ -75,6 +75,97 @@ def test_hours_and_weekdays_are_those_of_the_calendar(seconds: int, unit: str, s
     assert hashed.keys[0].tolist() == [*keys_of([str(time.hour)], 0), *keys_of([str(time.isoweekday())], 1)]
 
 
+@pytest.mark.parametrize("form", ["%d/%m/%Y", "%m/%d/%Y %H:%M", "%b %d, %Y", "%d.%m.%Y %H:%M:%S", "%m/%d/%Y %I:%M %p"])
+def test_times_of_a_format_are_those_of_strptime(form: str) -> None:
+    times = [dt.datetime(2024, 1, 1) + dt.timedelta(hours=173 * i, minutes=7 * i, seconds=i) for i in range(60)]
+    texts = [time.strftime(form) for time in times]
+    hashed = hash_keys(pl.DataFrame({"t": [*texts, "NA"]}), {"t": f"timestamp {form}"})
+    parsed = [dt.datetime.strptime(text, form) for text in texts]
+    weekdays = [*(str(time.isoweekday()) for time in parsed), ""]
+    assert hashed.keys[:, -1].tolist() == keys_of(weekdays, len(hashed.fields) - 1).tolist()
+    if "%H" in form or "%I" in form:
+        assert hashed.fields == ("t.hour", "t.weekday")
+        assert hashed.keys[:, 0].tolist() == keys_of([*(str(time.hour) for time in parsed), ""], 0).tolist()
+    else:
+        assert hashed.fields == ("t.weekday",)
+    with pytest.raises(ClickLogError, match=r"row 1: 't' cannot be read: 't=soon'"):
+        hash_keys(pl.DataFrame({"t": [texts[0], "soon"]}), {"t": f"timestamp {form}"})
+
+
+AMOUNTS = {
+    "amount": {
+        "$1,234.50": 1234.5, "30 %": 30, "-7.5%": -7.5, "USD 12": 12, "1 234 567 kr": 1234567, "£.5": 0.5, "3": 3,
+        "1'000.25 CHF": 1000.25, "-$5.00": -5, "R$ 10.00": 10, "+4 zł": 4, "NULL": math.nan, "": math.nan,
+    },
+    "amount comma": {
+        "9,84 €": 9.84, "1.234,50 EUR": 1234.5, "-0,5%": -0.5, "1 234,5 Kč": 1234.5, "12": 12, "€ 3,00": 3,
+        "-": math.nan,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", AMOUNTS)
+def test_amounts_are_the_numbers_in_them(kind: str) -> None:
+    texts = list(AMOUNTS[kind])
+    hashed = hash_keys(pl.DataFrame({"a": pl.Series(texts).replace("", None), "b": "x"}), {"a": kind, "b": "category"})
+    np.testing.assert_array_equal(hashed.numbers[:, 0], np.float32(list(AMOUNTS[kind].values())))
+    for wrong in ("12 apples", "1,2,3.4", "€", "1..2", "12-13", "$1 $2 3"):
+        with pytest.raises(ClickLogError, match="row 0: 'a' cannot be read"):
+            hash_keys(pl.DataFrame({"a": [wrong]}), {"a": kind})
+
+
+def test_words_and_domains() -> None:
+    titles = ["The red car, the RED one!", "Über-Größe 42", "", "...", " ".join(map(str, range(100)))]
+    hashed = hash_keys(pl.DataFrame({"t": titles}), {"t": "words"})
+    words = [["the", "red", "car", "one"], ["über", "größe", "42"], [""], [""], [str(i) for i in range(64)]]
+    assert hashed.bags["t"].keys.tolist() == keys_of([word for one in words for word in one], 0).tolist()
+    assert hashed.bags["t"].offsets.diff().tolist() == [len(one) for one in words]
+    mails = ["Ann@Site.COM", "https://user@Shop.example:80/a?b@c", "ftp://x.org", "nothing", "", "NA"]
+    hashed = hash_keys(pl.DataFrame({"m": mails}), {"m": "category, domain"})
+    assert hashed.fields == ("m", "m.domain")
+    assert hashed.keys[:, 0].tolist() == keys_of(mails, 0).tolist()
+    domains = ["site.com", "shop.example", "x.org", "nothing", "", ""]
+    assert hashed.keys[:, 1].tolist() == keys_of(domains, 1).tolist()
+
+
+def test_structs_are_opened(tmp_path: Path) -> None:
+    """A field of a struct is a column, of a list of structs a list: in Parquet, in Arrow, and in frames."""
+    days = [dt.date(2024, 1, 1 + i % 28) for i in range(ROWS)]
+    users = [{"name": f"u{i % 9}", "place": {"city": f"c{i % 4}", "when": day}} for i, day in enumerate(days)]
+    items = [[{"sku": f"s{i * j % 7}", "n": j} for j in range(i % 4)] for i in range(ROWS)]
+    nested = pl.DataFrame({"label": [i % 2 for i in range(ROWS)], "user": users, "items": items})
+    flat = pl.DataFrame({
+        "label": nested["label"],
+        "user.name": [user["name"] for user in users],
+        "user.place.city": [user["place"]["city"] for user in users],
+        "user.place.when": [user["place"]["when"] for user in users],
+        "items.sku": [[item["sku"] for item in one] for one in items],
+        "items.n": pl.Series([[item["n"] for item in one] for one in items], dtype=pl.List(pl.Int64)),
+    })  # fmt: skip
+    flat.write_parquet(tmp_path / "flat.parquet")
+    nested.write_parquet(tmp_path / "nested.parquet")
+    nested.write_ipc(tmp_path / "nested.arrow")
+    expected = open_log(tmp_path / "flat.parquet")
+    assert expected.fields == ("user.name", "user.place.city", "user.place.when.weekday", "items.sku", "items.n")
+    assert expected.lists == ("items.sku", "items.n")
+    for name in ("nested.parquet", "nested.arrow"):
+        log = open_log(tmp_path / name, chunk_bytes=1_000)
+        assert (log.fields, log.columns) == (expected.fields, expected.columns)
+        (ours,), (theirs,) = (one.batches(100, ROWS, ROWS) for one in (log, expected))
+        assert ours.keys.tolist() == theirs.keys.tolist()
+        assert [bags.keys.tolist() for bags in ours.bags] == [bags.keys.tolist() for bags in theirs.bags]
+    features = {name: kind for name, kind in expected.columns.items() if kind != "label"}
+    ours, theirs = (hash_keys(frame.drop("label"), features) for frame in (nested, flat))
+    assert ours.keys.tolist() == theirs.keys.tolist()
+    assert ours.bags["items.n"].keys.tolist() == theirs.bags["items.n"].keys.tolist()
+    assert open_log(tmp_path / "nested.parquet", columns="categorical", exclude=["items.sku", "items.n"]).fields == (
+        "user.name", "user.place.city", "user.place.when",
+    )  # fmt: skip
+    nested.with_columns(pl.lit("x").alias("user.name")).write_parquet(tmp_path / "twice.parquet")
+    with pytest.raises(ClickLogError, match=r"column 'user\.name' appears 2 times"):
+        open_log(tmp_path / "twice.parquet")
+
+
 TYPED = {
     "clicked": pl.Series([i % 3 == 0 for i in range(ROWS)]),
     "ts": pl.Series([dt.datetime(2024, 3, 30) + dt.timedelta(minutes=7 * i) for i in range(ROWS)]),

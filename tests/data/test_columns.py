@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from column_cases import CASES, ROWS, chosen, column, csv_of, everything
 from data_cases import DATA, written
@@ -63,13 +64,57 @@ def test_nearly_unique_categories_are_warned_of() -> None:
     assert not findings(token=[f"k{i % 300}" for i in range(ROWS)])[0].warning
 
 
+def test_the_day_and_the_month_of_a_date_are_told_apart_or_it_is_said_that_they_are_not() -> None:
+    either = [f"0{i % 9 + 1}/0{i * 7 % 9 + 1}/2024" for i in range(ROWS)]
+    (found,) = findings(order=either)
+    assert found.kind == "timestamp %d/%m/%Y"
+    assert "read with the day first: if that is wrong, say 'timestamp %m/%d/%Y'" in found.warning
+    in_order = [f"0{i * 9 // ROWS + 1}/0{i * 81 // ROWS % 9 + 1}/2024" for i in range(ROWS)]
+    (found,) = findings(order=in_order)
+    assert (found.kind, found.warning) == ("timestamp %m/%d/%Y", "")
+    assert findings(order=[*either[:-1], "31/01/2024"])[0].warning == ""
+    assert findings(order=[*either[:-1], "31/01/2024", "01/31/2024"])[0].kind == "category"
+
+
+@pytest.mark.parametrize("values", [['{"a": 1}', '{"a": 2}'], ['[{"a": 1}]', "[]"], ["[[1]]", "[[2, 3], []]"]])
+def test_json_within_json_is_left_out_with_a_warning(values: list[str]) -> None:
+    (found,) = findings(blob=values * 60)
+    assert found.kind == "ignore"
+    assert "column 'blob' holds lists or objects within JSON, which are not read" in found.warning
+
+
+def test_a_column_has_its_auc(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    label = draw.integers(0, 2, 4_000)
+    amount = label + draw.normal(0, 1, 4_000)
+    mail = [f"u{i}@site{one if draw.random() < 0.75 else 1 - one}.com" for i, one in enumerate(label.tolist())]
+    columns = {
+        "label": [str(one) for one in label],
+        "noise": [f"c{i % 7}" for i in range(4_000)],
+        "amount": [f"{one:.2f} €".replace(".", ",") for one in amount],
+        "mail": mail,
+        "row": [str(i) for i in range(4_000)],
+        "paid": [f"{one}%" for one in label],
+    }
+    found = {one.name: one for one in chosen(csv_of(tmp_path / "log.csv", columns)).findings}
+    assert (found["label"].auc, found["row"].auc) == (None, None)
+    assert found["noise"].auc == pytest.approx(0.5, abs=0.05)
+    assert found["amount"].auc == pytest.approx(roc_auc_score(label, amount), abs=0.001)
+    assert found["mail"].auc == pytest.approx(0.75, abs=0.03)
+    assert found["paid"].auc == 1.0
+    assert found["paid"].warning.startswith("column 'paid' alone predicts the label with an AUC of 1.0000")
+    assert not found["amount"].warning
+
+
 def test_what_the_first_part_shows_is_not_left_out_for_being_constant(tmp_path: Path) -> None:
     lines = [f"{i % 2},{'a' if i < 100_000 else 'b'}" for i in range(100_050)]
     kinds = chosen(written(tmp_path / "log.csv", "label,month\n" + "\n".join(lines))).kinds
     assert kinds == {"label": "label", "month": "category"}
 
 
-@pytest.mark.parametrize("text", [kind for _, _, kind in CASES.values()] + ["list tab", "list ||", "time", "label"])
+@pytest.mark.parametrize(
+    "text", [*(kind for _, _, kind in CASES.values()), "list tab", "list ||", "time", "label", "category, amount comma"]
+)
 def test_a_kind_is_its_text(text: str) -> None:
     assert str(ColumnKind.of(text)) == text
     assert ColumnKind.of(f" {text} ") == ColumnKind.of(text)

@@ -29,6 +29,11 @@ def iso(i: int) -> str:
     return dt.datetime.fromtimestamp(START + 3600 * i, dt.UTC).isoformat()
 
 
+def day(i: int, form: str) -> str:
+    """A time of the year 2024, the days not in order."""
+    return (dt.datetime(2024, 1, 1) + dt.timedelta(days=i * 7 % 366, minutes=i * 31 % 1440)).strftime(form)
+
+
 CASES: dict[str, tuple[str, list[str], str]] = {
     "words": ("color", column(lambda i: f"c{i % 7}"), "category"),
     "few numbers": ("weekday", column(lambda i: i % 7), "category"),
@@ -66,6 +71,25 @@ CASES: dict[str, tuple[str, list[str], str]] = {
     "ISO": ("seen", shuffled([iso(i) for i in range(ROWS)]), "timestamp iso"),
     "dates": ("born", shuffled([iso(24 * i)[:10] for i in range(ROWS)]), "timestamp date"),
     "no dates": ("born", column(lambda i: f"2024-13-{10 + i % 20}"), "category"),
+    "dates, day first": ("order_date", column(lambda i: day(i, "%d/%m/%Y")), "timestamp %d/%m/%Y"),
+    "dates, month first": ("order_date", column(lambda i: day(i, "%m/%d/%Y")), "timestamp %m/%d/%Y"),
+    "dates with dots and times": ("order", column(lambda i: day(i, "%d.%m.%Y %H:%M")), "timestamp %d.%m.%Y %H:%M"),
+    "dates with months in words": ("order", column(lambda i: day(i, "%b %d, %Y")), "timestamp %b %d, %Y"),
+    "times of twelve hours": ("order", column(lambda i: day(i, "%m/%d/%Y %I:%M %p")), "timestamp %m/%d/%Y %I:%M %p"),
+    "dates as numbers": ("order_date", column(lambda i: day(i, "%Y%m%d")), "timestamp %Y%m%d"),
+    "numbers like dates": ("visits", column(lambda i: day(i, "%Y%m%d")), "number"),
+    "versions": ("version", column(lambda i: f"{i % 3}.{i % 7}.{i % 20}"), "category"),
+    "euros": ("price", column(lambda i: f"{i * 37 % 9001 / 100:.2f} €".replace(".", ",")), "amount comma"),
+    "euros in groups": ("price", column(lambda i: f"{1 + i * 7919 % 90}.{i % 10}50 EUR"), "amount comma"),
+    "dollars in groups": ("price", column(lambda i: f"${i * 371 % 900_100 / 100:,.2f}" if i % 7 else ""), "amount"),
+    "percent": ("rebate", column(lambda i: f"{i % 5 * 10}%"), "category, amount"),
+    "decimal commas": ("weight_kg", column(lambda i: f"{i * 37 % 9001 / 100:.2f}".replace(".", ",")), "amount comma"),
+    "one or two numbers": ("pair", column(lambda i: f"{i % 9},{i % 7}" if i % 3 else f"{i % 9}"), "list comma"),
+    "two numbers of three digits": ("pair", column(lambda i: f"{i % 90 + 100},{i % 50 + 200}"), "list comma"),
+    "e-mail addresses": ("mail", column(lambda i: f"Ann{i}@Site{i % 7}.com"), "domain"),
+    "e-mail addresses that recur": ("mail", column(lambda i: f"ann{i % 50}@site{i % 7}.com"), "category, domain"),
+    "URLs": ("page", column(lambda i: f"https://www.site{i % 7}.com/p/{i}?x=1"), "domain"),
+    "titles": ("title", column(lambda i: f"the {'red' if i % 2 else 'blue'} car of {i * 7 % 99} and {i}"), "words"),
     "own time, seconds": ("ts", column(lambda i: START + i), "time s"),
     "own time, ISO": ("event_time", column(iso), "time iso"),
     "own time, nearly in order": ("ts", column(lambda i: START + 60 * i - 90 * (i % 2)), "time s"),
@@ -84,6 +108,8 @@ CASES: dict[str, tuple[str, list[str], str]] = {
     "names with commas": ("who", column(lambda i: f"Smith, {'abc'[i % 3]}"), "category"),
     "agents": ("agent", column(lambda i: f"Mozilla/5.0 (X11; Linux {i % 9}; rv:1)"), "category"),
     "JSON": ("tags", column(lambda i: json.dumps([f'a"{j}' for j in range(i % 3)])), "list json"),
+    "JSON objects": ("user", column(lambda i: json.dumps({"name": i % 7})), "ignore"),
+    "JSON lists of objects": ("items", column(lambda i: json.dumps([{"sku": i % 7}])), "ignore"),
     "nearly JSON": ("tags", column(lambda i: f"[{i % 7}"), "category"),
 }
 

@@ -44,14 +44,25 @@ def columns_command(
             what = "it is prepared already" if found is None else f"the format {found.name!r} says them"
             raise UsageError(f"--schema: the columns of {shown(log)} need none: {what}")
         write_schema(schema, found, shown(log))
-    header = ("column", "kind", "examples", "different", "missing", "why")
-    shown_columns = table(*header, left=len(header), box=None, pad_edge=False)
-    for column in shown_columns.columns[3:5]:
-        column.justify = "right"
-    for one in findings:
-        distinct = f"{one.distinct:,}" if one.distinct or one.missing else ""
-        missing = f"{one.missing:.1%}" if one.missing else ""
-        shown_columns.add_row(*map(plain, (one.name, one.kind, ", ".join(one.examples), distinct, missing, one.why)))
+    header = ("column", "kind", "examples", "different", "missing", "AUC", "why")
+    rows = [
+        (
+            one.name,
+            one.kind,
+            ", ".join(one.examples),
+            f"{one.distinct:,}" if one.distinct or one.missing else "",
+            f"{one.missing:.1%}" if one.missing else "",
+            "" if one.auc is None else f"{one.auc:.3f}",
+            one.why,
+        )
+        for one in findings
+    ]
+    filled = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    shown_columns = table(*(header[place] for place in filled), left=len(filled), box=None, pad_edge=False)
+    for column, place in zip(shown_columns.columns, filled, strict=True):
+        column.justify = "right" if header[place] in ("different", "missing", "AUC") else "left"
+    for row in rows:
+        shown_columns.add_row(*(plain(row[place]) for place in filled))
     written = [] if schema is None else [f"written to {schema}"]
     show({"columns": [asdict(finding) for finding in findings]}, shown_columns, *written)
     warn_of_columns(findings)

@@ -13,7 +13,7 @@ import torch
 from sparsegroup.data.batches import Bags, Batch, concatenated
 from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.kinds import ColumnFinding, text_of
+from sparsegroup.data.kinds import ColumnFinding, leaves, text_of
 from sparsegroup.data.log import Log
 from sparsegroup.data.raw.encode import encode_frame
 from sparsegroup.data.raw.files import LINE, BadRow
@@ -101,13 +101,17 @@ def feature_format(kinds: Mapping[str, str]) -> LogFormat:
 
 
 def polars_frame(frame: Any) -> pl.DataFrame:
-    """A data frame of any library as one of Polars, without pandas' index; ClickLogError if types are mixed."""
-    if isinstance(frame, pl.DataFrame):
-        return frame
+    """A data frame of any library as one of Polars, without pandas' index, its structs opened (see `leaves`).
+
+    Raises:
+        ClickLogError: Types are mixed.
+    """
     try:
         if type(frame).__module__.partition(".")[0] == "pandas":
-            return pl.from_pandas(frame)
-        return pl.DataFrame(pl.from_arrow(frame) if isinstance(frame, pa.Table | pa.RecordBatch) else frame)
+            frame = pl.from_pandas(frame)
+        data = pl.DataFrame(pl.from_arrow(frame) if isinstance(frame, pa.Table | pa.RecordBatch) else frame)
+        opened = leaves(data.schema)
+        return data if list(opened) == data.columns else data.select(opened.values())
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise ClickLogError(f"a data frame is expected, each column of one type: {error}") from error
 

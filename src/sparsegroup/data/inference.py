@@ -17,19 +17,22 @@ import torch
 
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.kinds import (
+    AMOUNTS,
     BOOLEANS,
     ISO,
     JSON,
     MISSING,
     PER_SECOND,
+    SIGN,
     SPELLED_LABELS,
     ColumnFinding,
     ColumnKind,
-    as_number,
     as_seconds,
     json_list,
+    words_of,
 )
 from sparsegroup.data.log import Log
+from sparsegroup.data.schema import ColumnTransform
 
 Float64s = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.bool_]
@@ -76,6 +79,9 @@ CLOCKS = ("ts", "timestamp")
 _ENOUGH = 100
 """Rows with a value, from which on it matters that none repeats."""
 
+_NEARLY_UNIQUE = 0.8
+"""Values per row of a column that hardly says more than which row it is."""
+
 _FEW, _OFTEN, _REPEATS = 100, 10, 2
 """A number is a category of at most these values with these rows each; of one that may be, mean rows per value."""
 
@@ -84,6 +90,11 @@ _LONG = 500
 
 _EARLIEST, _LATEST = 946_684_800, 2_208_988_800
 """Seconds since 1970 of the years 2000 and 2040: numbers are times only between."""
+
+_EARLIEST_DAY, _LATEST_DAY = 20_000_101, 20_400_101
+"""Dates that are written as numbers are within these."""
+
+_DAY_FIRST = "; the day or the month first, which they do not show"
 
 _SLACK, _IN_ORDER = 0.01, 0.99
 """Rows are in order if this share of them is no later than this share of the whole span after its time."""
@@ -97,6 +108,26 @@ _TOKEN = r"^[A-Za-z]{0,3}\d+$"
 # 1e5 without a sign or a point is rather the beginning of a hash.
 _NUMERAL = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]\d+)?$|^[+-]?\d*\.\d*[eE]\d+$|^[+-]?(?i:inf|infinity)$"
 _PADDED = r"^[+-]?0\d"
+
+# fmt: off
+_DATES = (
+    "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y",
+    "%b %d, %Y", "%b %d %Y",  # %b also reads the whole name of a month
+)
+# fmt: on
+_CLOCK_TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S%.f", " %I:%M %p", " %I:%M:%S %p", "T%H:%M:%S", ", %H:%M")
+"""Formats of dates, and of what follows a date."""
+
+_URL, _EMAIL = r"^[A-Za-z][A-Za-z0-9+.-]*://[^/\s]", r"^[^@\s]+@[^@\s]+\.[^@\s]+$"
+
+_NESTED = "lists or objects within JSON"
+_IS_NESTED = (
+    "column {0!r} holds {1}, which are not read: write the values that matter into separate columns, or into lists"
+)
+_EITHER_ORDER = (
+    "the dates of {0!r} may have the day or the month first, which their values do not show; they are read with the "
+    "day first: if that is wrong, say 'timestamp {1}' in a schema (`sparsegroup columns --schema`)"
+)
 
 _IS_WEIGHT = (
     "column {0!r} is used as the rows' weight, because of its name: the loss and the metrics count each row by it; "
@@ -135,7 +166,7 @@ def infer_columns(
     found |= {column.name: _verdict(column, whole) for column in others}
     found |= _own_time(others, found)
     return tuple(
-        ColumnFinding(column.name, kind, why, column.examples, column.distinct, column.missing, warning)
+        ColumnFinding(column.name, kind, why, column.examples, column.distinct, column.missing, warning=warning)
         for column in columns
         for kind, why, warning in [found[column.name]]
     )
@@ -174,6 +205,14 @@ class _Column:
     def has(self, pattern: str) -> bool:
         """Whether some value matches."""
         return bool(self.values.str.contains(pattern).any())
+
+    def matches(self, pattern: str) -> bool:
+        """Whether all values match."""
+        return bool(self.values.str.contains(pattern).all())
+
+    def times(self, unit: str) -> pl.Series:
+        """`[rows]` the values as seconds since 1970, null where they are no times of this unit or format."""
+        return _times(self.present, unit)
 
     @cached_property
     def numeral_share(self) -> float:
@@ -223,7 +262,11 @@ def _verdict(column: _Column, whole: bool) -> tuple[str, str, str]:
     """Kind, reason and warning."""
     kind, why = _kind_of(column, whole)
     rows, distinct = column.rows, column.distinct
-    if kind not in ("category", "category of numbers") or rows < _ENOUGH or distinct < 0.8 * rows:
+    if why == _NESTED:
+        return kind, why, _IS_NESTED.format(column.name, _NESTED)
+    if why.endswith(_DAY_FIRST):
+        return kind, why, _EITHER_ORDER.format(column.name, kind.split(" ", 1)[1].replace("%d/%m", "%m/%d"))
+    if kind not in ("category", "category of numbers") or rows < _ENOUGH or distinct < _NEARLY_UNIQUE * rows:
         return kind, why, ""
     if distinct == rows:
         return "ignore", f"never repeats: {rows:,} rows with {rows:,} values", ""
@@ -248,7 +291,10 @@ def _kind_of(column: _Column, whole: bool) -> tuple[str, str]:
         return ("timestamp iso", "dates with a time") if column.has(":") else ("timestamp date", "dates")
     if column.is_numeric and not column.has(_PADDED):
         return _kind_of_numbers(column)
-    return _list_kind(column) or ("category", _why_of_texts(column))
+    for kind_of in (_date_kind, _amount_kind, _domain_kind, _list_kind, _words_kind):
+        if (found := kind_of(column)) is not None:
+            return found
+    return "category", _why_of_texts(column)
 
 
 def _kind_of_numbers(column: _Column) -> tuple[str, str]:
@@ -258,6 +304,9 @@ def _kind_of_numbers(column: _Column) -> tuple[str, str]:
             if numbers.min() >= _EARLIEST * scale and numbers.max() < _LATEST * scale:
                 year = np.datetime64(int(numbers.min()) // scale, "s").astype("datetime64[Y]")
                 return f"timestamp {unit}", f"{_UNITS[unit]} since 1970, from {year} on"
+        is_day = column.is_whole and numbers.min() >= _EARLIEST_DAY and numbers.max() < _LATEST_DAY
+        if is_day and not column.times("%Y%m%d").null_count():
+            return "timestamp %Y%m%d", "dates, written as numbers"
     if not column.is_whole:
         if distinct <= 20 and rows >= _OFTEN * distinct:
             return "category, number", f"decimals, of which only {distinct} differ"
@@ -283,6 +332,63 @@ def _kind_of_numbers(column: _Column) -> tuple[str, str]:
     return "category, number", f"{often}; may be IDs or amounts, so both"
 
 
+def _date_kind(column: _Column) -> tuple[str, str] | None:
+    """The kind of a column of dates in another order than ISO's, and why it is one; None if it is none."""
+    if not column.has(r"\d{4}") or not column.values.head(20).str.contains(r"^\s*\w+[/. -]\w+[/., -]+\w").all():
+        return None
+    first = column.values.head(20)
+    likely = [date + time for date in _DATES for time in _CLOCK_TIMES if not _times(first, date + time).null_count()]
+    found = {one: times for one in likely if not (times := column.times(one)).null_count()}
+    if not found:
+        return None
+    if len(found) == 1 or not (in_order := [one for one in found if _is_in_order(found[one].to_numpy().astype(float))]):
+        why = "dates, with the day first" if next(iter(found)).startswith("%d") else "dates"
+        return f"timestamp {next(iter(found))}", f"{why}{_DAY_FIRST if len(found) > 1 else ''}"
+    return f"timestamp {in_order[0]}", "dates, which are in order if they are read so"
+
+
+def _amount_kind(column: _Column) -> tuple[str, str] | None:
+    """The kind of a column of numbers with a currency or percent, or with decimal commas; None if it is neither."""
+    signed = column.values.str.contains(SIGN)
+    numbers = column.values.str.replace_all(SIGN, "").str.strip_chars()
+    fits = [comma for comma, pattern in AMOUNTS.items() if (numbers.str.contains(pattern) & (numbers != "")).all()]
+    if not fits:
+        return None
+    decimals = numbers.str.extract(r",(\d+)$").drop_nulls().str.len_chars()
+    has_sign = 2 * int(column.counts.filter(signed).sum()) >= column.rows
+    # Without a sign, 9,84 is a number, and 7,12 and 101,203 are lists: numbers have as many decimals, and not three.
+    if not has_sign and not (len(decimals) == len(numbers) and decimals.n_unique() == 1 and decimals[0] != 3):
+        return None
+    has_groups = bool(numbers.str.contains(r"\.\d{3}$").any())
+    comma = fits[0] if len(fits) == 1 else "," if has_groups else ""  # 1.234 € are more than a thousand
+    what = "numbers with a currency or percent" if has_sign else "numbers"
+    why = f"{what}{', with decimal commas' if comma else ''}"
+    if column.distinct <= 20 and column.rows >= _OFTEN * column.distinct:
+        return str(ColumnKind("category, amount", comma)), f"{why}, of which only {column.distinct} differ"
+    return str(ColumnKind("amount", comma)), why
+
+
+def _domain_kind(column: _Column) -> tuple[str, str] | None:
+    """The kind of a column of e-mail addresses or URLs, and why it is one; None if it is neither."""
+    what = next((what for what, one in (("e-mail addresses", _EMAIL), ("URLs", _URL)) if column.matches(one)), None)
+    if what is None:
+        return None
+    kind = "domain" if column.distinct >= _NEARLY_UNIQUE * column.rows else "category, domain"
+    return kind, f"{what}: {column.often}"
+
+
+def _words_kind(column: _Column) -> tuple[str, str] | None:
+    """The kind of a column of texts that rarely repeat but share words, and why it is one; None if it is none."""
+    if column.rows < _ENOUGH or column.rows >= _REPEATS * column.distinct:
+        return None
+    values = column.values.head(5_000)
+    words = values.to_frame("text").select(words_of(pl.col("text"))).to_series()
+    count, several = int(words.list.len().sum()), int(values.str.contains(r"\S\s+\S").sum())
+    if count < 2 * len(values) or 2 * several < len(values) or words.explode().n_unique() * _REPEATS > count:
+        return None
+    return "words", f"texts of {count / len(values):.0f} words on average that rarely repeat"
+
+
 def _why_of_texts(column: _Column) -> str:
     if column.has(_PADDED) and column.is_numeric:
         return f"{column.often}; zeros in front: codes, not amounts"
@@ -296,8 +402,11 @@ def _why_of_texts(column: _Column) -> str:
 def _list_kind(column: _Column) -> tuple[str, str] | None:
     """The kind of a column of lists, and why it is one; None if it is none."""
     values = column.values.head(5_000)
-    if values.str.starts_with("[").all() and all(json_list(value) is not None for value in values):
-        return str(ColumnKind("list", JSON)), "JSON arrays"
+    if values.str.starts_with("{").all() and all(json_list(f"[{value}]") is not None for value in values):
+        return "ignore", _NESTED
+    if values.str.starts_with("[").all() and None not in (lists := [json_list(value) for value in values]):
+        nested = any(one.startswith(("{", "[")) for values_of_one in lists for one in values_of_one or ())
+        return ("ignore", _NESTED) if nested else (str(ColumnKind("list", JSON)), "JSON arrays")
     for separator, least in _SEPARATORS.items():
         share = values.str.contains(separator, literal=True).sum() / len(values)
         if share < least:
@@ -331,12 +440,15 @@ def _own_time(columns: Sequence[_Column], found: Mapping[str, tuple[str, str, st
         name, (kind, why, warning) = column.name, found[column.name]
         role, _, unit = kind.partition(" ")
         if role == "timestamp":
-            seconds = column.present.to_frame(name).select(as_seconds(name, unit)[0]).to_series()
-            if _is_in_order(seconds.to_numpy().astype(np.float64)):
+            if _is_in_order(column.times(unit).to_numpy().astype(np.float64)):
                 return {name: (f"time {unit}", f"{why}; the log's own time: in order", warning)}
         elif name.lower() in CLOCKS and column.is_numeric and column.is_whole and _is_in_order(column.numbers):
             return {name: ("time", "the log's own time: a clock of its own, in order", warning)}
     return {}
+
+
+def _times(texts: pl.Series, unit: str) -> pl.Series:
+    return texts.to_frame("text").select(as_seconds("text", unit)[0]).to_series()
 
 
 def _is_in_order(times: Float64s) -> bool:
@@ -346,29 +458,29 @@ def _is_in_order(times: Float64s) -> bool:
 
 # Columns that know the label: one that alone predicts it nearly perfectly is rarely known before the label is
 
-LEAK = 0.995
-"""An AUC above this is too good to be true: of a single column, or of a model."""
+LEAK = 0.99
+"""An AUC above this is too good to be true for a single column."""
 
 _LEAK_ROWS, _LEAST_OF_A_CLASS = 10_000, 10
 """Rows that are looked at, and rows of each class below which nothing is said."""
 
-_FEATURES = ("category", "category of numbers", "number", "category, number", "boolean", "list")
 
-
-def with_leaks(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: str) -> tuple[ColumnFinding, ...]:
-    """The findings for the columns of texts of `frame`, with a warning at each that alone predicts the label."""
+def with_aucs(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: str) -> tuple[ColumnFinding, ...]:
+    """The findings for the columns of texts of `frame`, with their AUCs, and a warning at each above `LEAK`."""
     rows = frame.gather_every(max(1, len(frame) // _LEAK_ROWS))
     spelled = rows[label].str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
     rows, labels = rows.filter(spelled.is_not_null()), (spelled.drop_nulls() == "1").to_numpy()
-    warned = []
+    measured = []
     for one in findings:
         auc = _auc_of_finding(one, rows, labels)
-        warning = (
-            f"column {one.name!r} alone predicts the label with an AUC of {auc:.4f}: if it is known only after the "
-            "label, leave it out (`exclude`)"
-        )
-        warned.append(replace(one, warning=warning) if auc > LEAK else one)
-    return tuple(warned)
+        warning = one.warning
+        if auc is not None and auc > LEAK:
+            warning = (
+                f"column {one.name!r} alone predicts the label with an AUC of {auc:.4f}: if it is known only after the "
+                "label, leave it out (`exclude`)"
+            )
+        measured.append(replace(one, auc=auc, warning=warning))
+    return tuple(measured)
 
 
 def leaks_of(log: Log) -> dict[str, float]:
@@ -383,16 +495,18 @@ def leaks_of(log: Log) -> dict[str, float]:
     return {name: auc for name, auc in aucs.items() if auc > LEAK}
 
 
-def _auc_of_finding(finding: ColumnFinding, rows: pl.DataFrame, labels: Labels) -> float:
-    role = ColumnKind.of(finding.kind).role
-    if role not in _FEATURES or finding.name not in rows.columns:
-        return nan
-    values = rows[finding.name].rank("dense").fill_null(0).cast(pl.Int64).to_numpy()
-    aucs = [] if role == "number" else [_auc_of_values(values, labels)]
-    if role in ("number", "category, number"):
-        numbers = rows.select(as_number(finding.name)).to_series().fill_null(nan).cast(pl.Float64).to_numpy()
-        aucs.append(_auc_of_numbers(numbers, labels))
-    return max((auc for auc in aucs if not isnan(auc)), default=nan)
+def _auc_of_finding(finding: ColumnFinding, rows: pl.DataFrame, labels: Labels) -> float | None:
+    """The largest AUC of what is made of a column; None of a label, of texts, and where a class is too rare."""
+    if finding.kind in ("label", "split", "weight", "words") or finding.name not in rows.columns:
+        return None
+    aucs = []
+    for _, role, name, how in ColumnTransform(((finding.name, finding.kind),)).outputs:
+        values = rows.select(how.alias(name)).to_series()
+        if role == "number":
+            aucs.append(_auc_of_numbers(values.fill_null(nan).cast(pl.Float64).to_numpy(), labels))
+        elif role == "field":
+            aucs.append(_auc_of_values(values.rank("dense").fill_null(0).cast(pl.Int64).to_numpy(), labels))
+    return max((auc for auc in aucs if not isnan(auc)), default=None)
 
 
 def _auc_of_values(values: Int64s, labels: Labels) -> float:

@@ -4,8 +4,9 @@ Every column is read as texts: that of a CSV unchanged, a typed one (Parquet, Ar
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import polars as pl
 
@@ -13,19 +14,36 @@ from sparsegroup.errors import ClickLogError
 
 # fmt: off
 _PLAIN = (
-    "category", "category of numbers", "number", "category, number", "boolean", "ignore", "label", "split", "weight",
+    "category", "category of numbers", "number", "category, number", "amount", "category, amount", "boolean", "words",
+    "domain", "category, domain", "ignore", "label", "split", "weight",
+)
+_CURRENCIES = (
+    "usd", "eur", "gbp", "jpy", "cny", "inr", "brl", "chf", "sek", "nok", "dkk", "pln", "czk", "huf", "aud", "cad",
+    "mxn", "try", "rub", "krw", "zar", r"kr\.?", "zł", "kč", r"fr\.",
 )
 # fmt: on
+
+SIGN = rf"R\$|[$€£¥₹₽₺₩₪฿%‰]|(?i:\b(?:{'|'.join(_CURRENCIES)}))"
+"""What an amount may have before or after its number: a currency, or percent."""
+
+AMOUNTS = {
+    "": r"^[+-]?(?:\d{1,3}(?:[,'’\s]\d{3})+|\d*)(?:\.\d+)?$",
+    ",": r"^[+-]?(?:\d{1,3}(?:[.'’\s]\d{3})+|\d*)(?:,\d+)?$",
+}
+"""Detail of an amount → how its number is written, with a decimal point or a decimal comma."""
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Unit of whole numbers that are times → how many of them make a second."""
 
 UNITS = (*PER_SECOND, "iso", "date")
-"""Units of times."""
+"""Units of times; or a format as `strptime` has it, such as `%d/%m/%Y`."""
 
 JSON = "json"
 JOINT = "\x1f"
-"""Between the values of a JSON list, once they are read."""
+"""Between the values of a JSON list and the words of a text, once they are read."""
+
+MOST_WORDS = 64
+"""Words of a text that are read, the first ones."""
 
 _NAMED = {"space": " ", "comma": ",", "tab": "\t"}
 
@@ -55,19 +73,26 @@ class ColumnKind:
     - `category of numbers`: a field whose values are numbers, so that 1, 1.0 and 01 are one of them.
     - `number`: an unchanged number, float32; a missing or infinite one is NaN.
     - `category, number`: both of the last two.
+    - `amount`: a number with a currency or percent, or digits in groups: `$1,234.50`, `30 %`; `amount comma` where the
+      decimals follow a comma: `1.234,50 €`. One that cannot be read makes the row a bad one.
+    - `category, amount`, `category, amount comma`: a field of the texts, and the number.
     - `boolean`: a field of 0 and 1; true, yes, t, y are 1, false, no, f, n are 0, in any case.
     - `timestamp UNIT`: two fields, hour (0 to 23) and weekday (1, Monday, to 7); of a date the weekday alone. Units are
-      s, ms, us, ns (whole numbers since 1970, UTC), iso (2024-01-31T09:30:00+01:00, in the zone written) and date.
+      s, ms, us, ns (whole numbers since 1970, UTC), iso (2024-01-31T09:30:00+01:00, in the zone written) and date; or
+      any format of `strptime` with a year, such as `timestamp %d/%m/%Y %H:%M`.
     - `time UNIT`: the same, and the log's own time, in seconds since 1970. `time` alone: unchanged whole numbers, and
       no fields.
     - `list SEPARATOR`: a field of several values; the separator is one or more characters, `space`, `comma`, `tab`, or
       `json` for arrays.
+    - `words`: a field of several values, the different words of a text in lower case, of the first 64.
+    - `domain`: a field, the domain of an e-mail address or a URL in lower case; `category, domain`: also one of the
+      unchanged text.
     - `label`, `split`, `weight`: the label, what marks the test rows (2), and how much a row counts, a number >= 0.
     - `ignore`: nothing.
 
     Attributes:
         role: The kind without its detail.
-        detail: Unit of a time, separator of a list, or "".
+        detail: Unit or format of a time, separator of a list, decimal comma of an amount, or "".
 
     Examples:
         >>> from sparsegroup.data import ColumnKind
@@ -92,14 +117,17 @@ class ColumnKind:
             return cls(words)
         if words == "number, category":
             return cls("category, number")
+        if words in ("amount comma", "category, amount comma"):
+            return cls(words.removesuffix(" comma"), ",")
         role, _, detail = words.partition(" ")
-        if role in ("time", "timestamp") and detail in UNITS:
+        if role in ("time", "timestamp") and (detail in UNITS or "%Y" in detail):
             return cls(role, detail)
         if role == "list" and detail.strip():
             return cls(role, _NAMED.get(detail.strip(), detail.strip()))
         raise ClickLogError(
-            f"a column is one of {'; '.join(_PLAIN)}; time or timestamp with one of {', '.join(UNITS)}; or list with "
-            f"what separates its values, such as |, comma, space or json: got {text!r}"
+            f"a column is one of {'; '.join(_PLAIN)}; time or timestamp with one of {', '.join(UNITS)} or a format with"
+            " %Y, such as %d/%m/%Y; or list with what separates its values, such as |, comma, space or json: "
+            f"got {text!r}"
         )
 
     def __str__(self) -> str:
@@ -112,9 +140,16 @@ class ColumnKind:
         return self.role in ("time", "timestamp")
 
     @property
+    def has_hour(self) -> bool:
+        """Whether the times of a column are more than dates."""
+        return self.detail != "date" and ("%" not in self.detail or "%H" in self.detail or "%I" in self.detail)
+
+    @property
     def separator(self) -> str:
-        """What separates a list's values, once it is read."""
-        return JOINT if self.detail == JSON else self.detail
+        """What separates the values of a list or text, once it is read; "" of other columns."""
+        if self.role == "words":
+            return JOINT
+        return "" if self.role != "list" else JOINT if self.detail == JSON else self.detail
 
 
 @dataclass(frozen=True)
@@ -128,6 +163,7 @@ class ColumnFinding:
         examples: A few of its values.
         distinct: Different values in the rows that were looked at, without missing ones.
         missing: Share of those rows, in [0, 1], that have no value.
+        auc: AUC with which the column alone predicts the label in those rows; None if that is not known.
         warning: What the user should think about, or ""; parameters are in backquotes.
     """
 
@@ -137,7 +173,38 @@ class ColumnFinding:
     examples: tuple[str, ...] = ()
     distinct: int = 0
     missing: float = 0.0
+    auc: float | None = None
     warning: str = ""
+
+
+def leaves(schema: Mapping[str, Any]) -> dict[str, pl.Expr]:
+    """Name → values of typed columns, with structs opened: the fields of a struct are columns called `column.field`.
+
+    Each field of a list of structs is a list.
+
+    Raises:
+        ClickLogError: Two columns would have the same name.
+    """
+    found: dict[str, pl.Expr] = {}
+
+    def add(name: str, dtype: Any, values: pl.Expr) -> None:
+        inner = getattr(dtype, "inner", None)
+        if isinstance(dtype, pl.Struct):
+            for field in dtype.fields:
+                add(f"{name}.{field.name}", field.dtype, values.struct.field(field.name))
+        elif isinstance(inner, pl.Struct):
+            values = values.arr.to_list() if isinstance(dtype, pl.Array) else values
+            for field in inner.fields:
+                part = pl.element().struct.field(field.name)
+                add(f"{name}.{field.name}", pl.List(field.dtype), values.list.eval(part))
+        elif name in found:
+            raise ClickLogError(f"two columns are called {name!r}, one of them a field of a struct: rename one")
+        else:
+            found[name] = values.alias(name)
+
+    for name, dtype in schema.items():
+        add(name, dtype, pl.col(name))
+    return found
 
 
 def text_of(name: str, dtype: pl.DataType, *, plain: bool = False) -> pl.Expr:
@@ -212,6 +279,35 @@ def as_numeral(name: str) -> pl.Expr:
     )
 
 
+def as_amount(name: str, comma: str) -> pl.Expr:
+    """Float32 of an amount without its currency, as `as_number`; `comma` is the kind's detail."""
+    text = stripped(name)
+    number = text.str.replace_all(SIGN, "").str.strip_chars()
+    digits = number.str.replace_all(r"[^\d,+-]" if comma else r"[^\d.+-]", "").str.replace(",", ".", literal=True)
+    value = pl.when(number.str.contains(AMOUNTS[comma])).then(digits.cast(pl.Float32, strict=False))
+    nan = pl.lit(float("nan"), pl.Float32)
+    return pl.when(is_missing(text)).then(nan).when(value.is_finite()).then(value)
+
+
+def as_domain(name: str) -> pl.Expr:
+    """The domain of an e-mail address or a URL, lower case; empty for a missing one, anything else in lower case."""
+    text = stripped(name).str.to_lowercase()
+    host = pl.coalesce(text.str.extract(r"^[a-z][a-z0-9+.-]*://(?:[^/@]*@)?([^/:?#]*)"), text.str.extract(r"@([^@]+)$"))
+    return pl.when(is_missing(stripped(name))).then(pl.lit("")).otherwise(pl.coalesce(host, text))
+
+
+def words_of(text: pl.Expr) -> pl.Expr:
+    """The different words of a text in lower case, in the order of the text."""
+    found = text.str.to_lowercase().str.extract_all(r"[\p{L}\p{N}]+")
+    return found.list.head(MOST_WORDS).list.unique(maintain_order=True)
+
+
+def as_words(name: str) -> pl.Expr:
+    """The words of a text with `JOINT` between them; none of a missing text."""
+    text = pl.col(name)
+    return pl.when(is_missing(stripped(name))).then(pl.lit("")).otherwise(words_of(text).list.join(JOINT))
+
+
 def as_boolean(name: str) -> pl.Expr:
     """What is hashed for the spellings of true and false, empty for missing ones; anything else is unchanged."""
     text = stripped(name)
@@ -225,6 +321,9 @@ def as_seconds(name: str, unit: str) -> tuple[pl.Expr, pl.Expr]:
         text = stripped(name)
         number = text.cast(pl.Float64, strict=False).floor().cast(pl.Int64, strict=False)
         seconds = pl.coalesce(text.cast(pl.Int64, strict=False), number) // PER_SECOND[unit]
+        return seconds, seconds
+    if "%" in unit:
+        seconds = stripped(name).str.to_datetime(unit, strict=False, time_unit="us").dt.epoch("s")
         return seconds, seconds
     parts = pl.col(name).str.extract_groups(ISO)
     day = parts.struct.field("date").str.to_date("%Y-%m-%d", strict=False).cast(pl.Int64) * _DAY

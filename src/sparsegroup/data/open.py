@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 import polars as pl
 
 from sparsegroup.data.formats import FORMATS
-from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of, with_leaks
+from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of, with_aucs
 from sparsegroup.data.kinds import SPELLED_LABELS, ColumnFinding
 from sparsegroup.data.log import Log
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
@@ -322,7 +322,7 @@ def _headed(
         rows, whole = _first_rows(files)
         findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None)
         if found in rows.columns:
-            findings = with_leaks(findings, rows, found)
+            findings = with_aucs(findings, rows, found)
         inferred = {"": ColumnFinding("", "ignore", "has no name")} | {finding.name: finding for finding in findings}
         findings = tuple(inferred[name] for name in header)
         columns = kinds_of(findings)

@@ -18,11 +18,14 @@ from sparsegroup.data.keys import HASH
 from sparsegroup.data.kinds import (
     ColumnFinding,
     ColumnKind,
+    as_amount,
     as_boolean,
+    as_domain,
     as_list,
     as_number,
     as_numeral,
     as_seconds,
+    as_words,
     hour_of,
     is_missing,
     stripped,
@@ -272,7 +275,7 @@ def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> Log
         label,
         tuple(made for made, role, _, _ in outputs if role == "field"),
         numbers=tuple(made for made, role, _, _ in outputs if role == "number"),
-        lists={made: read[name].separator for made, _, name, _ in outputs if read[name].role == "list"},
+        lists={made: read[name].separator for made, _, name, _ in outputs if read[name].separator},
         time=next((made for made, role, _, _ in outputs if role == "time"), next(iter(times), None)),
         weight=next(iter(weights), None),
         derive=transform,
@@ -316,13 +319,25 @@ class ColumnTransform:
                 case "category, number":
                     yield made, "field", name, as_numeral(name)
                     yield f"{name}.number", "number", name, as_number(name)
+                case "amount":
+                    yield made, "number", name, as_amount(name, kind.detail)
+                case "category, amount":
+                    yield made, "field", name, pl.col(name)
+                    yield f"{name}.number", "number", name, as_amount(name, kind.detail)
                 case "boolean":
                     yield made, "field", name, as_boolean(name)
+                case "words":
+                    yield made, "field", name, as_words(name)
+                case "domain":
+                    yield made, "field", name, as_domain(name)
+                case "category, domain":
+                    yield made, "field", name, pl.col(name)
+                    yield f"{name}.domain", "field", name, as_domain(name)
                 case "list":
                     yield made, "field", name, as_list(name, kind.detail)
                 case "time" | "timestamp" if kind.detail:
                     seconds, local = as_seconds(name, kind.detail)
-                    parts = {} if kind.detail == "date" else {f"{name}.hour": hour_of(local)}
+                    parts = {f"{name}.hour": hour_of(local)} if kind.has_hour else {}
                     for made, part in (parts | {f"{name}.weekday": weekday_of(local)}).items():
                         yield made, "field", name, pl.when(is_missing(stripped(name))).then(pl.lit("")).otherwise(part)
                     if kind.role == "time":

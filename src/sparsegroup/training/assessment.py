@@ -39,6 +39,9 @@ BLOCKS = 20
 BEYOND_NOISE = 2.093
 """Student's t at 19 degrees of freedom that a difference of noise exceeds, either way, once in 20."""
 
+_TOO_GOOD = 0.995
+"""A model's AUC above this is probably that of a column which is known only after the label."""
+
 OFF_BY = 0.1
 DIVERGED = 1.5
 """The normalized entropy of the last windows from which on a run may be said to diverge."""
@@ -162,7 +165,7 @@ def _against_the_mean(window: PredictionWindow, test: Metrics, baseline: Metrics
 
 def _too_good(test: Metrics, log: Log | None) -> str | None:
     """Whether the AUC is above .995, and which columns alone reach that."""
-    if log is None or not test.auc > LEAK:
+    if log is None or not test.auc > _TOO_GOOD:
         return None
     alone = ", ".join(f"{name!r} {auc:.4f}" for name, auc in leaks_of(log).items())
     return (

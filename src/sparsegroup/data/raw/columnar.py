@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsegroup.data.kinds import PER_SECOND, text_of
+from sparsegroup.data.kinds import PER_SECOND, leaves, text_of
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, Chunk, RawFile
 from sparsegroup.data.schema import Head, LogFormat
 from sparsegroup.errors import ClickLogError
@@ -108,11 +108,14 @@ class ColumnarFile(RawFile):
     def _read_head(self) -> Head:
         with self._opened() as file:
             schema = file.schema_arrow if isinstance(file, pq.ParquetFile) else file.schema
-            return Head(self.source, tuple(schema.names))
+            named = [(leaf, field.name) for field in schema for leaf in _leaf_names(field)]
+            self._column_of = dict(named)
+            return Head(self.source, tuple(leaf for leaf, _ in named))
 
     def chunks(self, log: LogFormat, offset: int, line: int, chunk_bytes: int) -> Iterator[Chunk]:
         """The rows from row `offset` on. Raises ClickLogError if the file is damaged, and says where."""
-        wanted = [name for name in log.raw if name not in self.head.added]
+        added = self.head.added
+        wanted = list(dict.fromkeys(self._column_of[name] for name in log.raw if name not in added))
         with self._opened(wanted) as file:
             groups = self._row_groups if isinstance(file, pq.ParquetFile) else self._record_batches
             for place, start, batches in groups(file, wanted, offset):
@@ -131,12 +134,23 @@ class ColumnarFile(RawFile):
         with _damage(f"{self.source}: {place}"):
             batch.validate(full=True)
         unusable = dict[int, BadRow]()
-        named = zip(batch.schema.names, batch.columns, strict=True)
-        texts = {name: self._texts(name, values, log, chunk.line, unusable) for name, values in named}
+        columns = zip(batch.schema.names, batch.columns, strict=True)
+        named = [(leaf, part) for name, values in columns for leaf, part in self._opened_structs(name, values)]
+        texts = {name: self._texts(name, part, log, chunk.line, unusable) for name, part in named if name in log.raw}
         lines = pl.int_range(chunk.line, chunk.line + batch.num_rows, eager=True).alias(LINE)
         bad.extend(unusable.values())
         frame = pl.DataFrame({**texts, LINE: lines})
         return frame.filter(~lines.is_in([line for line, _, _ in unusable.values()])) if unusable else frame
+
+    def _opened_structs(self, name: str, values: pa.Array) -> list[tuple[str, pa.Array]]:
+        """A column, or the columns that its structs become."""
+        if name in self._column_of:
+            return [(name, values)]
+        if any(_beyond(inner) is not None for inner in _inner(values)):
+            raise ClickLogError(f"{self.source}: column {name!r} has a time in it that {_NO_YEAR}")
+        frame = pl.DataFrame({name: pl.from_arrow(values)})
+        opened = frame.select(leaves(frame.schema).values())
+        return [(leaf, opened[leaf].to_arrow()) for leaf in opened.columns]
 
     def _texts(self, name: str, values: pa.Array, log: LogFormat, first: int, unusable: dict[int, BadRow]) -> pl.Series:
         """A column as texts; `unusable` receives rows with impossible times or long texts; row 0 is line `first`."""
@@ -191,6 +205,16 @@ class ColumnarFile(RawFile):
             starts[number + 1] = starts[number] + batch.num_rows
             yield place, starts[number], (batch.slice(first, _ROWS) for first in range(0, batch.num_rows, _ROWS))
             number += 1
+
+
+def _leaf_names(field: pa.Field) -> list[str]:
+    """The names of the columns that a column becomes once its structs are opened: its own if it has none."""
+    if not pa.types.is_nested(field.type):
+        return [field.name]
+    try:
+        return list(leaves({field.name: pl.Series(pl.from_arrow(pa.nulls(0, field.type))).dtype}))
+    except (*_UNREADABLE, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return [field.name]  # that it cannot be read is an error only if it is wanted
 
 
 def _all_rows(batches: Iterable[pa.RecordBatch], expected: int) -> Iterator[pa.RecordBatch]:
