@@ -27,7 +27,7 @@ from plain_loop import PLAIN
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.serving import ExportRequest, TrainedModel, export_trained
+from sparsegroup.serving import TrainedModel, export_trained
 from sparsegroup.serving.onnx import OUTPUT, OnnxModel
 from sparsegroup.serving.tracing import quiet
 from sparsegroup.training import ClickModel, Config
@@ -128,12 +128,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         place = Path(temporary)
         opened = TrainedModel(place, "run", CONFIG, COLUMNS, model.eval(), None)
-        export_trained(opened, place / "full", wanted=ExportRequest(onnx=True))
+        export_trained(opened, place / "full", formats=["onnx"])
         leave_live(model, clicks)
         live = model.embedding.num_live
         figures |= {"live_rows": live, "feature_rate": model.embedding.feature_rate}
         for dtype, vector in VECTOR_BYTES.items():
-            export_trained(opened, place / dtype, dtype, ExportRequest(onnx=True))  # type: ignore[arg-type]
+            export_trained(opened, place / dtype, dtype, ["onnx"])  # type: ignore[arg-type]
             for name in ("embeddings.safetensors", "model.onnx"):
                 size = (place / dtype / name).stat().st_size
                 figures[f"{dtype}_{name.split('.')[0]}_bytes_over_expected"] = size / (live * (vector + 8))

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from serving_cases import batch_of, opened_model
 from sparsegroup.serving import (
     ExportError,
-    ExportRequest,
     export_trained,
     open_trained,
     read_export,
@@ -61,7 +60,7 @@ def test_files_are_as_large_as_their_rows(dtype: str, tmp_path: Path) -> None:
     opened = replace(opened, config=opened.config.replace(hidden=(4,)))
     opened.model.network = opened.config.build_for(opened.columns)[0].network
     with_onnx = dtype in ("float32", "int8")
-    manifest = export_trained(opened, tmp_path / "out", dtype, ExportRequest(onnx=with_onnx))  # type: ignore[arg-type]
+    manifest = export_trained(opened, tmp_path / "out", dtype, ["onnx"] if with_onnx else [])  # type: ignore[arg-type]
     vector = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8 + 4}[dtype]  # int8 has a scale
     rows = manifest.live_rows * (vector + 8)
     assert 1 <= manifest.files["embeddings.safetensors"].bytes / rows < 1.01
@@ -84,7 +83,7 @@ def test_rows_that_a_format_rounds_to_zero_are_left_out_and_counted(tmp_path: Pa
 
 def test_an_empty_table_can_be_exported(tmp_path: Path) -> None:
     opened = opened_model(rows=0)
-    manifest = export_trained(opened, tmp_path / "out", wanted=ExportRequest(onnx=True))
+    manifest = export_trained(opened, tmp_path / "out", formats=["onnx"])
     assert (manifest.live_rows, manifest.feature_rate) == (0, 0.0)
     assert open_trained(tmp_path / "out").model.embedding.num_rows == 0
     zeros = torch.zeros(2, 5, dtype=torch.int64)

@@ -15,7 +15,7 @@ import torch
 
 from serving_cases import batch_of, opened_model, serving, sizes_of
 from sparsegroup.data.batches import Batch
-from sparsegroup.serving import ExportError, ExportRequest, TrainedModel, export_trained
+from sparsegroup.serving import ExportError, TrainedModel, export_trained
 from sparsegroup.serving import onnx as serving_onnx
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
@@ -132,7 +132,7 @@ def test_without_the_packages_the_error_names_the_extra(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert not serving_onnx.has_onnx()
     with pytest.raises(ExportError, match=r"pip install 'sparsegroup\[onnx\]'"):
-        export_trained(opened_model(), tmp_path / "out", wanted=ExportRequest(onnx=True))
+        export_trained(opened_model(), tmp_path / "out", formats=["onnx"])
     assert not list(tmp_path.iterdir())
 
 

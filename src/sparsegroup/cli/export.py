@@ -12,10 +12,10 @@ from sparsegroup.cli.app import UsageError, starting
 from sparsegroup.cli.options import THREADS, Threads
 from sparsegroup.cli.output import figures, show
 from sparsegroup.errors import pip_install
-from sparsegroup.settings.names import Dtype
+from sparsegroup.settings.names import Dtype, ProgramName
 
 if TYPE_CHECKING:
-    from sparsegroup.serving import ExportManifest, ExportRequest
+    from sparsegroup.serving import ExportManifest, TestRows
     from sparsegroup.training import Config
 
 _logger = logging.getLogger(__name__)
@@ -74,11 +74,14 @@ def export_command(
 
     check_free(out, overwrite)
     trained = open_trained(model, sweep=sweep)
-    request = _request(False if since is not None else onnx, program, test, trained.config, threads)
+    rows = _test_rows(test, trained.config, threads)
     if since is not None:
-        manifest = export_delta(trained, out, since, dtype, request, overwrite=overwrite)
+        manifest = export_delta(trained, out, since, dtype, test=rows, overwrite=overwrite)
     else:
-        manifest = export_trained(trained, out, dtype or "float32", request, overwrite=overwrite)
+        formats = _formats(onnx, program)
+        manifest = export_trained(
+            trained, out, dtype or "float32", formats, test=rows, threads=threads, overwrite=overwrite
+        )
     _show(manifest, out)
 
 
@@ -102,27 +105,31 @@ def apply_command(
 
     base, *deltas, out = folders
     check_free(out, overwrite)
-    config = None if test is None else read_manifest(base).columns_and_config()[1]
-    request = _request(onnx, program, test, config, threads)
-    _show(apply_deltas(base, deltas, out, request, overwrite=overwrite), out)
+    rows = None if test is None else _test_rows(test, read_manifest(base).columns_and_config()[1], threads)
+    formats = _formats(onnx, program)
+    _show(apply_deltas(base, deltas, out, formats, test=rows, threads=threads, overwrite=overwrite), out)
 
 
-def _request(
-    onnx: bool | None, program: bool, test: str | None, config: "Config | None", threads: int
-) -> "ExportRequest":
-    """The request of these options; `config` is that of the model to test."""
+def _test_rows(test: str | None, config: "Config", threads: int) -> "TestRows | None":
+    """The rows of `--test` for a model with these settings."""
     from sparsegroup.cli.logs import reading_bar
-    from sparsegroup.serving import ExportRequest, open_test_rows
+    from sparsegroup.serving import open_test_rows
+
+    if test is None:
+        return None
+    with reading_bar(test) as on_progress:
+        return open_test_rows(test, config, threads, on_progress)
+
+
+def _formats(onnx: bool | None, program: bool) -> list[ProgramName]:
     from sparsegroup.serving.onnx import has_onnx
 
-    rows = None
-    if test is not None and config is not None:
-        with reading_bar(test) as on_progress:
-            rows = open_test_rows(test, config, threads, on_progress)
-    if onnx is None and not has_onnx():
-        _logger.warning("model.onnx is left out; for ONNX: %s", pip_install("onnx"))
-        onnx = False
-    return ExportRequest(onnx is not False, program, rows, threads)
+    if onnx is None:
+        onnx = has_onnx()
+        if not onnx:
+            _logger.warning("model.onnx is left out; for ONNX: %s", pip_install("onnx"))
+    wanted: dict[ProgramName, bool] = {"onnx": onnx, "program": program}
+    return [name for name in wanted if wanted[name]]
 
 
 def _show(manifest: "ExportManifest", out: Path) -> None:

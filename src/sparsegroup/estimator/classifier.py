@@ -29,7 +29,7 @@ from sparsegroup.estimator.inputs import (
     two_classes,
 )
 from sparsegroup.reporting.run_record import HistoryPoint
-from sparsegroup.serving import ExportManifest, ExportRequest, TrainedModel, export_trained
+from sparsegroup.serving import ExportManifest, TrainedModel, export_trained
 from sparsegroup.settings.declared import DECLARED
 from sparsegroup.settings.names import Dtype, ModelChoice
 from sparsegroup.table import FieldTables
@@ -238,7 +238,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         log, origin = feature_format(self.columns_), Path(f"<{type(self).__name__}>")
         schema = LogSchema(log.fields, tuple(log.lists), log.numbers)
         trained = TrainedModel(origin, "checkpoint", self.config_, schema, self.model_.eval(), vocabulary=None)
-        return export_trained(trained, out, dtype, ExportRequest(onnx=onnx), overwrite=overwrite)
+        return export_trained(trained, out, dtype, ["onnx"] if onnx else [], overwrite=overwrite)
 
     @contextmanager
     def _restored_on_error(self, *, also_if_diverged: bool = True) -> Iterator[None]:

@@ -7,7 +7,7 @@ require("cli", __name__)
 
 from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.evaluation import TestRows, open_test_rows
-from sparsegroup.serving.exporting import ExportRequest, export, export_trained, load_export
+from sparsegroup.serving.exporting import export, export_trained, load_export
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.frozen_model import ServingModel
 from sparsegroup.serving.manifest import ExportManifest, read_manifest
@@ -18,7 +18,6 @@ __all__ = [
     "Export",
     "ExportError",
     "ExportManifest",
-    "ExportRequest",
     "ServingModel",
     "TestRows",
     "TrainedModel",

@@ -1,14 +1,14 @@
 """Deltas: the changes since an earlier export, and their application."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from sparsegroup.artifact.manifest import Parent, chain_of
 from sparsegroup.artifact.tensor_file import write_tensors
-from sparsegroup.serving.exporting import Draft, ExportRequest, add_models, draft_of
+from sparsegroup.serving.evaluation import TestRows
+from sparsegroup.serving.exporting import Draft, check_request, completed, draft_of, keys_of
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import (
     EMBEDDINGS,
@@ -23,9 +23,8 @@ from sparsegroup.serving.manifest import (
 from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.serving.reading import apply, difference, read_export
 from sparsegroup.settings.declared import ADMISSION_SETTINGS
-from sparsegroup.settings.names import Dtype
+from sparsegroup.settings.names import Dtype, ProgramName
 from sparsegroup.training.build import ModelConfig
-from sparsegroup.training.run_folder import VOCABULARY
 
 
 def export_delta(
@@ -33,8 +32,8 @@ def export_delta(
     out: str | Path,
     since: str | Path,
     dtype: Dtype | None = None,
-    wanted: ExportRequest | None = None,
     *,
+    test: TestRows | None = None,
     overwrite: bool = False,
 ) -> ExportManifest:
     """Write what leads from an earlier export, or delta, to the export of a trained model.
@@ -44,16 +43,16 @@ def export_delta(
         out: The folder.
         since: The export or delta to follow.
         dtype: Its format, which is the default.
-        wanted: The test set; a delta holds no models.
+        test: The rows to test it on; a delta holds no models.
         overwrite: Replace an existing export.
 
     Raises:
         ExportError: As `export_trained`; `since` has another format, other columns or another network, is damaged, or
             is not of a trained model.
     """
-    out, since, wanted = Path(out), Path(since), wanted or ExportRequest()
+    out, since = Path(out), Path(since)
     check_free(out, overwrite)
-    wanted.check(trained.columns)
+    check_request(trained.columns, (), test)
     base = read_export(since)
     base.columns_and_config()
     if any(path.resolve() == out.resolve() for path, _ in chain_of(since, EXPORT)):
@@ -64,25 +63,25 @@ def export_delta(
     _check_kinship(base.manifest, draft.manifest, since)
     change = difference(base.embeddings, draft.rows[TABLE])
 
-    def as_delta(folder: Path, manifest: ExportManifest) -> ExportManifest:
+    with draft.begun(out, overwrite) as (folder, manifest):
         (folder / EMBEDDINGS).unlink()  # the id is that of the whole export
         change.upserts.save(folder / UPSERTS)
         write_tensors(folder / TOMBSTONES, {"keys": change.tombstones.contiguous()})
-        draft.save_vocabulary(change.upserts.keys, folder / VOCABULARY)
+        draft.save_vocabulary(change.upserts.keys, folder)
         parent = Parent(base.manifest.id, Path(os.path.relpath(since, out)).as_posix())
         changes = DeltaCounts(upserts=len(change.upserts), tombstones=len(change.tombstones))
-        return replace(manifest, kind="delta", parent=parent, changes=changes)
-
-    tested = partial(add_models, draft, ExportRequest(test=wanted.test), trained.model)
-    return draft.write(out, overwrite, tested, as_delta)
+        manifest = replace(manifest, kind="delta", parent=parent, changes=changes)
+        return completed(folder, manifest, draft.add_models(folder, manifest, trained.model, test=test))
 
 
 def apply_deltas(
     base: str | Path,
     deltas: Sequence[str | Path],
     out: str | Path,
-    wanted: ExportRequest | None = None,
+    formats: Collection[ProgramName] = (),
     *,
+    test: TestRows | None = None,
+    threads: int = 1,
     overwrite: bool = False,
 ) -> ExportManifest:
     """Write the export that deltas lead to, one after the other, from `base`: byte for byte the one made directly.
@@ -91,23 +90,24 @@ def apply_deltas(
         base: An export, or a delta whose base is still in its place.
         deltas: Folders, in order.
         out: The folder.
-        wanted: What else to write, and a test set.
+        formats, test, threads: See `export_trained`.
         overwrite: Replace an existing export.
 
     Raises:
         ExportError: As `export_trained`; a delta that is damaged or does not follow its predecessor; an export
             of another module. Nothing is written.
     """
-    wanted = wanted or ExportRequest()
     check_free(Path(out), overwrite)
     result = read_export(base)
     result.columns_and_config()
     for delta in deltas:
         result = apply(result, Path(delta))
     manifest = replace(result.manifest, kind="export", parent=None, changes=None)
-    wanted.check(manifest.columns_and_config()[0])
+    check_request(manifest.columns_and_config()[0], formats, test)
     draft = Draft(manifest, result.tables, result.model(), result.vocabularies)
-    return draft.write(Path(out), overwrite, partial(add_models, draft, wanted, None))
+    with draft.begun(Path(out), overwrite) as (folder, manifest):
+        draft.save_vocabulary(keys_of(draft.rows), folder)
+        return completed(folder, manifest, draft.add_models(folder, manifest, None, formats, test, threads))
 
 
 def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -79,35 +79,6 @@ TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class ExportRequest:
-    """Files to write in addition to embeddings and network, and the rows to test them on.
-
-    Attributes:
-        onnx: `model.onnx`.
-        program: `model.pt2`.
-        test: None tests on made up rows; then no AUC is recorded.
-        threads: Number of threads of onnxruntime in the test.
-    """
-
-    onnx: bool = False
-    program: bool = False
-    test: TestRows | None = None
-    threads: int = 1
-
-    def check(self, columns: LogSchema) -> None:
-        """Whether a model with such columns can be exported like this.
-
-        Raises:
-            ExportError: ONNX's packages are missing.
-            ClickLogError: The test log has other columns.
-        """
-        if self.onnx:
-            require_onnx()
-        if self.test is not None:
-            columns.check_fits(self.test.log.schema, self.test.log.name)
-
-
-@dataclass(frozen=True)
 class Draft:
     """An export to be written."""
 
@@ -116,43 +87,65 @@ class Draft:
     model: nn.Module  # with lookups of these
     vocabularies: Sequence[Path] = ()  # files of key, field and value
 
-    def write(
-        self,
-        out: Path,
-        overwrite: bool,
-        add_models: Callable[[Path, ExportManifest], TestResult | None],
-        as_delta: Callable[[Path, ExportManifest], ExportManifest] | None = None,
-    ) -> ExportManifest:
-        """Write an export; if something raises, nothing remains.
-
-        Args:
-            out: The folder.
-            overwrite: Whether it may hold an export, which is replaced.
-            add_models: Given the folder and the manifest, writes models into it, and tests them.
-            as_delta: Given these, makes the folder that of a delta; returns its manifest.
-        """
+    @contextmanager
+    def begun(self, out: Path, overwrite: bool) -> Iterator[tuple[Path, ExportManifest]]:
+        """A folder with rows and other weights, and the manifest so far; it becomes `out` when the block has ended."""
         check_free(out, overwrite)
         with atomic_folder(out.absolute(), replace=overwrite) as folder:
             for name, rows in self.rows.items():
                 rows.save(folder / self.manifest.tables[name].file)
             write_tensors(folder / NETWORK, other_weights(self.model))
             manifest = replace(self.manifest, content=content_of(self.manifest.tables, facts_of_files(folder)))
-            manifest = replace(manifest, id=manifest.expected_id())
-            if as_delta is None:
-                self.save_vocabulary(keys_of(self.rows), folder / VOCABULARY)
-            else:
-                manifest = as_delta(folder, manifest)
-            test = add_models(folder, manifest)
-            return EXPORT.write(folder, replace(manifest, files=facts_of_files(folder), test=test))
+            yield folder, replace(manifest, id=manifest.expected_id())
 
-    def save_vocabulary(self, keys: Tensor, path: Path) -> None:
+    def save_vocabulary(self, keys: Tensor, folder: Path) -> None:
         """Write key, field and value of the known ones of `keys` `[n]`, sorted by key."""
         if not self.vocabularies:
             return
+        path = folder / VOCABULARY
         wanted = pl.LazyFrame({"key": keys.numpy()}, schema={"key": pl.Int64})
         known = scan_parquet(self.vocabularies).join(wanted, on="key", how="semi").unique("key").sort("key").collect()
         with name_errors(path):
             write_parquet(path, known.lazy())
+
+    def add_models(
+        self,
+        folder: Path,
+        manifest: ExportManifest,
+        trained: LookupModel | None,
+        formats: Collection[ProgramName] = (),
+        test: TestRows | None = None,
+        threads: int = 1,
+    ) -> TestResult | None:
+        """Write the model in some formats, and compare its probabilities with PyTorch's and the trained model's."""
+        assert isinstance(self.model, LookupModel)
+        columns, _ = manifest.columns_and_config()
+        served = ServingModel(self.model, columns)
+        runs: dict[str, Runner] = {"export": partial(ExampleCall.outputs_of, model=served)}
+        if trained is not None:
+            runs = {"training": partial(ExampleCall.outputs_of, model=ServingModel(trained, columns)), **runs}
+        if formats:
+            metadata = served.metadata() | {"export": manifest.id}
+            runs |= _save_models(served.trace(), folder, formats, served.inputs, [OUTPUT], metadata, threads)
+        batches = random_batches(keys_of(self.rows), columns) if test is None else test.batches()
+
+        def scorer(run: Runner) -> Scorer:
+            return lambda batch: run(ExampleCall(served.arguments(batch), {}))[0].numpy()
+
+        scores = compare(batches, {name: scorer(run) for name, run in runs.items()}, self.model, test)
+        for name, score in scores.items():
+            # The trained model has the vectors of float32, other formats round them.
+            if (name != "training" or manifest.dtype == "float32") and not score.max_abs_difference <= TOLERANCE:
+                raise ExportError(
+                    f"{name} and the export in PyTorch differ by {score.max_abs_difference:.3g}, more than "
+                    f"{TOLERANCE:g}; please report it"
+                )
+        return None if test is None else TestResult(test.log.name, len(test), scores)
+
+
+def completed(folder: Path, manifest: ExportManifest, test: TestResult | None = None) -> ExportManifest:
+    """Write the manifest of a folder that holds all its files."""
+    return EXPORT.write(folder, replace(manifest, files=facts_of_files(folder), test=test))
 
 
 def keys_of(rows: Mapping[str, Embeddings]) -> Tensor:
@@ -221,8 +214,10 @@ def export_trained(
     trained: TrainedModel,
     out: str | Path,
     dtype: Dtype = "float32",
-    wanted: ExportRequest | None = None,
+    formats: Collection[ProgramName] = (),
     *,
+    test: TestRows | None = None,
+    threads: int = 1,
     overwrite: bool = False,
 ) -> ExportManifest:
     """Write the live rows and the network of a trained model into a folder.
@@ -231,21 +226,42 @@ def export_trained(
         trained: The model, of `open_trained`.
         out: The folder; it appears when it is complete.
         dtype: Format of the vectors.
-        wanted: What else to write, and the test set.
+        formats: What to write in addition: "onnx", the file `model.onnx`, and "program", the file `model.pt2`.
+        test: The rows to test all of it on. None tests on made-up rows, and records no AUC.
+        threads: Number of threads of onnxruntime in the test.
         overwrite: Replace an existing export.
 
     Raises:
         ExportError: `out` is taken; vectors that the format does not have; ONNX's packages are missing; a file that
             does not compute what PyTorch does. Nothing is written then.
         ClickLogError: The test log has other columns.
+        ValueError: An unknown format.
     """
-    wanted = wanted or ExportRequest()
     check_free(Path(out), overwrite)
     if os.path.realpath(out) == os.path.realpath(trained.path):
         raise ExportError(f"{out}: an export cannot take the place of what it is made of")
-    wanted.check(trained.columns)
+    check_request(trained.columns, formats, test)
     draft = draft_of(trained, dtype)
-    return draft.write(Path(out), overwrite, partial(add_models, draft, wanted, trained.model))
+    with draft.begun(Path(out), overwrite) as (folder, manifest):
+        draft.save_vocabulary(keys_of(draft.rows), folder)
+        return completed(folder, manifest, draft.add_models(folder, manifest, trained.model, formats, test, threads))
+
+
+def check_request(columns: LogSchema, formats: Collection[str], test: TestRows | None) -> None:
+    """Raise unless a model with these columns can be written in these formats, and tested on these rows."""
+    check_formats(formats)
+    if test is not None:
+        columns.check_fits(test.log.schema, test.log.name)
+
+
+def check_formats(formats: Collection[str]) -> None:
+    """Raise ValueError for an unknown format, and ExportError if ONNX's packages are missing."""
+    known = get_args(ProgramName)
+    if isinstance(formats, str) or (unknown := [name for name in formats if name not in known]):
+        what = formats if isinstance(formats, str) else unknown[0]
+        raise ValueError(f"formats must be a list of {' and '.join(known)}, or empty; got {what!r}")
+    if "onnx" in formats:
+        require_onnx()
 
 
 def draft_of(trained: TrainedModel, dtype: Dtype) -> Draft:
@@ -266,34 +282,6 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> Draft:
     )
     vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
     return Draft(manifest, rows, frozen_copy(trained.model, rows), vocabularies)
-
-
-def add_models(
-    draft: Draft, wanted: ExportRequest, trained: LookupModel | None, folder: Path, manifest: ExportManifest
-) -> TestResult | None:
-    """Write the requested models, and compare their probabilities with PyTorch's and with the trained model's."""
-    assert isinstance(draft.model, LookupModel)
-    columns, _ = manifest.columns_and_config()
-    served = ServingModel(draft.model, columns)
-    models = {"export": served} if trained is None else {"training": ServingModel(trained, columns), "export": served}
-    runs: dict[str, Runner] = {name: partial(ExampleCall.outputs_of, model=model) for name, model in models.items()}
-    if formats := [name for name in _FILES if getattr(wanted, name)]:
-        metadata = served.metadata() | {"export": manifest.id}
-        runs |= _save_models(served.trace(), folder, formats, served.inputs, [OUTPUT], metadata, wanted.threads)
-    batches = random_batches(keys_of(draft.rows), columns) if wanted.test is None else wanted.test.batches()
-
-    def scorer(run: Runner) -> Scorer:
-        return lambda batch: run(ExampleCall(served.arguments(batch), {}))[0].numpy()
-
-    scores = compare(batches, {name: scorer(run) for name, run in runs.items()}, draft.model, wanted.test)
-    for name, score in scores.items():
-        # The trained model has the vectors of float32, other formats round them.
-        if (name != "training" or manifest.dtype == "float32") and not score.max_abs_difference <= TOLERANCE:
-            raise ExportError(
-                f"{name} and the export in PyTorch differ by {score.max_abs_difference:.3g}, more than {TOLERANCE:g}; "
-                "please report it"
-            )
-    return None if wanted.test is None else TestResult(wanted.test.log.name, len(wanted.test), scores)
 
 
 def random_batches(keys: Tensor, columns: LogSchema, rows: int = 512) -> Iterator[Batch]:
@@ -401,11 +389,15 @@ def export(
         TypeError: `args` is no tuple, or `model` no module.
         ValueError: An unknown format.
     """
-    _check(model, args, formats)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be an nn.Module, got {type(model).__name__}; `export_trained` takes what `open_trained` gives"
+        )
+    if not isinstance(args, tuple):
+        raise TypeError(f"args must be a tuple of the arguments by position, got {type(args).__name__}")
     folder, call = Path(folder), ExampleCall(args, kwargs or {})
     check_free(folder, overwrite)
-    if "onnx" in formats:
-        require_onnx()
+    check_formats(formats)
     found, rows = tables_of(model, tables), {}
     for name, table in found.items():
         try:
@@ -435,13 +427,12 @@ def export(
         results = output_names(result) if outputs is None else results
         manifest = replace(manifest, signature=signature_of(program, names, results))
 
-    def add_programs(place: Path, manifest: ExportManifest) -> None:
+    with Draft(manifest, rows, frozen).begun(folder, overwrite) as (place, manifest):
         if program is not None:
             runs = _save_models(program, place, formats, names, results, {"export": manifest.id})
             for name, run in runs.items():
                 _check_outputs(_FILES[name], run(given), expected, tolerance)
-
-    return Draft(manifest, rows, frozen).write(folder, overwrite, add_programs)
+        return completed(place, manifest)
 
 
 def load_export(
@@ -484,19 +475,6 @@ def load_export(
     except ExportError as error:
         raise ExportError(f"{folder / NETWORK}: does not fit `like` ({error})") from error
     return frozen
-
-
-def _check(model: nn.Module, args: tuple[Any, ...], formats: Collection[str]) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model must be an nn.Module, got {type(model).__name__}; `export_trained` takes what `open_trained` gives"
-        )
-    if not isinstance(args, tuple):
-        raise TypeError(f"args must be a tuple of the arguments by position, got {type(args).__name__}")
-    known = get_args(ProgramName)
-    if isinstance(formats, str) or (unknown := [name for name in formats if name not in known]):
-        what = formats if isinstance(formats, str) else unknown[0]
-        raise ValueError(f"formats must be a list of {' and '.join(known)}, or empty; got {what!r}")
 
 
 def _check_finite(frozen: nn.Module) -> None:
