@@ -1,5 +1,7 @@
+import gc
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ if not torch.cuda.is_available():  # Triton's kernels are interpreted; it looks 
 
 from command import Done, Run, call
 from distributed_cases import Ranks
+from sparsegroup.reporting import page
 
 collect_ignore = ["installed"]
 """Tests of the wheel, for `make test-wheel`."""
@@ -24,6 +27,19 @@ settings.load_profile("repeatable")  # before a test module is imported: its @se
 def pytest_configure() -> None:
     # Tensors this small are slower on several threads, and sums must not depend on how many cores there are.
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what is imported is not searched for garbage again: a search would take a third of a second
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _templates() -> Iterator[None]:
+    """The templates of reports are compiled once, not for each report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "page_environment", cache(page.page_environment))
+        yield
 
 
 WHOLE = {"run", "ranks", "four_ranks", "driver", "originals", "folders"}

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compiled_step_cases import (
-    CLASSES,
     DTYPES,
     REGULARIZED,
     SOME_ROWS,
@@ -30,7 +29,7 @@ from sparsegroup import GroupAdam, GroupFTRL, GroupOptimizer, GroupSGD
 from sparsegroup.groups import GroupSpec
 
 SPECS: tuple[GroupSpec, ...] = ("rows", "columns", "channels", "all", -1, 2, "index")
-SHAPES = ((), (1,), (7,), (300,), (1, 1), (5, 3), (13, 17), (64, 40), (3, 5, 2), (4, 3, 3, 2), (2, 3, 1, 2, 2))
+SHAPES = ((), (1,), (7,), (300,), (1, 1), (5, 3), (13, 17), (6, 40), (3, 5, 2), (4, 3, 3, 2), (2, 3, 1, 2, 2))
 EMPTY = ((0,), (0, 3), (3, 0), (0, 0, 2), (2, 0, 3))
 
 
@@ -43,7 +42,7 @@ def fits(spec: GroupSpec, shape: Sequence[int]) -> bool:
 @over(("shape", "spec"), [(shape, spec) for shape in (*SHAPES, *EMPTY) for spec in SPECS if fits(spec, shape)])
 def test_every_shape_and_grouping(shape: tuple[int, ...], spec: GroupSpec) -> None:
     groups = torch.arange(shape[0]) % 3 if spec == "index" else spec
-    for cls, dtype in ((GroupAdam, torch.float32), (KINDS[(len(shape) + SPECS.index(spec)) % 4], torch.float64)):
+    for cls, dtype in ((GroupAdam, torch.float32), (KINDS[(len(shape) + SPECS.index(spec) + 2) % 4], torch.float64)):
         follow(build(cls, [parameter_of(*shape, dtype=dtype)], groups=groups, **REGULARIZED), steps=3)
 
 
@@ -95,9 +94,9 @@ def test_a_million_rows_with_a_gradient_for_a_few() -> None:
 
 
 def layouts(dtype: torch.dtype) -> dict[str, nn.Parameter]:
-    """Parameters of shape [6, 4, 3, 5] in memory of different order."""
-    values = (0.3 * normal((6, 4, 3, 5), 0)).to(dtype)
-    spacious = torch.full((12, 5, 3, 10), 9.0, dtype=dtype)
+    """Parameters of shape [6, 4, 3, 3] in memory of different order."""
+    values = (0.3 * normal((6, 4, 3, 3), 0)).to(dtype)
+    spacious = torch.full((12, 5, 3, 6), 9.0, dtype=dtype)
     spacious[::2, 1:, :, ::2] = values
     return {
         "transposed": nn.Parameter(values.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)),
@@ -192,15 +191,15 @@ def test_many_parameters_of_all_kinds_in_one_step() -> None:
 
 
 @given(
-    shape=st.lists(st.integers(0, 6), max_size=4),
+    shape=st.lists(st.integers(0, 4), max_size=4),
     seed=st.integers(0, 1000),
-    cls=st.sampled_from(CLASSES),
+    cls=st.sampled_from(KINDS),
     dtype=st.sampled_from(DTYPES),
     l1=st.sampled_from([0.0, 0.1]),
     l21=st.sampled_from([0.0, 0.3]),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_any_shape_in_any_order_of_memory(
     shape: list[int], seed: int, cls: type[GroupOptimizer], dtype: torch.dtype, l1: float, l21: float, order: Any
 ) -> None:

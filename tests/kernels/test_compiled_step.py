@@ -8,27 +8,25 @@ import pytest
 import torch
 
 from compiled_step_cases import (
-    CLASSES,
     DTYPES,
     REGULARIZED,
     SOME_ROWS,
     assert_step,
     build,
-    every_class,
-    every_dtype,
     follow,
     give_gradient,
     parameter_of,
 )
-from optimizer_cases import KINDS, assert_identical, make
+from optimizer_cases import ALL, KINDS, assert_identical, make
 from over import over
+from rmsprop import GroupRMSprop
 from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupMomentum, GroupOptimizer
 from sparsegroup.penalties import MCP
 
 NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")
 CROSSED = [
     (cls, norm, penalty)
-    for turn, cls in enumerate(CLASSES)
+    for turn, cls in enumerate((*ALL, GroupRMSprop))
     for i, norm in enumerate(NORMS)
     for j, penalty in enumerate(PENALTIES)
     if cls is GroupAdam or (i + turn) % 3 == j
@@ -36,17 +34,17 @@ CROSSED = [
 """Each rule with each norm and with each penalty, and Adam with each pair: those are compiled apart from the rule."""
 
 
-@every_dtype
 @over(("cls", "norm", "penalty"), CROSSED)
-def test_every_rule_norm_and_penalty(cls: type[GroupOptimizer], norm: str, penalty: str, dtype: torch.dtype) -> None:
+def test_every_rule_norm_and_penalty(cls: type[GroupOptimizer], norm: str, penalty: str) -> None:
     options = {**REGULARIZED, "l21": 0.5 if norm == "s" else 0.2, "norm": norm, "penalty": penalty}
-    for rows in (lambda t: None, lambda t: SOME_ROWS[t]):
+    dtypes = DTYPES if cls is not GroupRMSprop else (torch.float64,)
+    for dtype, rows in itertools.product(dtypes, (lambda t: None, lambda t: SOME_ROWS[t])):
         x = parameter_of(9, 5, dtype=dtype)
         follow(build(cls, [x], **options), rows=rows)
         assert x.any()
 
 
-@every_class
+@over("cls", ALL)
 def test_hyperparameters_that_change_between_steps(cls: type[GroupOptimizer]) -> None:
     changes: list[dict[str, Any]] = [
         {},
@@ -121,7 +119,7 @@ def test_gradients_of_extreme_size(cls: type[GroupOptimizer], magnitude: float) 
                 assert_step(optimizer)
 
 
-@every_class
+@over("cls", ALL)
 def test_groups_that_never_had_a_gradient_are_left_alone(cls: type[GroupOptimizer]) -> None:
     untouched = [0, 4, 8]
     for dtype in DTYPES:

@@ -7,21 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from family import FAMILY
 from fixed_gradients import Step, gradient_of
 from optimizer_cases import make
-from over import over
-from rmsprop import GroupRMSprop
 from sparsegroup import GroupAdaHessian, GroupOptimizer
 from sparsegroup.groups import grouping, mean_square
 from sparsegroup.kernels import eager
 from sparsegroup.kernels.step import Regularizer
 
-CLASSES = (*(member.optimizer for member in FAMILY.values()), GroupRMSprop)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 REGULARIZED = {"l1": 0.02, "l21": 0.5, "l2": 0.03}
-every_class = over("cls", CLASSES)
-every_dtype = over("dtype", DTYPES)
 
 
 def build(cls: type[GroupOptimizer], params: Any, **options: Any) -> GroupOptimizer:

@@ -1,6 +1,5 @@
 """Ranks of which some die or hang, and what the others say."""
 
-import multiprocessing
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from distributed_cases import forking
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.table import ExchangeError
 from sparsegroup.table.sharded.exchange import group_of_tables
@@ -58,8 +58,7 @@ def played(folder: Path, scene: Scene, roles: Mapping[int, Callable[[], None]]) 
         scene: Played by each rank, after two steps.
         roles: How some of them misbehave.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sparsegroup.checkpoint"])
+    context = forking()
     pipes = {rank: context.Pipe() for rank in range(WORLD)}
     ranks = {
         rank: context.Process(target=_play, args=(rank, folder, scene, roles.get(rank, be_good), theirs), daemon=True)

