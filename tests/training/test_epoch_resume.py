@@ -77,7 +77,7 @@ def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
 
 
 def test_cut_off_in_the_middle_of_a_block_of_the_second_epoch(tmp_path: Path) -> None:
-    log, settings = noisy_log(), config(patience=2, checkpoint_steps=1)
+    log, settings = noisy_log(), config(patience=2, checkpoint_steps=1, epochs=2)
     Session.begin(tmp_path / "whole", settings, log).train()
     expected = outcome_of(tmp_path / "whole")
     for at in (10, 13):  # of 8 batches an epoch, in blocks of 120 rows
@@ -91,7 +91,7 @@ def test_cut_off_in_the_middle_of_a_block_of_the_second_epoch(tmp_path: Path) ->
 
 
 def test_the_best_stays_on_disk_until_the_end_and_memory_is_what_a_run_leaves(tmp_path: Path) -> None:
-    log, settings = noisy_log(), config(patience=2, epochs=9)
+    log, settings = noisy_log(), config(patience=2, epochs=7)
     session = Session.begin(tmp_path / "run", settings, log)
     kept: list[set[str]] = []
     session.train(callbacks=[Each(batch=lambda _: kept.append({path.name for path in session.checkpoints.paths()}))])

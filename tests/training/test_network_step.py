@@ -23,7 +23,6 @@ compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compil
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_step, "MIN_WORK_TO_SPLIT", 5)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
 
 @pytest.fixture(params=[1, 3])
