@@ -275,7 +275,7 @@ ATTEMPTS = (
     Attempt("predict into", _nothing, ".csv", lambda o, p: ("predict", o.run, o.log, "--out", p), _is_file),
     Attempt("predict into gzip", _nothing, ".csv.gz", lambda o, p: ("predict", o.run, o.log, "--out", p), _is_file),
     Attempt("predict into Parquet", _nothing, ".parquet", lambda o, p: ("predict", o.run, o.log, "--out", p), _is_file),
-    Attempt("export into", _nothing, "", lambda o, p: ("export", o.run, p), _is_model),
+    Attempt("export into", _nothing, "", lambda o, p: ("export", o.run, p, "--no-onnx"), _is_model),
     Attempt(
         "export a program into", _nothing, "", lambda o, p: ("export", o.run, p, "--no-onnx", "--program"), _is_model
     ),

@@ -79,7 +79,7 @@ def test_deltas_name_what_was_evicted(log: Path, tmp_path: Path, run: Run) -> No
     """Live features that lose their row are gone from the server too."""
     for arguments in (
         ("train", log, "--lr", 0.05, "--l21", 0, "--batch-size", 128, "--out", "first"),
-        ("export", "first", "served"),
+        ("export", "first", "served", "--no-onnx"),
         ("train", log, "--continue", "first", "--out", "second", "--max-table-bytes", "4MB"),
         ("export", "second", "change", "--since", "served"),
     ):
