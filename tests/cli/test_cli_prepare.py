@@ -98,12 +98,12 @@ WRONG = {
     "a file where the folder should be": ([LOG, LOG], "log.csv: File exists"),
     "no share": (
         [LOG, "out", "--max-bad", "few"],
-        "--max-bad must be a share like 5% or .05, below 100%, got 'few'",
+        "data.max_bad: must be a share like 5% or .05, got 'few'",
     ),
-    "all": ([LOG, "out", "--max-bad", "100%"], "--max-bad must be a share"),
-    "more than all": ([LOG, "out", "--max-bad", "2"], "--max-bad must be a share"),
-    "less than none": ([LOG, "out", "--max-bad=-1%"], "--max-bad must be a share"),
-    "not a number": ([LOG, "out", "--max-bad", "nan"], "--max-bad must be a share"),
+    "all": ([LOG, "out", "--max-bad", "100%"], "data.max_bad: input should be less than 1"),
+    "more than all": ([LOG, "out", "--max-bad", "2"], "data.max_bad: input should be less than 1"),
+    "less than none": ([LOG, "out", "--max-bad=-1%"], "data.max_bad: input should be greater than or equal to 0"),
+    "not a number": ([LOG, "out", "--max-bad", "nan"], "data.max_bad: input should be"),
     "two formats": (
         [LOG, "out", "--schema", "schema.yaml", "--dataset", "criteo"],
         "--schema and --dataset cannot both be given",
@@ -122,7 +122,7 @@ WRONG = {
     ),
     "a fraction of all": (
         [LOG, "out", "--test-fraction", "1"],
-        "--test-fraction must be a share like 5%",
+        "data.test_fraction: input should be less than 1",
     ),
     "another label": (
         [LOG, "out", "--label", "y"],

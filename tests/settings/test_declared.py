@@ -37,6 +37,7 @@ def assert_as_before(name: str, text: str) -> None:
 def test_help(command: str) -> None:
     plain = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
     done = CliRunner().invoke(app, [*command.split(), "--help"], env=plain, prog_name="sparsegroup")
+    assert done.exit_code == 0
     text = done.output.replace(f"[default: {THREADS}]", "[default: 2]")  # as many as there are cores
     lines = (" ".join(re.sub("[─│╭╮╰╯]", " ", line).split()) for line in text.splitlines())
     assert_as_before(f"{command or 'sparsegroup'}.txt", "".join(f"{line}\n" for line in lines if line))

@@ -22,10 +22,7 @@ def columns_command(
     *,
     settings: Mapping[str, Any],
     schema: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT.yaml", help="Write them as a schema, to edit and pass to --schema.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="OUT.yaml", help="Write them as a schema, to edit and pass to --schema.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing schema.")] = False,
 ) -> None:

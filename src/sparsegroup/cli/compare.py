@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from math import isnan
@@ -10,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 from rich.table import Table
 
 from sparsegroup.cli.app import UsageError, starting
-from sparsegroup.cli.options import OF_THE_LOG, THREADS, Assignments, LogOrConfig, Threads, share_given, takes_settings
+from sparsegroup.cli.options import OF_THE_LOG, THREADS, Assignments, LogOrConfig, Threads, parsed, takes_settings
 from sparsegroup.cli.output import show, table, training_bar
 from sparsegroup.reporting.formatting import count, metric, percent, size
+from sparsegroup.settings.yaml_settings import Share
 
 if TYPE_CHECKING:
     from sparsegroup.training.compare import ModelScore
@@ -39,10 +40,9 @@ def demo_command(
         from sparsegroup.training import Config
         from sparsegroup.training.compare import compare
 
-    share = share_given("--target-rate", target_rate)
     configs = {
         "Group Adam, fixed λ": Config.of(model="dcn", lr=lr, l21=l21, seed=seed),
-        "Target rate": Config.of(model="dcn", target_rate=share, seed=seed),
+        "Target rate": Config.of(model="dcn", target_rate=target_rate, seed=seed),
     }
     data = synthetic_log(SyntheticConfig(rows=rows), seed)
     informative = int(data.are_informative(data.seen).sum())
@@ -88,8 +88,7 @@ def path_command(
         float, typer.Option(min=0, help="AUC below that of all features that still counts as no loss.")
     ] = 0.001,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for path.json and path.svg; default paths/<name of the log>.", show_default=False),
+        Path | None, typer.Option(help="Folder for path.json and path.svg; default paths/<name of the log>.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --out holds.")] = False,
     set_: Assignments = None,
@@ -107,7 +106,8 @@ def path_command(
         from sparsegroup.reporting.charts import path_svg
         from sparsegroup.training.compare import cheapest, size_path
 
-    targets = _rates(rates)
+    problem = f"--rates wants feature rates between 0 and 1, separated by commas, such as .3,.1: got {rates!r}"
+    targets = parsed(list[Annotated[Share, Field(gt=0)]], [rate.strip() for rate in rates.split(",")], problem)
     config = config_given(log, settings, [*(set_ or ()), f"optimizer.target_rate={targets[0]}"])
     folder = out or Path("paths") / log_name(config)
     if (folder / _JSON).exists() and not overwrite:
@@ -138,14 +138,6 @@ def path_command(
         write_atomically(folder / _SVG, lambda path: path.write_text(svg, encoding="utf-8"))
         written = f"{_JSON}, {_SVG}"
     show({"folder": str(folder), **content}, _path_table(scores, best, tolerance), f"written to {folder}: {written}")
-
-
-def _rates(text: str) -> list[float]:
-    with suppress(UsageError):
-        rates = [share_given("--rates", part.strip()) for part in text.split(",")]
-        if all(rates):
-            return rates
-    raise UsageError(f"--rates wants feature rates between 0 and 1, separated by commas, such as .3,.1: got {text!r}")
 
 
 def _path_table(scores: "Sequence[ModelScore]", best: "ModelScore", tolerance: float) -> Table:

@@ -30,21 +30,14 @@ _STYLE: Mapping[str, Any] = {
 @takes_settings(*OF_SCORED_LOG, **THE_MODELS)
 def evaluate_command(
     model: Model,
-    log: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOG", help="A raw log with labels, or a folder written by `prepare`.", show_default=False
-        ),
-    ],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="A raw log with labels, or a folder written by `prepare`.")],
     user: Annotated[
         str | None, typer.Option(metavar="FIELD", help="Also report gAUC, the mean AUC within this field's values.")
     ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FIELD",
-            help="List the values of this field whose calibration is most certainly off (repeatable).",
-            show_default=False,
+            metavar="FIELD", help="List the values of this field whose calibration is most certainly off (repeatable)."
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of values to list for each field.")] = 10,

@@ -33,27 +33,21 @@ TestLog = Annotated[
         metavar="LOG",
         help="Test set for AUC and log loss before and after: a raw log or a prepared folder. Of the run's own log and "
         "of a prepared one the test rows are used, of any other log all rows.",
-        show_default=False,
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the export that OUT holds.")]
 
 
 def export_command(
-    model: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained model.", show_default=False)],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.", show_default=False)],
+    model: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained model.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     dtype: Annotated[
         Dtype | None, typer.Option(help="Format of the vectors.", show_default="float32, or that of --since")
     ] = None,
     onnx: Onnx = None,
     program: Program = False,
     since: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="EXPORT",
-            help="Write a delta: what has changed since this export or delta.",
-            show_default=False,
-        ),
+        Path | None, typer.Option(metavar="EXPORT", help="Write a delta: what has changed since this export or delta.")
     ] = None,
     sweep: Annotated[
         bool,

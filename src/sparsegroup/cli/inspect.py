@@ -22,9 +22,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 def inspect_command(
     model: Model,
     top: Annotated[int, typer.Option(min=0, help="Number of features to list, those of the largest norms.")] = 10,
-    html: Annotated[
-        Path | None, typer.Option(help="Also write the same to an HTML page, with charts.", show_default=False)
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the same to an HTML page, with charts.")] = None,
 ) -> None:
     """Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did."""
     with starting():

@@ -3,16 +3,16 @@
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from sparsegroup.cli.app import UsageError
 from sparsegroup.settings.declared import DECLARED, LOG, PANELS, SHORT, DataSettings, Settings
-from sparsegroup.settings.yaml_settings import assignment, checked, share_of
+from sparsegroup.settings.yaml_settings import assignment, checked
 
 RAW_LOG = "a file, a folder of files, a pattern, or a URI such as s3://bucket/day=*/; or several files"
 LogOrConfig = Annotated[
@@ -21,21 +21,15 @@ LogOrConfig = Annotated[
         metavar="LOG|CONFIG.yaml",
         help=f"A folder written by `prepare`, a raw log ({RAW_LOG}), or a YAML file of settings that names one. "
         "Default: a synthetic log.",
-        show_default=False,
     ),
 ]
 RawOrPrepared = Annotated[
-    list[str],
-    typer.Argument(metavar="LOG", help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.", show_default=False),
+    list[str], typer.Argument(metavar="LOG", help=f"A raw log ({RAW_LOG}), or a folder written by `prepare`.")
 ]
-Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.", show_default=False)
-]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a run, a checkpoint or an export.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any setting, such as optimizer.l2=1e-5 (repeatable).", show_default=False
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as optimizer.l2=1e-5 (repeatable)."),
 ]
 
 _local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -129,9 +123,9 @@ def log_settings(settings: Mapping[str, Any]) -> DataSettings:
     return checked(Settings, {"data": settings}, "the command line").data
 
 
-def share_given(option: str, text: str) -> float:
-    """A share in [0, 1) that an option is given as .05 or 5%; raises UsageError where it is none."""
-    with suppress(ValueError):
-        if 0 <= (share := float(str(share_of(text)))) < 1:
-            return share
-    raise UsageError(f"{option} must be a share like 5% or .05, below 100%, got {text!r}")
+def parsed(kind: Any, given: object, problem: str) -> Any:
+    """What an option is given, as this type; UsageError of the problem if it is not."""
+    try:
+        return TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        raise UsageError(problem) from error

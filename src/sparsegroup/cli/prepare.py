@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sparsegroup.cli.app import starting
-from sparsegroup.cli.options import OF_THE_LOG, RAW_LOG, THREADS, share_given, takes_settings
+from sparsegroup.cli.options import OF_THE_LOG, RAW_LOG, THREADS, log_settings, takes_settings
 from sparsegroup.cli.output import figures, progress, show
 
 
@@ -16,8 +16,7 @@ def prepare_command(
     log: Annotated[
         list[str],
         typer.Argument(
-            metavar="LOG",
-            help=f"Click log: text, plain, .gz, .bz2, .xz, .zst or .lz4; or .parquet, .arrow: {RAW_LOG}.",
+            metavar="LOG", help=f"Click log: text, plain, .gz, .bz2, .xz, .zst or .lz4; or .parquet, .arrow: {RAW_LOG}."
         ),
     ],
     out: Annotated[
@@ -40,10 +39,7 @@ def prepare_command(
         from sparsegroup.data.keys import expected_collisions
         from sparsegroup.data.raw.files import short_name
 
-    options = dict(settings)
-    for name in {"test_fraction", "max_bad"} & options.keys():
-        options[name] = share_given(f"--{name.replace('_', '-')}", options[name])
-    test = options.pop("test", None)
+    data = log_settings(settings)
     with progress(f"preparing {short_name(log)}", "bytes") as update:
 
         def on_progress(done: PreparationProgress) -> None:
@@ -51,13 +47,14 @@ def prepare_command(
             update(done.bytes, done.total, f"{done.rows:,} rows{bad}")
 
         prepared, _ = prepare(
-            [log, *([] if test is None else [test])],
+            [log, *([] if data.test is None else [data.test])],
             out,
             on_format=lambda found: print_columns(found.findings),
             vocabulary=vocabulary,
             threads=threads,
             on_progress=on_progress,
-            **options,
+            **data.reading_options,
+            **data.format_options,
         )
     manifest = prepared.manifest
     rows, train_rows = manifest.rows, manifest.train_rows

@@ -14,25 +14,16 @@ from sparsegroup.cli.options import OPTIONS, THREADS, Assignments, LogOrConfig, 
 def train_command(
     log: LogOrConfig = None,
     set_: Assignments = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the run; default runs/<name of the log>/<time>.", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; default runs/<name of the log>/<time>.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that --out holds.")] = False,
     continue_: Annotated[
         Path | None,
         typer.Option(
-            "--continue",
-            metavar="RUN",
-            help="Train a finished run further, on this log: the next day's, say.",
-            show_default=False,
+            "--continue", metavar="RUN", help="Train a finished run further, on this log: the next day's, say."
         ),
     ] = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume", metavar="RUN", help="Complete an interrupted run, with the same result.", show_default=False
-        ),
+        Path | None, typer.Option("--resume", metavar="RUN", help="Complete an interrupted run, with the same result.")
     ] = None,
     *,
     settings: Mapping[str, Any],

@@ -12,9 +12,10 @@ import typer
 from rich.table import Table
 
 from sparsegroup.cli.app import UsageError, in_shell, starting
-from sparsegroup.cli.options import OF_THE_LOG, THREADS, Assignments, LogOrConfig, Threads, share_given, takes_settings
+from sparsegroup.cli.options import OF_THE_LOG, THREADS, Assignments, LogOrConfig, Threads, parsed, takes_settings
 from sparsegroup.cli.output import show, table, training_bar
 from sparsegroup.reporting.formatting import count, duration, metric, percent
+from sparsegroup.settings.yaml_settings import Share
 
 if TYPE_CHECKING:
     from sparsegroup.tuning import SearchSpace, Study, TrialRecord
@@ -54,17 +55,11 @@ def tune_command(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the study; default studies/<name of the log>/<time>.", show_default=False),
+        Path | None, typer.Option(help="Folder for the study; default studies/<name of the log>/<time>.")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            "--resume",
-            metavar="STUDY",
-            help="Resume a study: first the interrupted trial, then new ones.",
-            show_default=False,
-        ),
+        typer.Option("--resume", metavar="STUDY", help="Resume a study: first the interrupted trial, then new ones."),
     ] = None,
     set_: Assignments = None,
     *,
@@ -91,7 +86,8 @@ def tune_command(
         folder = find_run(resume)
         study = Study.resume(folder, open_config_log(STUDY.read(folder).base(folder), threads))
     else:
-        share = share_given("--held-out", held_out or "0.2")
+        problem = f"--held-out must be a share like 5% or .05, below 100%, got {held_out!r}"
+        share = parsed(Share, held_out or "0.2", problem)
         config = config_given(log, settings, set_)
         if out is not None and trials:
             _check_free(out)

@@ -5,11 +5,9 @@
 here imports torch.
 """
 
-import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self, TypeVar, Union, get_args, get_origin
@@ -34,7 +32,7 @@ from sparsegroup.settings.names import (
     StateDtype,
     unknown_optimizer,
 )
-from sparsegroup.settings.yaml_settings import Share, StrictSettings, checked, read_yaml, share_of, with_values
+from sparsegroup.settings.yaml_settings import Share, StrictSettings, checked, share_of, with_values
 
 _T = TypeVar("_T")
 if TYPE_CHECKING:
@@ -51,25 +49,15 @@ else:
 # Types of values
 
 
-@dataclass(frozen=True)
-class Age:
-    """How long a feature has not appeared, in one of two units.
-
-    Attributes:
-        steps: Steps of the optimizer; None if it is in seconds.
-        seconds: Seconds of the log's own time; None if it is in steps.
-    """
-
-    steps: int | None = None
-    seconds: int | None = None
-
-
 _SECONDS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _LONGEST_AGE = (1 << 32) - 1
 
 
-def age_of(given: object) -> Age:
-    """The age that is meant by a number of steps, or a text such as "5000", "90s", "30min", "12h", "7d" or "2w".
+def age_of(given: object) -> dict[str, Any]:
+    """How long a feature has not appeared, as an argument of `UnusedFor`: `steps`, or `seconds` of the log's own time.
+
+    Args:
+        given: A number of steps, or a text such as "5000", "90s", "30min", "12h", "7d" or "2w".
 
     Raises:
         ValueError: It is neither, or below 0 or above 2³² - 1.
@@ -82,12 +70,11 @@ def age_of(given: object) -> Age:
     age = int(match[1]) * _SECONDS.get(match[2], 1)
     if age > _LONGEST_AGE:
         raise ValueError(f"an age must be at most {_LONGEST_AGE:,} steps or seconds")
-    return Age(seconds=age) if match[2] else Age(steps=age)
+    return {"seconds" if match[2] else "steps": age}
 
 
 def _age(given: object) -> object:
-    age = age_of(given)
-    return given if age.steps is None else age.steps
+    return age_of(given).get("steps", given)
 
 
 def _size(given: object) -> object:
@@ -127,7 +114,6 @@ PenaltySetting = Annotated[Penalty, BeforeValidator(_penalty), PlainSerializer(l
 """A penalty; in files its name, or `{name: mcp, gamma: 2.5}`."""
 Paths = str | Annotated[tuple[str, ...], Field(min_length=1)]
 """Of a log: one path, or several."""
-FileName = Annotated[str, BeforeValidator(lambda given: str(given) if isinstance(given, Path) else given)]
 Dim = Annotated[int, Field(ge=1, le=1 << 20)]
 
 # How a setting is declared
@@ -173,7 +159,7 @@ class DataSettings(StrictSettings):
     """Order of a raw log's files: by name (day9 before day10), by the first time in each, or as given."""
     dataset: DatasetName = setting("auto", LOG, words="detected from its first line")
     """Format of a raw log."""
-    schema_file: FileName | None = setting(None, LOG, kind=Path, alias="schema")
+    schema_file: Path | None = setting(None, LOG, alias="schema")
     """YAML file that says what a raw log's columns are."""
     columns: ColumnsName | dict[str, Annotated[str, BeforeValidator(_kind_of_column)]] | None = setting(
         None, LOG, words="inferred from its first rows", kind=ColumnsName
@@ -208,17 +194,9 @@ class DataSettings(StrictSettings):
     @property
     def format_options(self) -> "FormatOptions":
         """What tells the format of a raw log."""
-        return {
-            "dataset": self.dataset,
-            "schema": None if self.schema_file is None else Path(self.schema_file),
-            "columns": self.columns,
-            "label": self.label,
-            "exclude": self.exclude,
-            "weight": self.weight,
-            "test_fraction": self.test_fraction,
-            "criteo_numbers": self.criteo_numbers,
-            "avazu_hour": self.avazu_hour,
-        }
+        names = ("dataset", "columns", "label", "exclude", "weight", "test_fraction", "criteo_numbers", "avazu_hour")
+        options: Any = {"schema": self.schema_file, **{name: getattr(self, name) for name in names}}
+        return options  # type: ignore[no-any-return]
 
 
 class ModelSettings(StrictSettings):
@@ -271,8 +249,6 @@ ADMISSION_SETTINGS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_
 """Settings of a model that do not change what it computes from its rows."""
 EMBEDDING_SETTINGS = ("l1", "l21", "l2", "norm", "penalty", "state_dtype")
 """Settings of an optimizer that its param group of the embeddings has, and no other."""
-_HIGHEST = 1e30
-"""Above it, products with gradients, and with the √d that λ21 counts by, leave float32, which ends at 3.4e38."""
 _NOT_OF_A_RUN: Mapping[str, str] = {
     "maximize": "a run lowers its loss",
     "weight_decay": "it cannot be applied to the rows of a table, of which a step changes a few; give l2",
@@ -332,24 +308,7 @@ class OptimizerSettings(StrictSettings):
                 )
             if name in _NOT_OF_A_RUN and value and not isinstance(value, str):
                 raise ValueError(f"options.{name}={value!r} is not for a run: {_NOT_OF_A_RUN[name]}")
-            for one in _flat(value):
-                _check_magnitude(f"options.{name}", one)
-        for name in ("lr", "network_lr", "l1", "l21", "l2"):
-            _check_magnitude(name, getattr(self, name))
         return self
-
-
-def _check_magnitude(name: str, value: Any) -> None:
-    """Raise ValueError for a finite number that float32 arithmetic cannot bear; what is not a number passes."""
-    if isinstance(value, int | float) and _HIGHEST < abs(value) < float("inf"):
-        shown = f"{value:g}" if isinstance(value, float) else f"a number of {len(str(value))} digits"
-        raise ValueError(
-            f"{name} must be at most {_HIGHEST:g}, got {shown}: beyond, float32, in which a run computes, overflows"
-        )
-
-
-def _flat(value: Any) -> list[Any]:
-    return [one for part in value for one in _flat(part)] if isinstance(value, list | tuple) else [value]
 
 
 class TrainingSettings(StrictSettings):
@@ -368,7 +327,7 @@ class TrainingSettings(StrictSettings):
     """Shuffle the training rows in blocks of this many; 0 keeps the order of the log."""
     after_first_epoch: AfterFirstEpoch = setting("train", TRAINING)
     """What to do with the embeddings in later epochs: go on training them, reset them in each, or freeze them."""
-    seed: int = setting(0, TRAINING, ge=0, lt=1 << 64)
+    seed: int = setting(0, TRAINING, ge=0)
     """Seed of the initialization, the dropout, the row order and the synthetic log."""
     windows: int = setting(50, ge=1)
     """Points of the history along all epochs."""
@@ -439,7 +398,7 @@ class Settings(StrictSettings):
         Raises:
             SettingsError: An unknown one, or a value out of range.
         """
-        return checked(cls, with_values({}, _with_sections(settings)), "config")
+        return cls().replace(**settings)
 
     def replace(self, **settings: Any) -> Self:
         """These settings with other values, by their short names.
@@ -449,9 +408,10 @@ class Settings(StrictSettings):
         Raises:
             SettingsError: As `of`.
         """
-        return self._with(_with_sections(settings), "config")
+        return self.with_keys({SHORT.get(name, name): value for name, value in settings.items()}, "config")
 
-    def _with(self, values: Mapping[str, Any], source: str) -> Self:
+    def with_keys(self, values: Mapping[str, Any], source: str) -> Self:
+        """These settings with other values at dotted keys; SettingsError, which names their source, as `of`."""
         if self.given is None:
             return checked(type(self), with_values(self.given_sections(), values), source)
         given = tuple(dict.fromkeys((*self.given, *values)))
@@ -520,15 +480,6 @@ class Settings(StrictSettings):
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-_AnySettings = TypeVar("_AnySettings", bound=Settings)
-
-
-def read_settings(kind: type[_AnySettings], path: Path | None, values: Mapping[str, Any], source: str) -> _AnySettings:
-    """The settings of a file, with other values at dotted keys; see `read_config`."""
-    content = {} if path is None else read_yaml(path)
-    return checked(kind, content, str(path))._with(values, source)
-
-
 @dataclass(frozen=True)
 class Declared:
     """A setting as `--help`, Python and the documentation show it; see `setting`.
@@ -551,19 +502,7 @@ class Declared:
     metavar: str | None
 
 
-def _meanings() -> dict[tuple[str, str], str]:
-    """Class and field → the docstring below it; pydantic would search all modules for each class."""
-    classes = [node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.ClassDef)]
-    return {
-        (of.name, ast.unparse(field.target)): " ".join(str(text.value.value).split())
-        for of in classes
-        for field, text in pairwise(of.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
-
-
 def _declared() -> Iterator[Declared]:
-    meanings = _meanings()
     for section, of in Settings.model_fields.items():
         for field, info in getattr(of.annotation, "model_fields", {}).items():
             extra, name = dict(info.json_schema_extra), info.alias or field
@@ -573,8 +512,7 @@ def _declared() -> Iterator[Declared]:
             elif words is None and info.default not in (None, (), {}):
                 words = f"{info.default:g}" if isinstance(info.default, float) else str(info.default)
             kind = extra.pop("kind") or _option_type(info.annotation, info.metadata)
-            meaning = meanings[getattr(of.annotation, "__name__", ""), field]
-            yield Declared(key, field, short, kind, meaning, words or "", **extra)
+            yield Declared(key, field, short, kind, " ".join(info.description.split()), words or "", **extra)
 
 
 def _option_type(annotation: Any, metadata: Sequence[Any] = ()) -> Any:
@@ -593,7 +531,3 @@ DECLARED: Mapping[str, Declared] = {one.key: one for one in _declared()}
 """All settings, by their keys."""
 SHORT: Mapping[str, str] = {one.short: one.key for one in DECLARED.values()}
 """Short name of each setting → its key."""
-
-
-def _with_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {SHORT.get(name, name): value for name, value in settings.items()}

@@ -2,11 +2,20 @@
 
 import stat
 from collections.abc import Hashable, Iterator, Mapping
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from sparsegroup.errors import UserError, did_you_mean
 
@@ -16,34 +25,31 @@ MOST_BYTES = 1 << 20
 MOST_VALUES = 100_000
 """Values in settings, each counted as often as aliases repeat it."""
 
+HIGHEST = 1e30
+"""Above it, products with gradients, and with the √d that λ21 counts by, leave float32, which ends at 3.4e38."""
+
 
 class StrictSettings(BaseModel):
     """Frozen keys with types; other keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    @field_validator("*", mode="before")
+    @field_validator("*", mode="wrap")
     @classmethod
-    def _are_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic takes true for 1, and integers of any length."""
-        kinds = _kinds_in(cls.model_fields[str(info.field_name)].annotation)
-        if any(isinstance(kind, type) and issubclass(kind, StrictSettings) for kind in kinds):
+    def _has_numbers_of_a_run(cls, given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        """pydantic takes true for 1, and numbers of any size."""
+        value = validate(given)
+        if isinstance(value, StrictSettings):
             return value
-        given = list(_leaves(value))
-        if kinds & {int, float} and not kinds & {bool, Any} and any(isinstance(one, bool) for one in given):
-            raise ValueError("true and false are no numbers" + ("" if isinstance(value, bool) else f", got {value}"))
-        if any(isinstance(one, int) and abs(one) >= 1 << 64 for one in given):
-            raise ValueError("whole numbers must be below 2⁶⁴")
+        leaves = list(_leaves(value))
+        if any(isinstance(one, bool) for one in _leaves(given)) and not any(isinstance(one, bool) for one in leaves):
+            raise ValueError(f"true and false are no numbers, got {given}")
+        for one in leaves:
+            if isinstance(one, int) and abs(one) >= 1 << 64:
+                raise ValueError("whole numbers must be below 2⁶⁴")
+            if isinstance(one, float) and HIGHEST < abs(one) < inf:
+                raise ValueError(f"numbers must be at most {HIGHEST:g}, got {one:g}: beyond, float32 overflows")
         return value
-
-
-def _kinds_in(annotation: Any) -> set[Any]:
-    """The types that an annotation is made of."""
-    return {annotation}.union(*map(_kinds_in, get_args(annotation))) if _is_made(annotation) else {annotation}
-
-
-def _is_made(annotation: Any) -> bool:
-    return bool(get_args(annotation)) and get_origin(annotation) is not Literal
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -151,13 +157,14 @@ def checked(kind: type[AnySettings], content: Mapping[str, Any], source: str) ->
 def _explain(kind: type[StrictSettings], error: Any, source: str) -> str:
     key = ".".join(map(str, error["loc"])) or "the whole"
     if error["type"] == "extra_forbidden":
-        known = list(keys_of(kind))
+        known = keys_of(kind)
         if isinstance(error["input"], Mapping) and error["input"]:  # an unknown section
             key = f"{key}.{next(iter(error['input']))}"
         hint = did_you_mean(key, known, likeness=0.5) or f"there are {', '.join(known)}"
         return f"{source}: no setting {key!r}; {hint}"
     if error["type"] == "model_type":
-        return f"{source}: {key} has settings of its own, as in {key}.{_first_key(kind, key)}; got {error['input']!r}"
+        example = next(name for name in keys_of(kind) if name.startswith(f"{key}."))
+        return f"{source}: {key} has settings of its own, as in {example}; got {error['input']!r}"
     if error["type"] == "missing":
         return f"{source}: {key} is missing"
     message = error["msg"]
@@ -170,20 +177,16 @@ def _explain(kind: type[StrictSettings], error: Any, source: str) -> str:
     return f"{source}: {key}: {message}{shown}"
 
 
-def _first_key(kind: type[StrictSettings], section: str) -> str:
-    return next(key for key in keys_of(kind) if key.startswith(f"{section}.")).removeprefix(f"{section}.")
-
-
-def keys_of(kind: type[StrictSettings], prefix: str = "") -> Mapping[str, type[StrictSettings]]:
-    """All keys, nested ones with dots, and the class that each is in."""
-    found: dict[str, type[StrictSettings]] = {}
+def keys_of(kind: type[StrictSettings]) -> list[str]:
+    """All keys, nested ones with dots."""
+    keys = list[str]()
     for name, field in kind.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, StrictSettings):
-            found |= keys_of(inner, f"{prefix}{name}.")
+            keys += [f"{name}.{key}" for key in keys_of(inner)]
         else:
-            found[prefix + (field.alias or name)] = kind
-    return found
+            keys.append(field.alias or name)
+    return keys
 
 
 def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

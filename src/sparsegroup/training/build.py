@@ -41,10 +41,9 @@ from sparsegroup.settings.declared import (
     OptimizerSettings,
     Settings,
     TrainingSettings,
-    read_settings,
 )
 from sparsegroup.settings.names import OptimizerName, ScheduleName
-from sparsegroup.settings.yaml_settings import SettingsError
+from sparsegroup.settings.yaml_settings import SettingsError, checked, read_yaml
 from sparsegroup.training.model import NETWORKS, ClickModel, new_embedding
 from sparsegroup.training.network_step import WORTH_COMPILING
 from sparsegroup.training.plan import EpochPlan
@@ -410,7 +409,8 @@ def read_config(path: Path | None, values: Mapping[str, Any], source: str = "val
         SettingsError: An unknown key, with the one that may be meant, or a value out of range; with file and key.
         OSError: The file cannot be read.
     """
-    return read_settings(Config, path, values, source)
+    config = Config() if path is None else checked(Config, read_yaml(path), str(path))
+    return config.with_keys(values, source)
 
 
 class _Unfilled(TorchFunctionMode):

@@ -211,7 +211,7 @@ def new_embedding(
         "field_bits": FIELD_BITS,
         "fallback": fallback,
         "admission": None if admit_after == 1 else MinCount(admit_after, sketch_bytes),
-        "eviction": UnusedFor(age.steps, age.seconds) if age.steps or age.seconds else None,
+        "eviction": UnusedFor(**age) if any(age.values()) else None,
         "max_bytes": max_bytes,
         "process_group": process_group,
     }
