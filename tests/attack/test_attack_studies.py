@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read(folder: Path, file: str) -> str:
     try:
-        study = Study.resume(folder, LOG)
+        study = Study(folder, LOG)
     except UserError as error:
         return "refused" if file in str(error) or str(folder) in str(error) else f"names no file: {error}"
     try:
@@ -72,7 +72,7 @@ def test_forged_journals(folder: Path) -> None:
         found[read(folder, path.name)] += 1
     path.write_text(whole.replace("\n", "\nnothing\n", 1))
     with pytest.raises(UserError, match=r"trials\.journal:2: damaged \(no JSON object\)"):
-        Study.resume(folder, LOG)
+        Study(folder, LOG)
     path.write_text(whole)
     assert set(found) == {"works", "refused"}
     assert read(folder, path.name) == "works"

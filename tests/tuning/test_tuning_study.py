@@ -171,7 +171,7 @@ def test_a_study_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, whole, 
     study.close()
     with (tmp_path / "cut" / "trials.journal").open("a") as journal:
         journal.write('{"op_code": 4, "wor')  # a line that was not written to its end
-    study, names = Study.resume(tmp_path / "cut", LOG), []
+    study, names = Study(tmp_path / "cut", LOG), []
 
     @contextmanager
     def reporting(name, samples):
@@ -264,31 +264,31 @@ def test_another_log_is_refused(tmp_path):
     begin(tmp_path / "study").close()
     other = synthetic_log(SyntheticConfig(rows=1_100), seed=0)
     with pytest.raises(TuningError, match="is not what it was when the study began"):
-        Study.resume(tmp_path / "study", other)
+        Study(tmp_path / "study", other)
 
 
 def test_another_space_is_refused(tmp_path, monkeypatch):
     begin(tmp_path / "study").close()
     monkeypatch.setattr("sparsegroup.tuning.space.SEARCHED", ())
     with pytest.raises(SettingsError, match="nothing is left to search"):
-        Study.resume(tmp_path / "study", LOG)
+        Study(tmp_path / "study", LOG)
     monkeypatch.undo()
     from sparsegroup.tuning import space
 
     wider = tuple(replace(one, high=99.0) if one.key == "optimizer.lr" else one for one in space.SEARCHED)
     monkeypatch.setattr(space, "SEARCHED", wider)
     with pytest.raises(TuningError, match="searches another space than this version"):
-        Study.resume(tmp_path / "study", LOG)
+        Study(tmp_path / "study", LOG)
 
 
 def test_a_study_is_one_processs_own(tmp_path):
     study = begin(tmp_path / "study")
     with pytest.raises(TuningError, match="another process"):
-        Study.resume(tmp_path / "study", LOG)
+        Study(tmp_path / "study", LOG)
     study.close()
-    Study.resume(tmp_path / "study", LOG).close()
+    Study(tmp_path / "study", LOG).close()
     with pytest.raises(TuningError, match="no study"):
-        Study.resume(tmp_path, LOG)
+        Study(tmp_path, LOG)
     with pytest.raises(TuningError, match="not empty"):
         begin(tmp_path / "study")
 
@@ -298,7 +298,7 @@ def test_a_damaged_manifest_is_said(tmp_path):
     file = tmp_path / "study" / "study.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "seed": 7}))
     with pytest.raises(TuningError, match="damaged"):
-        Study.resume(tmp_path / "study", LOG)
+        Study(tmp_path / "study", LOG)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.bar import Bar
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -15,8 +16,6 @@ from sparsegroup.cli.output import show
 
 if TYPE_CHECKING:
     from sparsegroup.serving.inspection_views import Section
-
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def inspect_command(
@@ -51,13 +50,8 @@ def _table(section: "Section") -> Table:
         table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     if section.bars:
         table.add_column("", no_wrap=True)
-    bars = [[Text(_bar(20 * share), style="yellow")] for share in section.bars] or [[]] * len(section.rows)
+    ends = [max(share, 1 / 160) if share > 0 else 0 for share in section.bars]  # at least an eighth of a character
+    bars = [[Bar(1, 0, end, width=20, color="yellow")] for end in ends] or [[]] * len(section.rows)
     for row, bar in zip(section.rows, bars, strict=True):
         table.add_row(*map(Text, row), *bar, style="bold" if row[0] == "all fields" else None)
     return table
-
-
-def _bar(length: float) -> str:
-    """A bar of characters; any number above 0 is visible."""
-    eighths = max(1, round(8 * length)) if length > 0 else 0
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

@@ -84,7 +84,7 @@ def tune_command(
         if given := [name.replace("_", "-") for name, value in begun.items() if value is not None]:
             raise UsageError(f"--resume takes everything from the study, and no {', '.join(given)}")
         folder = find_run(resume)
-        study = Study.resume(folder, open_config_log(STUDY.read(folder).base(folder), threads))
+        study = Study(folder, open_config_log(STUDY.read(folder).base(folder), threads))
     else:
         problem = f"--held-out must be a share like 5% or .05, below 100%, got {held_out!r}"
         share = parsed(Share, held_out or "0.2", problem)

@@ -1,7 +1,7 @@
 """Settings that people write in YAML files: checked, with errors that name the key and the one that was meant."""
 
 import stat
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -82,22 +82,6 @@ class SettingsError(UserError):
 AnySettings = TypeVar("AnySettings", bound=StrictSettings)
 
 
-class _OnceLoader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice, of which YAML would take the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    "reading a mapping", node.start_mark, f"the key {key.value!r} is there twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, without what it leaves empty; raises SettingsError or OSError."""
     about = path.stat()
@@ -117,9 +101,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The content of a YAML text, or ValueError: it is not YAML, or its aliases stand for too many values."""
+    """The content of a YAML text, or ValueError: it is not YAML, or not plain, see `_count`."""
     try:
-        loader = _OnceLoader(text)
+        loader = yaml.SafeLoader(text)
         try:
             node = loader.get_single_node()
             _count(node, {})  # before anything is made of it: merged mappings are copied
@@ -133,12 +117,19 @@ def _parsed(text: str) -> Any:
 
 
 def _count(node: Any, counted: dict[int, int]) -> int:
-    """How many values a node of YAML has; its nodes' are noted in `counted`, 0 before."""
+    """How many values a node of YAML has; the counts of its nodes are noted in `counted`, 0 before.
+
+    ValueError: They are too many, an alias is in itself, or a mapping has a key twice, of which YAML takes the last.
+    """
     if id(node) not in counted:
         counted[id(node)] = 0
-        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-        nodes = [each for item in inner for each in (item if isinstance(item, tuple) else (item,))]
-        counted[id(node)] = 1 + sum(_count(each, counted) for each in nodes)
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        keys = [key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode)]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise ValueError(f"the key {key!r} is there twice, {str(pairs[place][0].start_mark).strip()}")
+        inner = [one for pair in pairs for one in pair] or (node.value if isinstance(node, yaml.SequenceNode) else ())
+        counted[id(node)] = 1 + sum(_count(each, counted) for each in inner)
     elif not counted[id(node)]:
         raise ValueError("an alias stands for what it is in")
     if counted[id(node)] > MOST_VALUES:

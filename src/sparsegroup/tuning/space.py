@@ -33,7 +33,6 @@ class _Parameter:
 
     key: str  # one key may have several parameters, for cases that exclude each other
     only: Condition | None = None  # when it is active; None: always
-    needs_numbers: bool = False  # whether it is only for logs with numeric columns
     default: Any = None  # its value in the settings that the search starts with; None if it is not active there
 
     @property
@@ -109,7 +108,7 @@ SEARCHED: tuple[Parameter, ...] = (
     Span(key="model.dim", low=4, high=32, whole=True, only=_VECTORS),
     Choice(key="model.hidden", values=(None, (64,), (128, 64), (256, 128), (256, 128, 64)), only=_LAYERS),
     Span(key="model.dropout", low=0.0, high=0.5, log=False, only=_LAYERS),
-    Choice(key="model.number_buckets", values=(0, 16, 32, 64, 128), needs_numbers=True),
+    Choice(key="model.number_buckets", values=(0, 16, 32, 64, 128)),
     Choice(key="model.fallback", values=(False, True)),
     Choice(key="optimizer.name", values=("adagrad", "adam", "amsgrad", "ftrl", "momentum")),
     Span(key="optimizer.lr", low=1e-4, high=0.03, only=Condition("optimizer.name", ("adam", "amsgrad"))),
@@ -123,9 +122,6 @@ SEARCHED: tuple[Parameter, ...] = (
     Choice(key="training.epochs", values=(1, 2, 3)),
 )
 """All that can be searched. A parameter that another's condition names is before it."""
-
-_MUST_SUIT = ("model.name", "optimizer.name")
-"""Choices that may contradict other settings."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +149,16 @@ class SearchSpace:
             SettingsError: All that could be searched is given.
         """
         fixed = {*given, *(("optimizer.lr",) if "lr" in base.optimizer.options else ())}
+        fixed |= set() if log.numbers else {"model.number_buckets"}
         settings, found = _flat(base), list[Parameter]()
         for parameter in SEARCHED:
             key, only = parameter.key, parameter.only
-            if key in fixed or (parameter.needs_numbers and not log.numbers):
+            if key in fixed:
                 continue
-            if isinstance(parameter, Choice) and key in _MUST_SUIT:
+            if isinstance(parameter, Choice) and key in (
+                "model.name",
+                "optimizer.name",
+            ):  # may contradict what is given
                 parameter = replace(parameter, values=_suited(base, parameter, given, log))
             if only is not None:
                 searched = next((one for one in found if one.key == only.key), None)
@@ -199,8 +199,8 @@ class SearchSpace:
 
     def shown(self, settings: Mapping[str, Any]) -> dict[str, str]:
         """Key → value, for people, of all that is searched, in the config with the settings of a trial."""
-        config = self.config(settings).as_dict()
-        return {key: shown_value(config[(parts := key.split("."))[0]][parts[1]]) for key in self.keys}
+        config = _flat(self.config(settings))
+        return {key: shown_value(config[key]) for key in self.keys}
 
     def as_plain(self) -> list[dict[str, Any]]:
         """All parameters, as JSON has them."""

@@ -184,17 +184,23 @@ STUDY = FolderFormat(
 class Study:
     """Tries settings on a part of a log, by successive halving, and stores the results in a folder.
 
-    Made by `begin` or `resume`. A trial that was cut off, by a kill or because the time was up, continues from its last
-    rung when the study does; all later trials are the same as in a study that was never interrupted.
+    `begin` starts one, and `Study(folder, log)` continues it. A trial that was cut off, by a kill or because the time
+    was up, continues from its last rung when the study does; all later trials are the same as in a study that was never
+    interrupted.
+
+    Args:
+        folder: The study's.
+        log: The log that it started on, whose test rows are not touched.
 
     Attributes:
-        folder: The study's.
-        log: The log, whose test rows are not touched.
         space: What is searched. The first trial has the settings that it starts with.
         part: Number of training rows that are used, the last ones.
         held_out: Number of rows on which models are measured, the last of these.
         steps: The rungs, by their rows. At each a model is trained from scratch, with the epochs, schedule and target
             of its settings, so that the measured model has the target size.
+
+    Raises:
+        TuningError: There is no study, another process uses it, or the log or the space has changed.
 
     Examples:
         >>> import tempfile
@@ -280,15 +286,6 @@ class Study:
                 held_out=measured,
             )
             STUDY.write(folder, manifest)
-        return cls(folder, log)
-
-    @classmethod
-    def resume(cls, folder: str | Path, log: Log) -> "Study":
-        """Continue the study in `folder`, on the log that it started on.
-
-        Raises:
-            TuningError: There is no study, another process uses it, or the log or the space has changed.
-        """
         return cls(folder, log)
 
     def close(self) -> None:
