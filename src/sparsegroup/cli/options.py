@@ -11,7 +11,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from sparsegroup.cli.app import UsageError
-from sparsegroup.settings.declared import DECLARED, LOG, PANELS, SHORT, DataSettings, Settings
+from sparsegroup.settings.declared import DECLARED, FORMAT, LOG, PANELS, SHORT, DataSettings, Settings
 from sparsegroup.settings.yaml_settings import assignment, checked
 
 RAW_LOG = "a file, a folder of files, a pattern, or a URI such as s3://bucket/day=*/; or several files"
@@ -53,19 +53,14 @@ OF_THE_LOG = tuple(name for name in OPTIONS if DECLARED[SHORT[name]].panel == LO
 """How to read a log."""
 OF_SCORED_LOG = tuple(name for name in OF_THE_LOG if name not in ("test", "test_fraction", "rows"))
 """How to read a raw log whose rows a model scores."""
-THE_MODELS = {
-    name: {"show_default": "the model's"}
-    for name in ("dataset", "schema", "columns", "label", "exclude", "weight", "criteo_numbers", "avazu_hour")
-}
+THE_MODELS = {name: {"show_default": "the model's"} for name in FORMAT}
 """How commands that score a log show the defaults of what tells its format."""
 
 
 def takes_settings(*names: str, **changes: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of these settings, where it has the parameter `settings`: name → value, if given.
+    """Give a command the options of settings, by short names, where it has the parameter `settings`: name → value.
 
-    Args:
-        names: Short names of settings.
-        changes: Setting → what its option says otherwise in this command, such as `show_default`.
+    `changes` are what options say otherwise in this command, such as `show_default`.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -42,19 +42,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Launch:
-    """How a command was started.
+    """How a command was started."""
 
-    Attributes:
-        ranks: The ranks that carry it out.
-        process_group: All of them; None for a single process.
-        job: A random id of torchrun's job, the same after a restart; None without torchrun.
-        is_restarted: Whether torchrun has restarted them because one of them ended.
-    """
-
-    ranks: RankGroup
-    process_group: dist.ProcessGroup | None = None
-    job: str | None = None
-    is_restarted: bool = False
+    ranks: RankGroup  # that carry it out
+    process_group: dist.ProcessGroup | None = None  # all of them; None for a single process
+    job: str | None = None  # a random id of torchrun's job, the same after a restart; None without torchrun
+    is_restarted: bool = False  # whether torchrun has restarted the ranks because one of them ended
 
 
 @dataclass(frozen=True)
@@ -83,21 +76,13 @@ def train(run: NewRun | Path, threads: int, rank_timeout: float) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to do with a run, the same on all ranks.
-
-    Attributes:
-        run: Its folder.
-        log: The log; None if the run is complete.
-        config: The settings of a run that begins; None if it is resumed.
-        before: The run that it continues.
-        is_latest: Whether the link `latest` is to point to it.
-    """
+    """What to do with a run, the same on all ranks."""
 
     run: RunFolder
-    log: Log | None = None
-    config: Config | None = None
-    before: Path | None = None
-    is_latest: bool = False
+    log: Log | None = None  # None if the run is complete
+    config: Config | None = None  # of a run that begins; None if it is resumed
+    before: Path | None = None  # the run that it continues
+    is_latest: bool = False  # whether the link `latest` is to point to it
 
 
 def _plan_to_begin(new: NewRun, threads: int, launch: Launch, until_begun: ExitStack) -> _Plan:
@@ -345,13 +330,10 @@ class Interruption(Callback):
 
     A second SIGINT, or one while nothing is trained, is a `KeyboardInterrupt`. A SIGTERM after another signal has no
     effect: torchrun sends one to its processes after their SIGINT.
-
-    Attributes:
-        signal: The first signal; None before.
     """
 
     def __init__(self) -> None:
-        self.signal: int | None = None
+        self.signal: int | None = None  # the first one
         self._trainer: Trainer | None = None
 
     def on_begin(self, trainer: Trainer) -> None:

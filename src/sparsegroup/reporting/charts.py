@@ -28,18 +28,13 @@ Place = Callable[[float, float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a drawing, from `low` to `high`.
-
-    Attributes:
-        ticks: Value → text.
-        scale: What is uniform along the axis, a function of the value; NaN if the value has no place.
-    """
+    """An axis of a drawing."""
 
     low: float
     high: float
-    ticks: Mapping[float, str]
+    ticks: Mapping[float, str]  # value → text
     label: str = ""
-    scale: Callable[[float], float] = float
+    scale: Callable[[float], float] = float  # what is uniform along the axis; NaN for a value that has no place
 
     @classmethod
     def linear(
@@ -148,11 +143,7 @@ class Label:
 def draw(x: Axis, y: Axis, marks: Sequence[Curve | Bars | Label], height: int = 180, more: str = "") -> str:
     """A drawing as an `<svg>` element for a page, 390 units wide: text in the page's font, colours from its CSS.
 
-    Args:
-        x, y: The axes.
-        marks: Drawn one over the other.
-        height: Its height.
-        more: Further attributes of the element.
+    `marks` are drawn one over the other; `more` are further attributes of the element.
     """
     left, right = 12 + 6.2 * max(map(len, y.ticks.values()), default=0) + (14 if y.label else 0), 384.0
     top, bottom = 6.0, height - 34.0
@@ -324,55 +315,47 @@ def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None) -> lis
     """The reliability plot and the gains of a model, with the baseline's where there are some; empty without any."""
     if model is None:
         return []
-    named: list[tuple[str, Colour, ScoreCurves]] = [("model", "blue", model)]
-    named += [] if baseline is None else [("baseline", "gold", baseline)]
-    bins, every = model.reliability, [one for _, _, curves in named for one in curves.reliability]
+    scored, bins = [model] if baseline is None else [model, baseline], model.reliability
+    points = [[(one.predicted, one.actual) for one in of.reliability] for of in scored if of.reliability]
     said = f"from {percent(bins[0].predicted)} predicted, {percent(bins[0].actual)} positive, to "
     said += f"{percent(bins[-1].predicted)} predicted, {percent(bins[-1].actual)} positive"
     charts = [
         _of_shares(
             ("Reliability", f"{len(bins)} bins of about as many rows", f"Share of positives by prediction: {said}"),
             ("mean prediction", "share of positives", "perfect"),
-            {
-                name: Curve(
-                    [one.predicted for one in of.reliability], [one.actual for one in of.reliability], colour, True
-                )
-                for name, colour, of in named
-                if of.reliability
-            },
-            max(max(one.predicted, one.actual) for one in every),
+            points,
+            max(share for of in points for point in of for share in point),
         )
     ]
     if model.gains:
+        points = [[(0.0, 0.0), *((one.share, one.captured) for one in of.gains)] for of in scored if of.gains]
         top = next(point for point in model.gains if point.share >= _TOP)
         said = f"the top {top.share:.0%} of the rows hold {percent(top.captured)} of the positives"
         lift = f"lift at {top.share:.0%}: {top.captured / top.share:.2f}"
-        charts.append(
-            _of_shares(
-                ("Gains", lift, f"Share of the positives among the highest predictions: {said}"),
-                ("rows of the highest predictions", "of all positives", "by chance"),
-                {
-                    name: Curve([0, *(p.share for p in of.gains)], [0, *(p.captured for p in of.gains)], colour, True)
-                    for name, colour, of in named
-                    if of.gains
-                },
-                1.0,
-            )
-        )
+        texts = ("Gains", lift, f"Share of the positives among the highest predictions: {said}")
+        labels = ("rows of the highest predictions", "of all positives", "by chance")
+        charts.append(_of_shares(texts, labels, points, 1.0))
     return charts
 
 
 def _of_shares(
-    texts: tuple[str, str, str], labels: tuple[str, str, str], curves: Mapping[str, Curve], farthest: float
+    texts: tuple[str, str, str],
+    labels: tuple[str, str, str],
+    points: Sequence[Sequence[tuple[float, float]]],
+    farthest: float,
 ) -> Chart:
-    """Curves of shares up to `farthest`, with a dashed diagonal. Labels of both axes, then of the diagonal."""
-    title, last, description = texts
+    """Points of the model, then of the baseline, up to `farthest`, with a dashed diagonal: the last label."""
+    colours: dict[str, Colour] = {"model": "blue", "baseline": "gold"}
+    curves = [
+        Curve([x for x, _ in of], [y for _, y in of], colour, True)
+        for of, colour in zip(points, colours.values(), strict=False)
+    ]
     x, y = (
         Axis.linear(0, 1.05 * farthest or 1, lambda share: f"{100 * share:.4g} %", label, 6) for label in labels[:2]
     )
-    svg = draw(x, y, [Curve((0, farthest), (0, farthest)), *reversed(list(curves.values()))], 245)
-    keys = [*((name, curve.colour or "reference") for name, curve in curves.items()), (labels[2], "reference")]
-    return Chart(title, last, keys, svg, description)
+    svg = draw(x, y, [Curve((0, farthest), (0, farthest)), *reversed(curves)], 245)
+    title, last, description = texts
+    return Chart(title, last, [*list(colours.items())[: len(curves)], (labels[2], "reference")], svg, description)
 
 
 def path_svg(
@@ -380,12 +363,8 @@ def path_svg(
 ) -> str:
     """Test AUC by feature rate, against the AUC of all features, as the content of an SVG file.
 
-    Args:
-        points: Feature rate, AUC and bytes of models; one of rate 0 has no place on a logarithmic axis.
-        all_features: The AUC of all features.
-        tolerance: AUC that counts as no loss.
-        begins: The smallest rate without a loss, marked; None if there is none.
-        title: Above the plot.
+    `points` are feature rate, AUC and bytes of models; one of rate 0 has no place on a logarithmic axis. The rate
+    `begins`, the smallest one without a loss of more AUC than `tolerance`, is marked if there is one.
     """
     by_rate = sorted(point for point in points if point[0] > 0)
     rates, aucs = [rate for rate, _, _ in by_rate], [auc for _, auc, _ in by_rate]

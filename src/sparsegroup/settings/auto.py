@@ -18,12 +18,7 @@ Given = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a setting is decided, and that in words.
-
-    Attributes:
-        decide: From the log and the given settings to the value.
-        words: For `--help` and the documentation; "" if there is nothing to say.
-    """
+    """How a setting is decided, from the log and the given settings, and that in words for `--help` and the docs."""
 
     decide: Callable[["Log", Given], Any]
     words: str = ""

@@ -54,14 +54,7 @@ _LONGEST_AGE = (1 << 32) - 1
 
 
 def age_of(given: object) -> dict[str, Any]:
-    """How long a feature has not appeared, as an argument of `UnusedFor`: `steps`, or `seconds` of the log's own time.
-
-    Args:
-        given: A number of steps, or a text such as "5000", "90s", "30min", "12h", "7d" or "2w".
-
-    Raises:
-        ValueError: It is neither, or below 0 or above 2³² - 1.
-    """
+    """The argument of `UnusedFor` that a number of steps, or a text such as "7d" of the log's own time, means."""
     match = re.fullmatch(rf"(\d+) ?({'|'.join(_SECONDS)})?", str(given).strip())
     if isinstance(given, bool) or not isinstance(given, int | str) or match is None:
         raise ValueError(
@@ -124,28 +117,22 @@ LOG, MODEL, OPTIMIZER, SIZE, TRAINING, CHECKPOINTS, TRACKING = PANELS
 
 
 def setting(
-    default: Any,
-    panel: str | None = None,
+    default: Any,  # None, for a `Decided` one, until it is decided
+    panel: str | None = None,  # the panel of `--help` that has its option; None for a setting without an option
     *,
-    words: str | None = None,
-    short: str | None = None,
-    kind: Any = None,
-    metavar: str | None = None,
+    words: str | None = None,  # its default in words
+    short: str | None = None,  # its name as an option and as a parameter, if it is not the field's
+    kind: Any = None,  # the option's type, if it is not the setting's
+    metavar: str | None = None,  # of the option's value in `--help`
     **limits: Any,
 ) -> Any:
-    """A field of a section; the docstring below it says what it means.
-
-    Args:
-        default: Its value if it is not given; None, for a `Decided` one, until it is decided.
-        panel: The panel of `--help` that has its option; None for a setting without an option.
-        words: Its default in words.
-        short: Its name as an option and as a parameter, if it is not the field's.
-        kind: The option's type, if it is not the setting's.
-        metavar: What stands for the option's value in `--help`.
-        **limits: Its range, and alias, as pydantic's `Field` has them.
-    """
+    """A field of a section, with its range and alias as pydantic's `Field` has them; the docstring below says it."""
     extra = {"panel": panel, "words": words, "short": short, "kind": kind, "metavar": metavar}
     return Field(default, json_schema_extra=extra, **limits)
+
+
+FORMAT = ("dataset", "schema", "columns", "label", "exclude", "weight", "test_fraction", "criteo_numbers", "avazu_hour")
+"""What tells the format of a raw log."""
 
 
 class DataSettings(StrictSettings):
@@ -194,15 +181,16 @@ class DataSettings(StrictSettings):
     @property
     def format_options(self) -> "FormatOptions":
         """What tells the format of a raw log."""
-        names = ("dataset", "columns", "label", "exclude", "weight", "test_fraction", "criteo_numbers", "avazu_hour")
-        options: Any = {"schema": self.schema_file, **{name: getattr(self, name) for name in names}}
-        return options  # type: ignore[no-any-return]
+        options: Any = {info.alias or name: getattr(self, name) for name, info in type(self).model_fields.items()}
+        return {name: options[name] for name in FORMAT}  # type: ignore[return-value]
 
 
 class ModelSettings(StrictSettings):
     """The network over the embeddings, and its table."""
 
-    name: Decided[ModelName] = setting(None, MODEL, short="model", kind=ModelChoice)
+    name: Annotated[Decided[ModelName], BeforeValidator(lambda given: None if given == "auto" else given)] = setting(
+        None, MODEL, short="model", kind=ModelChoice
+    )
     """Network over the embeddings."""
     dim: Dim | None = setting(
         None, MODEL, words="lr 1; fm, deepfm, xdeepfm 9: a weight and 8 factors; mlp 16, opnn 10, dcn, dcnv2 8"
@@ -237,12 +225,6 @@ class ModelSettings(StrictSettings):
     attention: dict[str, str] = setting({})
     """Field of several values → field of one value, the candidate, whose attention to the values makes one vector of
     them; for other fields of several values it is their mean. See `ListPooling`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_auto(cls, content: Any) -> Any:
-        """The name "auto" is as if none were given."""
-        return {**content, "name": None} if isinstance(content, Mapping) and content.get("name") == "auto" else content
 
 
 ADMISSION_SETTINGS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes")
@@ -482,22 +464,14 @@ class Settings(StrictSettings):
 
 @dataclass(frozen=True)
 class Declared:
-    """A setting as `--help`, Python and the documentation show it; see `setting`.
+    """A setting as `--help`, Python and the documentation show it; see `setting`."""
 
-    Attributes:
-        key: Section and name in files.
-        field: Its name in the section's class.
-        short: Its name as an option and as a parameter.
-        kind: The type of its option.
-        default: What its value is if it is not given, in words; "" if there is nothing to say.
-    """
-
-    key: str
-    field: str
-    short: str
-    kind: Any
+    key: str  # section and name in files
+    field: str  # its name in the section's class
+    short: str  # its name as an option and as a parameter
+    kind: Any  # the type of its option
     help: str
-    default: str
+    default: str  # what its value is if it is not given, in words; "" if there is nothing to say
     panel: str | None
     metavar: str | None
 
