@@ -1,10 +1,10 @@
 """A click model with scikit-learn's interface."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import Parameter, Signature
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,20 +14,13 @@ import polars as pl
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import assert_all_finite, check_is_fitted, column_or_1d, validate_data
 
-from sparsegroup.data.frames import FrameLog, feature_format
+from sparsegroup.data.frames import FrameLog, columns_of, feature_format, polars_frame
+from sparsegroup.data.inference import kinds_of
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import ClickLogError, did_you_mean
-from sparsegroup.estimator.inputs import (
-    checked_labels,
-    checked_weights,
-    codes_of,
-    column_kinds,
-    feature_frame,
-    label_column,
-    two_classes,
-)
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import ExportManifest, TrainedModel, export_trained
 from sparsegroup.settings.declared import DECLARED
@@ -133,9 +126,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             FloatingPointError: The training has diverged. After any failure the earlier fit remains.
         """
         with self._restored_on_error():
-            labels = checked_labels(self, y)
-            frame = feature_frame(self, X)
-            log = self._begin(frame, y, labels, two_classes(labels), sample_weight)
+            labels = _checked_labels(self, y)
+            frame = _feature_frame(self, X)
+            log = self._begin(frame, y, labels, _two_classes(labels), sample_weight)
             self._train(log, self.config_, self.config_.training.plan(log.train_rows))
         return self
 
@@ -160,16 +153,16 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         is_first = not hasattr(self, "model_")
         if is_first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit: both labels")
-        given = None if classes is None else two_classes(np.asarray(classes))
+        given = None if classes is None else _two_classes(np.asarray(classes))
         if not is_first and given is not None and not np.array_equal(given, self.classes_):
             raise ValueError(f"classes {given.tolist()} are not those of the first call: {self.classes_.tolist()}")
         with self._restored_on_error(also_if_diverged=is_first):
-            labels = checked_labels(self, y)
-            frame = feature_frame(self, X, None if is_first else list(self.columns_))
+            labels = _checked_labels(self, y)
+            frame = _feature_frame(self, X, None if is_first else list(self.columns_))
             if given is not None and is_first:
                 log = self._begin(frame, y, labels, given, sample_weight)
             else:
-                log = self._log(frame, codes_of(labels, self.classes_), self.columns_, sample_weight)
+                log = self._log(frame, _codes_of(labels, self.classes_), self.columns_, sample_weight)
             plan = EpochPlan(log.train_rows, self.config_.training.batch_size)
             for group in self.optimizer_.param_groups:  # where a schedule has ended
                 group["lr"] = group.get("initial_lr", group["lr"])
@@ -187,7 +180,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ValueError: Other columns, or in another order; ClickLogError of values that cannot be read.
         """
         check_is_fitted(self)
-        log = FrameLog(feature_frame(self, X, list(self.columns_)), columns=self.columns_, whole=True, name="X")
+        log = FrameLog(_feature_frame(self, X, list(self.columns_)), columns=self.columns_, whole=True, name="X")
         # In float32 a row's place in its batch changes the order of sums, and the last bits with it.
         network, embedding = deepcopy(self.model_.network).double().eval(), self.model_.embedding.eval()
         logits = []
@@ -255,11 +248,17 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, frame: pl.DataFrame, y: Any, labels: npt.NDArray[Any], classes: npt.NDArray[Any], weight: Any
     ) -> FrameLog:
         """Make the model for these rows."""
-        kinds = column_kinds(frame, self.columns or {})
-        log = self._log(frame, codes_of(labels, classes), {**kinds, **label_column(y, classes, kinds)}, weight)
+        kinds = _column_kinds(frame, self.columns or {})
+        name = getattr(y, "name", None)
+        is_named = isinstance(name, str) and name not in ("", *kinds) and classes.tolist() == [0, 1]
+        columns = {**kinds, str(name): "label"} if is_named else kinds  # as in a file of these rows
+        log = self._log(frame, _codes_of(labels, classes), columns, weight)
         if not log.fields and not log.numbers:
             raise ValueError(f"no column is left to train on, of {', '.join(kinds)}: give their kinds by columns={{…}}")
-        config = self._config()
+        state, own = self.random_state, ("columns", "random_state")
+        given = {name: one for name, one in self.get_params(deep=False).items() if name not in own and one is not None}
+        seed = int(state) if isinstance(state, Integral) else check_random_state(state).randint(np.iinfo(np.int32).max)
+        config = Config.of(**given, seed=int(seed), baseline=False)
         config.check_log(log)
         config = config.resolved_for(log).for_log(log)
         with _own_random_numbers():
@@ -270,17 +269,10 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.history_: list[HistoryPoint] = []
         return log
 
-    def _config(self) -> Config:
-        parameters, state = self.get_params(deep=False), self.random_state
-        own = ("columns", "random_state")
-        settings = {name: value for name, value in parameters.items() if value is not None and name not in own}
-        seed = int(state) if isinstance(state, Integral) else check_random_state(state).randint(np.iinfo(np.int32).max)
-        return Config.of(**settings, seed=int(seed), baseline=False)
-
     def _log(self, frame: pl.DataFrame, codes: npt.NDArray[Any], kinds: Mapping[str, str], weight: Any) -> FrameLog:
         if len(codes) != len(frame):
             raise ClickLogError(f"X has {len(frame)} rows and y {len(codes)}: as many are expected")
-        return FrameLog(frame, codes, columns=kinds, weights=checked_weights(weight, len(frame)), name="X")
+        return FrameLog(frame, codes, columns=kinds, weights=_checked_weights(weight, len(frame)), name="X")
 
     def _train(self, log: FrameLog, config: Config, plan: EpochPlan) -> None:
         with _own_random_numbers(self._random_numbers):
@@ -300,3 +292,108 @@ def _own_random_numbers(state: torch.Tensor | None = None) -> Iterator[None]:
         if state is not None:
             torch.set_rng_state(state)
         yield
+
+
+def _feature_frame(estimator: BaseEstimator, given: Any, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """The rows of X, each column under its name; an array's columns are x0, x1, … where nothing else is known.
+
+    `columns` are the columns of the fit, by their place; None while it is being fitted, which notes the
+    number of features and their names. Raises ValueError for other features than it was fitted to, no rows, no columns
+    or complex numbers; TypeError for a sparse matrix, or names of which only some are texts; ClickLogError for a column
+    whose values are of several types.
+    """
+    reset = columns is None
+    if not hasattr(given, "columns"):
+        rows = validate_data(estimator, given, reset=reset, dtype=None, ensure_all_finite=False)
+        names = columns or _numbered(rows.shape[1])
+        return pl.DataFrame([_series(name, rows[:, place]) for place, name in enumerate(names)])
+    is_pandas = type(given).__module__.partition(".")[0] == "pandas"
+    frame: Any = given if is_pandas else polars_frame(given)
+    if not len(frame) or not frame.shape[1]:
+        what = "sample(s)" if frame.shape[1] else "feature(s)"
+        raise ValueError(f"Found array with 0 {what} (shape={tuple(frame.shape)}) while a minimum of 1 is required.")
+    validate_data(estimator, frame, reset=reset, skip_check_array=True)
+    if is_pandas and not all(isinstance(name, str) for name in frame.columns):
+        frame = frame.set_axis(_numbered(frame.shape[1]), axis=1)
+    named = polars_frame(frame)
+    return named if columns is None else named.rename(dict(zip(named.columns, columns, strict=True)))
+
+
+def _numbered(width: int) -> list[str]:
+    return [f"x{place}" for place in range(width)]
+
+
+def _series(name: str, values: npt.NDArray[Any]) -> pl.Series:
+    if values.dtype.kind not in "OSU":
+        return pl.Series(name, np.ascontiguousarray(values))
+    present = [value for value in values if not _is_missing(value)]
+    if all(isinstance(value, Integral) for value in present):
+        read: Callable[[Any], Any] = int
+    else:
+        read = float if all(isinstance(value, Real | np.bool_) for value in present) else str
+    return pl.Series(name, [None if _is_missing(value) else read(value) for value in values])
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it is None, NaN, or pandas' NaT or NA, which cannot be compared."""
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):
+        return type(value).__name__ == "NAType"
+
+
+def _column_kinds(frame: pl.DataFrame, given: Mapping[str, str]) -> dict[str, str]:
+    """Column → its kind, given or inferred; ValueError for an unknown column, or one of weights."""
+    if unknown := [name for name in given if name not in frame.columns]:
+        raise ValueError(f"columns: X has no column {unknown[0]!r}; it has {', '.join(frame.columns)}")
+    if weight := next((name for name, kind in given.items() if kind == "weight"), None):
+        raise ValueError(f"columns: give the values of {weight!r} as sample_weight, and leave it out of X")
+    return {**kinds_of(columns_of(frame, exclude=given)), **given}
+
+
+def _checked_labels(estimator: BaseEstimator, y: Any) -> npt.NDArray[Any]:
+    """Labels `[n]` of at most two classes; ValueError for others, missing or continuous ones."""
+    if y is None:
+        name = type(estimator).__name__
+        raise ValueError(f"This {name} estimator requires y to be passed, but the target y is None.")
+    labels = column_or_1d(y, warn=True)
+    assert_all_finite(labels, input_name="y")
+    check_classification_targets(labels)
+    kind = type_of_target(labels, input_name="y", raise_unknown=True)
+    if kind != "binary":
+        raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
+    return np.asarray(labels)
+
+
+def _two_classes(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The different labels, ascending; ValueError if they are not two."""
+    classes = np.unique(labels)
+    if len(classes) != 2:
+        found = "one class" if len(classes) == 1 else f"{len(classes)} classes"
+        shown = ", ".join(map(repr, classes[:5].tolist()))
+        raise ValueError(f"y needs labels of two classes; it contains {found}: {shown}")
+    return classes
+
+
+def _codes_of(labels: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """0 for the first class, 1 for the second, `[n]`; ValueError for a label of neither."""
+    strange = ~np.isin(labels, classes)
+    if strange.any():
+        raise ValueError(f"y contains {labels[strange][:1].tolist()[0]!r}; the classes are {classes.tolist()}")
+    return np.asarray(labels == classes[1], np.float32)
+
+
+def _checked_weights(given: Any, rows: int) -> npt.NDArray[np.float32] | None:
+    """Weights `[rows]`, or None where every row counts the same; ValueError unless they are ≥ 0 and not all 0."""
+    if given is None:
+        return None
+    weights = np.asarray(given, np.float64)
+    if weights.ndim != 1:
+        raise ValueError("Sample weights must be 1D array or scalar")
+    if len(weights) != rows:
+        raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(rows,)}!")
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise ValueError("sample_weight must be finite and >= 0")
+    if not weights.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return weights.astype(np.float32)
