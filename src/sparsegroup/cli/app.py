@@ -40,7 +40,14 @@ COMMANDS: Mapping[str, str] = {
     "`train`.",
 }
 """Command → the first line of its help, in the order of `--help`. `train` is `train_command` in `cli.train`."""
-_MODULES = {"apply": "export", "demo": "compare", "path": "compare", "synthesize": "prepare"}
+_MODULES = {
+    "apply": "export",
+    "demo": "compare",
+    "evaluate": "score",
+    "path": "compare",
+    "predict": "score",
+    "synthesize": "prepare",
+}
 """Commands whose module has another name."""
 
 

@@ -6,19 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsegroup.cli.app import UsageError
-from sparsegroup.cli.options import log_settings, setting_values, settings_file
+from sparsegroup.cli.options import setting_values, settings_file
 from sparsegroup.cli.output import plain, progress, table, tell
 from sparsegroup.data import ColumnFinding, Log, SyntheticConfig, is_prepared, open_log, synthetic_log
-from sparsegroup.data.open import NO_WEIGHT
 from sparsegroup.data.raw.files import LogPaths, short_name
 from sparsegroup.training.build import Config, read_config
 from sparsegroup.training.run_folder import CONFIG
-
-if TYPE_CHECKING:
-    from sparsegroup.serving import TrainedModel
 
 _logger = logging.getLogger(__name__)
 
@@ -59,29 +55,6 @@ def open_config_log(config: Config, threads: int, *, as_before: bool = False) ->
         log = open_log(data.log, data.test, threads=threads, on_progress=on_progress, **data.reading_options, **options)
     print_columns(log.findings)
     return log
-
-
-def open_scored_log(log: LogPaths, config: Config, settings: Mapping[str, Any], threads: int) -> Log:
-    """A log to be scored as a whole, read as the log of a model's config except for the given settings."""
-    data = log_settings(settings)
-    with reading_bar(log) as on_progress:
-        return open_log(
-            log,
-            like=config.data.format_options,
-            whole=True,
-            threads=threads,
-            on_progress=on_progress,
-            **data.reading_options,
-            **data.format_options,
-        )
-
-
-def check_scored_log(log: Log, trained: "TrainedModel", settings: Mapping[str, Any]) -> None:
-    """Raise an error if the log lacks columns of the model, or the one that `--weight` names."""
-    weight = settings.get("weight")
-    if weight not in (None, NO_WEIGHT) and not log.weighted:
-        raise UsageError(f"--weight: {log.name} has no column {weight!r}")
-    trained.columns.check_fits(log.schema, log.name)
 
 
 def print_columns(findings: Sequence[ColumnFinding]) -> None:

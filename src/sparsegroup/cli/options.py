@@ -11,7 +11,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from sparsegroup.cli.app import UsageError
-from sparsegroup.settings.declared import DECLARED, FORMAT, LOG, PANELS, SHORT, DataSettings, Settings
+from sparsegroup.settings.declared import DECLARED, LOG, PANELS, SHORT, DataSettings, Settings
 from sparsegroup.settings.yaml_settings import assignment, checked
 
 RAW_LOG = "a file, a folder of files, a pattern, or a URI such as s3://bucket/day=*/; or several files"
@@ -51,10 +51,6 @@ OPTIONS = tuple(
 """Short names of the settings that have an option, in the order of `--help`."""
 OF_THE_LOG = tuple(name for name in OPTIONS if DECLARED[SHORT[name]].panel == LOG)
 """How to read a log."""
-OF_SCORED_LOG = tuple(name for name in OF_THE_LOG if name not in ("test", "test_fraction", "rows"))
-"""How to read a raw log whose rows a model scores."""
-THE_MODELS = {name: {"show_default": "the model's"} for name in FORMAT}
-"""How commands that score a log show the defaults of what tells its format."""
 
 
 def takes_settings(*names: str, **changes: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

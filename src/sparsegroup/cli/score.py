@@ -1,0 +1,208 @@
+"""`sparsegroup predict` and `evaluate`: a model scores the rows of a log."""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
+from math import isinf, nan
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sparsegroup.cli.app import UsageError, starting
+from sparsegroup.cli.options import OF_THE_LOG, THREADS, Model, RawOrPrepared, Threads, log_settings, takes_settings
+from sparsegroup.cli.output import is_json, plain, progress, show, table, to_stdout
+from sparsegroup.reporting.formatting import count, metric, percent
+from sparsegroup.settings.declared import FORMAT
+
+if TYPE_CHECKING:
+    from sparsegroup.data import Log
+    from sparsegroup.serving import TrainedModel
+    from sparsegroup.serving.evaluation import EvaluationResult
+
+_logger = logging.getLogger(__name__)
+
+_READING = tuple(name for name in OF_THE_LOG if name not in ("test", "test_fraction", "rows"))
+"""How to read a raw log whose rows a model scores."""
+_THE_MODELS = {name: {"show_default": "the model's"} for name in FORMAT}
+"""How commands that score a log show the defaults of what tells its format."""
+_SHOWN_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
+_MEASURES = {
+    "AUC": "auc",
+    "log loss": "log_loss",
+    "norm. entropy": "normalized_entropy",
+    "calibration": "calibration",
+}
+_STYLE: Mapping[str, Any] = {
+    "box": None, "header_style": "dim", "title_justify": "left", "title_style": "bold", "pad_edge": False
+}  # fmt: skip
+
+
+@takes_settings(*_READING, **_THE_MODELS)
+def predict_command(
+    model: Model,
+    log: RawOrPrepared,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write: .csv, .csv.gz or .parquet.", show_default="CSV on standard output"),
+    ] = None,
+    *,
+    settings: Mapping[str, Any],
+    threads: Threads = THREADS,
+) -> None:
+    """Score all rows of a log: row (its place in the log, from 0), probability and label.
+
+    The log is read the way the training log was, unless options say otherwise.
+    """
+    with starting(threads):
+        from sparsegroup.artifact.folder import write_atomically
+        from sparsegroup.cli.logs import reading_bar
+        from sparsegroup.data import open_log
+        from sparsegroup.data.raw.files import short_name, shown
+        from sparsegroup.serving.opening import open_trained
+        from sparsegroup.training import Metrics
+        from sparsegroup.training.predictions import (
+            SUFFIXES,
+            Columns,
+            PredictionWindow,
+            predicted_rows,
+            write_csv,
+            write_predictions,
+        )
+
+    suffix = None if out is None else next((suffix for suffix in SUFFIXES if out.name.endswith(suffix)), None)
+    if out is not None and suffix is None:
+        raise UsageError(f"--out must end with {', '.join(SUFFIXES)}, got {out.name!r}")
+    if out is None and is_json():
+        raise UsageError("--json wants --out: without it, stdout is for the predictions")
+    if out is None and sys.stdout is None:
+        raise UsageError("stdout is closed: give --out for the predictions")
+    trained = open_trained(model)
+    trained.check_rows()
+    read = log_settings(settings)
+    how: Mapping[str, Any] = {**read.reading_options, **read.format_options}
+    with reading_bar(log) as on_progress:
+        like = trained.config.data.format_options
+        data = open_log(log, like=like, whole=True, threads=threads, on_progress=on_progress, **how)
+    _check_fits(data, trained, settings)
+    window, begin = PredictionWindow(), perf_counter()
+    is_hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
+    with nullcontext() if is_hidden else progress(f"scoring {short_name(log)}", "rows") as update:
+
+        def parts() -> Iterator[Columns]:
+            for part in predicted_rows(trained.model, data, window):
+                yield part
+                if update is not None:
+                    update(window.samples, len(data), "")
+
+        if out is not None and suffix is not None:
+            write_atomically(out, lambda path: write_predictions(parts(), path, suffix))
+        else:
+            with to_stdout():
+                write_csv(parts(), sys.stdout.buffer)
+    seconds = perf_counter() - begin
+    has_both_classes = 0 < window.labels().sum() < window.samples
+    metrics = window.metrics() if has_both_classes else Metrics(nan, nan, nan, nan)
+    outcome = [f"{window.samples:,} rows, {window.samples / max(seconds, 1e-9):,.0f} rows/s"]
+    if has_both_classes:
+        outcome.append(f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}, calibration {metrics.calibration:.4f}")
+    if out is not None:
+        outcome.append(f"written to {out}")
+    _logger.info("; ".join(outcome))
+    show({"log": shown(log), "out": str(out), "rows": window.samples, "seconds": seconds, **asdict(metrics)})
+
+
+@takes_settings(*_READING, **_THE_MODELS)
+def evaluate_command(
+    model: Model,
+    log: Annotated[str, typer.Argument(metavar="LOG", help="A raw log with labels, or a folder written by `prepare`.")],
+    user: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Also report gAUC, the mean AUC within this field's values.")
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD", help="List the values of this field whose calibration is most certainly off (repeatable)."
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of values to list for each field.")] = 10,
+    *,
+    settings: Mapping[str, Any],
+    threads: Threads = THREADS,
+) -> None:
+    """Compare a model's predictions with a log's labels: AUC, calibration, gains, by user and by value of a field.
+
+    For the model's own log or a prepared one, the test rows are used, if there are any; for any other log, all rows.
+    """
+    with starting(threads):
+        from sparsegroup.cli.logs import reading_bar
+        from sparsegroup.data.raw.files import shown
+        from sparsegroup.serving.evaluation import evaluate_on, open_test_rows
+        from sparsegroup.serving.opening import open_trained
+
+    fields = by or []
+    trained = open_trained(model)
+    trained.check_rows()
+    with reading_bar(log) as on_progress:
+        test = open_test_rows(log, trained.config, threads, on_progress, log_settings(settings))
+    _check_fits(test.log, trained, settings)
+    found = evaluate_on(trained, test, user, fields, top)
+    content = {"model": str(model), "log": log, **found.as_plain()}
+    gains = [_gains(found)] if found.curves.gains else []
+    values = (_values(found, name) for name in fields)
+    show(content, f"{count(found.rows)} rows of {shown(log)}", _overall(found), *gains, *values)
+
+
+def _overall(found: "EvaluationResult") -> Table:
+    columns = {"model": (found.metrics, found.gauc)}
+    if found.baseline is not None:
+        columns["baseline"] = (found.baseline, found.baseline_gauc)
+    rows = [
+        (name, *(metric(getattr(metrics, measure)) for metrics, _ in columns.values()))
+        for name, measure in _MEASURES.items()
+    ]
+    if (gauc := found.gauc) is not None:
+        name = f"gAUC by {found.user}, {count(gauc.users)} users of both classes, {percent(gauc.share)} of the rows"
+        rows.append((name, *("" if own is None else metric(own.auc) for _, own in columns.values())))
+    return table("", *columns, rows=rows, **_STYLE)
+
+
+def _gains(found: "EvaluationResult") -> Table:
+    rows = (
+        (f"{point.share:.0%}", percent(point.captured), f"{point.captured / point.share:.2f}")
+        for point in found.curves.gains
+        if point.share in _SHOWN_SHARES
+    )
+    return table("highest predictions", "of all positives", "lift", rows=rows, title="\nGains", **_STYLE)
+
+
+def _values(found: "EvaluationResult", field: str) -> Table:
+    """Values of a field, in the order of how far they are surely off."""
+    from sparsegroup.serving.evaluation import LEAST_ROWS
+
+    title = f"\n{field}: calibration furthest from 1, of values with {LEAST_ROWS} rows or more"
+    columns = ("value", "rows", "positives", "calibration", "95 %", "AUC", "log loss")
+    made = table(*columns, title=title, **_STYLE)
+    for one in found.by[field]:
+        made.add_row(
+            plain(found.values[field].get(one.key, f"key {one.key}") or "(missing)"),
+            *(count(one.rows), count(one.positives), metric(one.calibration)),
+            f"{one.low:.2f} to " + ("∞" if isinf(one.high) else f"{one.high:.2f}"),
+            *(metric(one.auc), metric(one.log_loss)),
+            style="yellow" if one.surely_off_by else None,
+        )
+    return made
+
+
+def _check_fits(log: "Log", trained: "TrainedModel", settings: Mapping[str, Any]) -> None:
+    """Raise an error if the log lacks columns of the model, or the one that `--weight` names."""
+    from sparsegroup.data.open import NO_WEIGHT
+
+    weight = settings.get("weight")
+    if weight not in (None, NO_WEIGHT) and not log.weighted:
+        raise UsageError(f"--weight: {log.name} has no column {weight!r}")
+    trained.columns.check_fits(log.schema, log.name)
