@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,29 @@ class NewRun:
 def train(run: NewRun | Path, threads: int, rank_timeout: float) -> None:
     """Begin a run, or resume the one in a folder, train it to its end, and show its figures."""
     with launched(rank_timeout) as launch, ExitStack() as until_begun:
-
-        def plan() -> _Plan:
-            if isinstance(run, NewRun):
-                return _plan_to_begin(run, threads, launch, until_begun)
-            return _plan_to_resume(run, threads)
-
-        _carry_out(launch.ranks.broadcast_result(plan, "the run"), launch, until_begun)
+        if isinstance(run, NewRun):
+            planned = partial(_plan_to_begin, run, threads, launch, until_begun)
+        else:
+            planned = partial(_plan_to_resume, run, threads)
+        plan = launch.ranks.broadcast_result(planned, "the run")
+        folder, place, group = plan.run, plan.run.place, launch.process_group
+        if plan.log is None:
+            if not launch.ranks.rank:
+                folder.take_place()
+            show(_result(RunFolder(place).summary(), place), f"{place}: the run is complete")
+            return
+        if plan.config is None:
+            session = Session.resume(folder.path, plan.log, group)
+        else:
+            before = None if plan.before is None else load_run(plan.before, plan.config, group)
+            session = Session.begin(folder.path, plan.config, plan.log, before, group, job=launch.job)
+        until_begun.pop_all()
+        if plan.is_latest and not launch.ranks.rank:
+            point_latest(folder.path)
+        _logger.info(f"{_rows_in_words(session)}; writing to {place}")
+        summary = _train(session, place)
+        session.ranks.on_rank_0(folder.take_place, "the run's place")
+        show(_result(summary, place), figures(_outcome(summary, place)))
 
 
 @dataclass(frozen=True)
@@ -176,27 +193,6 @@ def _continued_config(before: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-def _carry_out(plan: _Plan, launch: Launch, until_begun: ExitStack) -> None:
-    run, group = plan.run, launch.process_group
-    if plan.log is None:
-        if not launch.ranks.rank:
-            run.take_place()
-        show(_result(type(run)(run.place).summary(), run.place), f"{run.place}: the run is complete")
-        return
-    if plan.config is None:
-        session = Session.resume(run.path, plan.log, group)
-    else:
-        before = None if plan.before is None else load_run(plan.before, plan.config, group)
-        session = Session.begin(run.path, plan.config, plan.log, before, group, job=launch.job)
-    until_begun.pop_all()
-    if plan.is_latest and not launch.ranks.rank:
-        point_latest(run.path)
-    _logger.info(f"{_rows_in_words(session)}; writing to {run.place}")
-    summary = _train(session, run.place)
-    session.ranks.on_rank_0(run.take_place, "the run's place")
-    show(_result(summary, run.place), figures(_outcome(summary, run.place)))
-
-
 def _rows_in_words(session: Session) -> str:
     data, plan = session.log, session.plan
     held_out = f", {plan.validation_rows:,} validation" if plan.validation_rows else ""
@@ -237,16 +233,14 @@ def _train(session: Session, place: Path) -> Summary:
         raise typer.Exit(128 + (interruption.signal or signal.SIGINT)) from error
 
 
-_SHOWN = (
-    *("epochs", "best_epoch", "validation_rows", "feature_rate", "live_rows", "features_seen", "table_bytes"),
-    *("evicted_rows", "refused_rows"),
-)
-
-
 def _result(summary: Summary, folder: Path) -> dict[str, Any]:
     """The object of `--json`."""
     none = dict.fromkeys(("auc", "log_loss", "normalized_entropy", "calibration"), nan)
     measured = {"test": summary.test, "baseline": summary.baseline, "validation": summary.validation}
+    counts = (
+        *("epochs", "best_epoch", "validation_rows", "feature_rate", "live_rows", "features_seen", "table_bytes"),
+        *("evicted_rows", "refused_rows"),
+    )
     return {
         "folder": str(folder),
         "report": str(folder / "report.html"),
@@ -256,7 +250,7 @@ def _result(summary: Summary, folder: Path) -> dict[str, Any]:
             for of, metrics in measured.items()
             for name, value in (none if metrics is None else asdict(metrics)).items()
         },
-        **{name: getattr(summary, name) for name in _SHOWN},
+        **{name: getattr(summary, name) for name in counts},
         "bad_rows": sum(summary.bad_rows.values()),
         "warnings": "\n".join(summary.warnings) or None,
     }

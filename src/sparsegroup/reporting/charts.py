@@ -307,10 +307,6 @@ def _lag_note(history: Sequence[HistoryPoint]) -> str:
     return f"{note} The sweep of all rows by {after.samples:,} samples removed theirs: {fall}."
 
 
-_TOP = 0.1
-"""The share of the rows whose lift the text of a chart has."""
-
-
 def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None) -> list[Chart]:
     """The reliability plot and the gains of a model, with the baseline's where there are some; empty without any."""
     if model is None:
@@ -329,7 +325,7 @@ def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None) -> lis
     ]
     if model.gains:
         points = [[(0.0, 0.0), *((one.share, one.captured) for one in of.gains)] for of in scored if of.gains]
-        top = next(point for point in model.gains if point.share >= _TOP)
+        top = next(point for point in model.gains if point.share >= 0.1)
         said = f"the top {top.share:.0%} of the rows hold {percent(top.captured)} of the positives"
         lift = f"lift at {top.share:.0%}: {top.captured / top.share:.2f}"
         texts = ("Gains", lift, f"Share of the positives among the highest predictions: {said}")
