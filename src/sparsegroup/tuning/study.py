@@ -1,7 +1,6 @@
 """A study in its folder: Optuna draws settings and stores their scores, on more and more rows of a log."""
 
 import csv
-import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +20,8 @@ from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from sparsegroup.artifact.folder import FolderLock, write_atomically
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
@@ -219,13 +220,14 @@ class Study:
     def __init__(self, folder: str | Path, log: Log) -> None:
         folder = Path(folder)
         manifest = STUDY.read(folder)
-        if (len(log), log.train_rows, _plain(log.identity)) != (manifest.rows, manifest.train_rows, manifest.source):
+        identity = to_jsonable_python(log.identity)
+        if (len(log), log.train_rows, identity) != (manifest.rows, manifest.train_rows, manifest.source):
             raise TuningError(
                 f"{folder}: {log.name} is not what it was when the study began on {manifest.log}, so that its trials "
                 "cannot be compared with new ones; begin another study"
             )
         space = SearchSpace.excluding(manifest.given, manifest.base(folder), log)
-        if _plain(space.as_plain()) != manifest.space:
+        if to_jsonable_python(space.as_plain()) != manifest.space:
             raise TuningError(
                 f"{folder}: the study searches another space than this version ({manifest.written_by} began it); begin "
                 "another study"
@@ -446,11 +448,6 @@ def _locked(folder: Path) -> FolderLock:
         raise TuningError(f"{folder}: another process uses this study") from error
 
 
-def _plain(content: Any) -> Any:
-    """What JSON makes of it, to compare with what a manifest holds."""
-    return json.loads(json.dumps(content))
-
-
 def _open_journal(path: Path, first_step: int, initial: dict[str, Any]) -> tuple[JournalStorage, optuna.Study]:
     """Optuna's study in a journal of a locked folder; a new one first tries the parameters `initial`."""
     content = path.read_bytes() if path.is_file() else b""
@@ -482,9 +479,7 @@ def _explain_damage(journal: Path) -> Iterator[None]:
     except Exception as error:
         for line_number, line in enumerate(journal.read_bytes().splitlines(), 1):
             try:
-                is_object = isinstance(json.loads(line), dict)
-            except (ValueError, RecursionError):
-                is_object = False
-            if not is_object:
+                TypeAdapter(dict[str, Any]).validate_json(line)
+            except ValueError:
                 raise TuningError(f"{journal}:{line_number}: damaged (no JSON object)") from error
         raise TuningError(f"{journal}: damaged ({type(error).__name__}: {str(error)[:200]})") from error
