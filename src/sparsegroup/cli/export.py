@@ -12,6 +12,7 @@ from sparsegroup.cli.app import UsageError, starting
 from sparsegroup.cli.options import THREADS, Threads
 from sparsegroup.cli.output import figures, show
 from sparsegroup.errors import pip_install
+from sparsegroup.reporting.formatting import size
 from sparsegroup.settings.names import Dtype, ProgramName
 
 if TYPE_CHECKING:
@@ -145,7 +146,6 @@ def _show(manifest: "ExportManifest", out: Path) -> None:
 
 
 def _outcome(manifest: "ExportManifest", out: Path) -> Iterator[tuple[str, str]]:
-    from sparsegroup.reporting.formatting import size
     from sparsegroup.serving.manifest import MANIFEST
 
     changes, before = manifest.changes, manifest.before

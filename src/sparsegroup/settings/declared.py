@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self, TypeV
 import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
+from sparsegroup.errors import did_you_mean
 from sparsegroup.names import NormName, PenaltyName, bytes_of
 from sparsegroup.settings.auto import PER_LOG, RULES
 from sparsegroup.settings.names import (
@@ -30,7 +31,6 @@ from sparsegroup.settings.names import (
     ScheduleName,
     SortFiles,
     StateDtype,
-    unknown_optimizer,
 )
 from sparsegroup.settings.yaml_settings import Share, StrictSettings, checked, share_of, with_values
 
@@ -84,10 +84,28 @@ def _penalty(given: object) -> object:
         raise ValueError(str(error)) from error
 
 
+OTHER_OPTIMIZERS: Mapping[str, str] = {
+    "adamw": "take adam, with l2 (of the embeddings) in place of decoupled weight decay",
+    "sparseadam": "take adam, which steps only the rows of a batch",
+    "lazyadam": "take adam, which steps only the rows of a batch",
+    "rmsprop": "take adam or adagrad, or see examples/rmsprop.py",
+    "adadelta": "take adagrad",
+    "nadam": "take adam",
+    "radam": "take adam",
+    "adamax": "take adam or amsgrad",
+    "nesterov": "take momentum, with options={momentum: 0.9, nesterov: true}",
+    "ftrl-proximal": "take ftrl",
+    "lbfgs": "take adahessian for second derivatives",
+}
+"""Optimizers by their names elsewhere → what to take."""
+
+
 def _known_optimizer(given: object) -> object:
-    if isinstance(given, str) and (problem := unknown_optimizer(given)):
-        raise ValueError(problem)
-    return given
+    known = get_args(OptimizerName)
+    if not isinstance(given, str) or given in known:
+        return given
+    hint = OTHER_OPTIMIZERS.get(given.lower()) or did_you_mean(given.lower(), known)
+    raise ValueError(f"{given!r} is not one of {', '.join(map(repr, known))}" + (f"; {hint}" if hint else ""))
 
 
 def _kind_of_column(given: str) -> str:
