@@ -28,8 +28,6 @@ console = Console(markup=False, emoji=False, highlight=False)
 messages = Console(stderr=True, markup=False, emoji=False, highlight=False)
 """For progress and log records, on stderr."""
 
-_with_place = warnings.formatwarning
-
 
 class _Choices:
     """The options of this call; `of_rank` begins the messages of any rank but the first."""
@@ -69,25 +67,23 @@ class _MessageHandler(logging.Handler):
         _say(text, style)
 
 
-def _warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    return _with_place(message, category, filename, lineno, line) if _choices.verbose else f"{message}\n"
-
-
 @contextmanager
 def logged() -> Iterator[None]:
     """Print what the package logs while a command runs, as its options say."""
     logger, handler = logging.getLogger("sparsegroup"), _MessageHandler()
-    level, as_usual = logger.level, warnings.formatwarning
+    level, with_place = logger.level, warnings.formatwarning
+
+    def formatted(message: Warning | str, *place: Any, **line: Any) -> str:
+        return with_place(message, *place, **line) if _choices.verbose else f"{message}\n"
+
     _choices.set(json=False, quiet=False, verbose=False, of_rank="")
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
-    warnings.formatwarning = _warning
+    warnings.formatwarning = formatted
     try:
         yield
     finally:
-        warnings.formatwarning = as_usual
+        warnings.formatwarning = with_place
         logger.removeHandler(handler)
         logger.setLevel(level)
 

@@ -31,12 +31,7 @@ _READING = tuple(name for name in OF_THE_LOG if name not in ("test", "test_fract
 _THE_MODELS = {name: {"show_default": "the model's"} for name in FORMAT}
 """How commands that score a log show the defaults of what tells its format."""
 _SHOWN_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
-_MEASURES = {
-    "AUC": "auc",
-    "log loss": "log_loss",
-    "norm. entropy": "normalized_entropy",
-    "calibration": "calibration",
-}
+_MEASURES = {"AUC": "auc", "log loss": "log_loss", "norm. entropy": "normalized_entropy", "calibration": "calibration"}
 _STYLE: Mapping[str, Any] = {
     "box": None, "header_style": "dim", "title_justify": "left", "title_style": "bold", "pad_edge": False
 }  # fmt: skip

@@ -298,13 +298,11 @@ def _lag_note(history: Sequence[HistoryPoint]) -> str:
         "λ21 follows the schedule. It removes a row when a batch next has the row's feature: features that have not "
         "appeared again since λ21 rose still count as live."
     )
-    if late[-1] + 1 == len(history):
-        return note
-    before, after = history[late[-1]], history[late[-1] + 1]
-    if before.feature_rate < _LAG * after.feature_rate:
-        return note
-    fall = f"from {percent(before.feature_rate)} to {percent(after.feature_rate)}"
-    return f"{note} The sweep of all rows by {after.samples:,} samples removed theirs: {fall}."
+    before, *after = history[late[-1] : late[-1] + 2]
+    if after and before.feature_rate >= _LAG * after[0].feature_rate:
+        fall = f"from {percent(before.feature_rate)} to {percent(after[0].feature_rate)}"
+        note += f" The sweep of all rows by {after[0].samples:,} samples removed theirs: {fall}."
+    return note
 
 
 def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None) -> list[Chart]:
