@@ -14,17 +14,21 @@ help:  ## This list
 demo: $(VENV)/.installed  ## Adam, pruned Adam and Group Adam on a synthetic click log
 	$(RUN)/sparsegroup demo
 
+PARALLEL := --numprocesses auto --maxprocesses 8
+# A file's tests are one worker's, which then makes their fixtures once.
+WORKERS := $(PARALLEL) --dist loadfile
+
 test: check  ## Lint, types and the whole test suite
-	$(RUN)/pytest --numprocesses auto --maxprocesses 8
+	$(RUN)/pytest $(WORKERS)
 
 FAST = $(addprefix tests/,rules penalties optim kernels table artifact house settings models)
 
 test-fast: $(VENV)/.installed-dev  ## What to run while working: mathematics, kernels, tables, settings; no commands or processes
-	$(RUN)/pytest --numprocesses auto --maxprocesses 8 --ignore-glob='*gpu*' --ignore-glob='*device*' \
+	$(RUN)/pytest $(WORKERS) --ignore-glob='*gpu*' --ignore-glob='*device*' \
 	  -m 'not slow and not whole' $(FAST)
 
 test-slow: $(VENV)/.installed-dev  ## The long tests: many more kills, flipped bits and random sequences; an hour
-	$(RUN)/pytest --numprocesses auto --maxprocesses 8 -m slow --hypothesis-profile nightly -o faulthandler_timeout=3600
+	$(RUN)/pytest $(PARALLEL) -m slow --hypothesis-profile nightly -o faulthandler_timeout=3600
 
 WHEEL = $(CURDIR)/.venv-wheel
 IN_WHEEL = cd $(WHEEL)/tests && env -u PYTHONPATH $(WHEEL)/bin/python -m pytest -q

@@ -1,7 +1,7 @@
 """onnxruntime: an export scores as PyTorch does, and its own dynamic quantization leaves the lookup as it is."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +15,6 @@ from serving_cases import batch_of, columns_of, opened_model, serving
 from sparsegroup.models import NumberEncoder
 from sparsegroup.serving import TrainedModel
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
-from sparsegroup.settings.names import ModelName
 
 
 def test_the_example_scores_and_int8_is_near(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +27,7 @@ def test_the_example_scores_and_int8_is_near(tmp_path: Path, capsys: pytest.Capt
     assert "off by" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", get_args(ModelName))
+@pytest.mark.parametrize("name", ["lr", "opnn", "xdeepfm"])  # without products of matrices, and with all kinds
 def test_a_quantized_network_looks_up_the_same_rows(name: str, tmp_path: Path) -> None:
     """A rounded factor of a product of matrices in the lookup would be another row."""
     opened = opened_model(name, numbers=True, rows=2_000)
@@ -45,7 +44,7 @@ def test_a_quantized_network_looks_up_the_same_rows(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("settings", "finite"),
-    [({"standardize": True}, True), ({"standardize": True, "number_buckets": 4}, True), ({}, False)],
+    [({"standardize": True, "number_buckets": 4}, True), ({}, False)],
 )
 def test_a_missing_number_is_to_onnx_what_it_is_to_the_model(
     settings: dict[str, Any], finite: bool, tmp_path: Path

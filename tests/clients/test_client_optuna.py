@@ -78,7 +78,7 @@ def test_a_figure_that_there_is_not_is_named() -> None:
 def test_the_example_finds_a_better_trial_than_its_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optuna_trials, "TRIALS", 5)
+    monkeypatch.setattr(optuna_trials, "TRIALS", 3)
     study = optuna_trials.main()
     values = [trial.value for trial in study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
     assert study.best_value < values[0] + 1e-12

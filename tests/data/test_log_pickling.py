@@ -2,8 +2,6 @@
 
 import gzip
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import fsspec
@@ -11,6 +9,7 @@ import pyarrow.fs as fs
 import pytest
 from test_data_raw import CASES, CSV, assert_same, columnar_log, csv_log, raw_log
 
+from distributed_cases import forking
 from estimator_cases import rows
 from sparsegroup.data import FrameLog, Log, MemoryLog, ShuffledLog, SyntheticConfig, open_log, prepare, synthetic_log
 from sparsegroup.data.raw import raw_log as raw_log_module
@@ -99,12 +98,11 @@ def test_a_view_of_a_log(tmp_path: Path) -> None:
     assert_same_there(ShuffledLog(open_log(csv_log(tmp_path / "log.csv", 300)), buffer=40, seed=1))
 
 
+def total_of(log: Log) -> int:
+    return sum(int(batch.keys.sum()) for batch in log.batches(0, len(log), 50))
+
+
 def test_another_process_reads_it(tmp_path: Path) -> None:
     log = open_log(csv_log(tmp_path / "log.csv", 300), chunk_bytes=700)
-    program = (
-        "import pickle, sys\n"
-        "log = pickle.load(sys.stdin.buffer)\n"
-        "print(sum(int(batch.keys.sum()) for batch in log.batches(0, len(log), 50)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(log), capture_output=True, check=True)
-    assert int(done.stdout) == sum(int(batch.keys.sum()) for batch in log.batches(0, 300, 50))
+    with forking().Pool(1) as pool:
+        assert pool.apply(total_of, (log,)) == total_of(log)

@@ -26,9 +26,11 @@ LOGS = {
     ),
     "globo_clicks.csv.xz": (13, 0, 943_734, 104_860, ["--lr", "0.003", "--l21", "1e-4", *CATEGORIES], 0.65),
 }
+SAMPLES = [name for name in LOGS if "_sample" in name]
+EVERY = [pytest.param(name, marks=[] if name in SAMPLES else [pytest.mark.slow]) for name in LOGS]
 
 
-@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_real_log_trains(name: str, tmp_path: Path, run: Run) -> None:
     path = log_at(name)
     fields, numbers, train_rows, test_rows, arguments, auc = LOGS[name]
@@ -43,7 +45,7 @@ def test_a_real_log_trains(name: str, tmp_path: Path, run: Run) -> None:
     assert sum(rows["live"] for rows in summary["fields"].values()) == summary["live_rows"]
 
 
-@pytest.mark.parametrize("name", [name for name in LOGS if "_sample" in name])
+@pytest.mark.parametrize("name", SAMPLES)
 def test_a_real_log_prepared_trains_to_the_same_model(name: str, tmp_path: Path, run: Run) -> None:
     path = log_at(name)
     _, _, _, _, arguments, _ = LOGS[name]

@@ -9,6 +9,8 @@ import pytest
 
 from sparsegroup.errors import MODULES, Extra
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
 MODULE_OF = {"mlflow-skinny": "mlflow", "polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 ROOMS: dict[Extra, tuple[str, ...]] = {

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from compiled_step_cases import REGULARIZED, build, give_gradient, parameter_of, tensors_of
+from distributed_cases import in_a_new_process
 from optimizer_cases import KINDS, assert_identical
 from sparsegroup import GroupAdam, GroupOptimizer
 from sparsegroup.kernels.cpu.threads import in_turns, set_num_threads
@@ -40,24 +40,26 @@ def test_one_and_two_threads_give_the_same_bits(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.whole
 def test_a_forked_process_steps_with_threads_of_its_own() -> None:
-    script = """
-import os
-import torch
-from sparsegroup import GroupAdam
+    in_a_new_process(
+        """
+        import os
+        import torch
+        from sparsegroup import GroupAdam
 
-torch.set_num_threads(2)
-x = torch.nn.Parameter(torch.ones(1 << 16, 8))
-x.grad = torch.ones_like(x)
-optimizer = GroupAdam([x], lr=0.1, l21=1e-3)
-optimizer.step()
-child = os.fork()
-if child == 0:
-    optimizer.step()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+        torch.set_num_threads(2)
+        x = torch.nn.Parameter(torch.ones(1 << 16, 8))
+        x.grad = torch.ones_like(x)
+        optimizer = GroupAdam([x], lr=0.1, l21=1e-3)
+        optimizer.step()
+        child = os.fork()
+        if child == 0:
+            optimizer.step()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )
 
 
 def threads_of_openmp() -> int:

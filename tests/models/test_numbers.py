@@ -270,6 +270,7 @@ def test_the_hessian_goes_through() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+@pytest.mark.whole
 def test_compiled_it_ends_with_the_same_statistics() -> None:
     def trained(compile: bool) -> WithNumbers:
         torch.manual_seed(0)

@@ -106,7 +106,7 @@ def test_permuting_rows_permutes_the_result(member: Member, permutation: list[in
     plain, permuted = parameter_at(x), parameter_at(x[permutation])
     a, b = member.build(plain, **options), member.build(permuted, **options)
     place = np.argsort(permutation)
-    for t, step in enumerate(random_steps(member, seed=2, steps=12)):
+    for t, step in enumerate(random_steps(member, seed=2, steps=6)):
         rows = [t % ROWS, (2 * t + 1) % ROWS] if sparse and t % ROWS != (2 * t + 1) % ROWS else list(range(ROWS))
         g, h = step.gradient[rows], None if step.hessian is None else step.hessian[rows]
         take(a, plain, Step(step.lr, g, rows, h))

@@ -63,7 +63,7 @@ class TestItLands:
     )
     def test_in_a_table(self, member: Member, penalty: str) -> None:
         for rate in (0.3, 0.03):
-            table = HashEmbedding(4, std=0.1)
+            table = HashEmbedding(4, std=0.1, dtype=torch.float64)
             optimizer = member.build(table.weight, penalty=penalty)
             train(table, optimizer, TargetRate(optimizer, rate, steps=STEPS))
             assert table.num_live == pytest.approx(rate * table.num_seen, abs=1)

@@ -24,6 +24,7 @@ from sparsegroup import (
 )
 
 pytestmark = [
+    pytest.mark.whole,
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # of Dynamo's own looking
     pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True"),
 ]

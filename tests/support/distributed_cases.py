@@ -1,10 +1,11 @@
-"""Processes with gloo between them, which call functions of test modules."""
+"""Processes: some with gloo between them, which call functions of test modules, and others that run a script."""
 
 import faulthandler
 import multiprocessing
 import os
 import signal
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Callable
@@ -27,6 +28,30 @@ def forking() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sparsegroup.checkpoint", "sparsegroup.serving", "torch.distributed.tensor"])
     return context
+
+
+def in_a_new_process(script: str) -> None:
+    """Run a script in a process of `forking`; what it raises fails the test."""
+    context = forking()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_execute, args=(textwrap.dedent(script), theirs))
+    process.start()
+    theirs.close()
+    try:
+        error = ours.recv() if ours.poll(PATIENCE) else "it does not end"
+    except EOFError:
+        error = "it died"
+    process.kill()
+    process.join()
+    assert not error, error
+
+
+def _execute(script: str, pipe: Connection) -> None:
+    try:
+        exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+        pipe.send("")
+    except BaseException:
+        pipe.send(traceback.format_exc())
 
 
 class Ranks:

@@ -269,6 +269,7 @@ def test_a_loss_that_computes_nothing_of_the_weights_is_none() -> None:
     assert convert(Regularized(0.0, None)).words.table.num_rows == 2_000
 
 
+@pytest.mark.whole
 def test_a_converted_model_is_exported_as_any_with_tables(tmp_path: Path) -> None:
     model = convert(nn.Sequential(embedding(50, padding_idx=0), nn.Flatten(), nn.Linear(24, 1))).eval()
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, 50, (20, 3)))

@@ -108,7 +108,7 @@ def table_model(table: HashEmbedding) -> torch.nn.Module:
 @over("optimizer_class", [GroupAdam, GroupAdaHessian])
 def test_it_is_trained_unregularized_beside_the_table(optimizer_class: Any) -> None:
     torch.manual_seed(0)
-    table = HashEmbedding(4, std=0.01, fallback=True)
+    table = HashEmbedding(4, std=0.01, fallback=True, dtype=torch.float64)
     optimizer = optimizer_class(param_groups(table_model(table), l21=1e-3, penalty="hard"), lr=1e-2)
     target = TargetRate(optimizer, 0.05, steps=60)
     for _ in range(60):

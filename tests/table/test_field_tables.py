@@ -224,6 +224,7 @@ class TestItGoesOn:
         }
         assert (tables.feature_rate, tables.num_evicted, tables.num_refused) == (1.0, 0, 0)
 
+    @pytest.mark.whole
     def test_a_module_with_it_is_exported(self, tmp_path: Path) -> None:
         model = nn.Sequential(embedding(dtype=torch.float32, fallback=True), nn.Flatten(), nn.Linear(4 * DIM, 1))
         keys = drawn_keys(9, 4)

@@ -1,13 +1,12 @@
 """A table that is full, memory that the system has not, and forked processes: an error, and all as it was."""
 
 import math
-import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
 
+from distributed_cases import in_a_new_process
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from over import over
 from table_cases import EDGES, as_keys, crowded, edges_trained, everything, learn, pull
@@ -67,6 +66,7 @@ class TestFull:
             learn(table, optimizer, pull(as_keys([1, 99]), DIM))
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sets Linux's limits")
+    @pytest.mark.whole
     def test_out_of_memory_leaves_the_table_intact(self) -> None:
         in_a_new_process(
             """
@@ -115,11 +115,7 @@ class TestFull:
         )
 
 
-def in_a_new_process(script: str) -> None:
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stdout + run.stderr
-
-
+@pytest.mark.whole
 def test_a_forked_child_may_look_but_neither_insert_nor_step() -> None:
     in_a_new_process(
         """

@@ -148,4 +148,4 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTable = TableMachine.TestCase
-TestTable.settings = settings(max_examples=30, stateful_step_count=25)
+TestTable.settings = settings(max_examples=20, stateful_step_count=20)

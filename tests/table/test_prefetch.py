@@ -2,9 +2,6 @@
 
 import copy
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from distributed_cases import in_a_new_process
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical, backward
 from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag, UnusedFor
@@ -422,40 +420,39 @@ def test_many_tables_do_not_wait_for_each_other(number: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.whole
 def test_a_process_forked_meanwhile_sees_the_prefetched_rows() -> None:
-    script = """
-    import os, signal, threading, torch
-    from sparsegroup import HashEmbedding
-    from sparsegroup.kernels.cpu import threads
+    in_a_new_process(
+        """
+        import os, signal, threading, torch
+        from sparsegroup import HashEmbedding
+        from sparsegroup.kernels.cpu import threads
 
-    threads.set_num_threads(2)
-    keys, free = torch.arange(6000), threading.Event()
-    table, other = HashEmbedding(3), HashEmbedding(3)
-    threads.submit(free.wait)
-    table.prefetch(keys)
-    other.prefetch(keys)
-    threading.Timer(0.05, free.set).start()
-    child = os.fork()
-    if child == 0:
+        threads.set_num_threads(2)
+        keys, free = torch.arange(6000), threading.Event()
+        table, other = HashEmbedding(3), HashEmbedding(3)
+        threads.submit(free.wait)
+        table.prefetch(keys)
+        other.prefetch(keys)
+        threading.Timer(0.05, free.set).start()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            assert table.num_rows == table.num_seen == len(table.state_dict()["keys"]) == other.num_rows == 6000
+            assert torch.equal(table.lookup(keys), table.initial(keys))
+            for forbidden in (table, table.prefetch):
+                try:
+                    forbidden(keys)
+                except RuntimeError as error:
+                    assert "fork" in str(error), error
+                else:
+                    raise AssertionError("allowed")
+            table.eval().prefetch(keys)
+            assert torch.equal(table(keys), table.initial(keys))
+            os._exit(0)
         signal.alarm(30)
-        assert table.num_rows == table.num_seen == len(table.state_dict()["keys"]) == other.num_rows == 6000
-        assert torch.equal(table.lookup(keys), table.initial(keys))
-        for forbidden in (table, table.prefetch):
-            try:
-                forbidden(keys)
-            except RuntimeError as error:
-                assert "fork" in str(error), error
-            else:
-                raise AssertionError("allowed")
-        table.eval().prefetch(keys)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        table.prefetch(keys)
         assert torch.equal(table(keys), table.initial(keys))
-        os._exit(0)
-    signal.alarm(30)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    table.prefetch(keys)
-    assert torch.equal(table(keys), table.initial(keys))
-    """
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=100
+        """
     )
-    assert run.returncode == 0, run.stdout + run.stderr

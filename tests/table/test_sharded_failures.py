@@ -12,6 +12,8 @@ from failing_ranks import WORLD, Training, hang, kill, played
 from sparsegroup.checkpoint import save_checkpoint
 from sparsegroup.table import ExchangeError
 
+pytestmark = pytest.mark.whole
+
 
 def lookup(training: Training) -> None:
     training.misbehave()

@@ -91,8 +91,7 @@ def test_under_a_scheduler_of_rate_and_momentum(member: Member) -> None:
     pair.assert_same_state()
 
 
-@DTYPES
-@over("regularized", [False, True])
+@over(("dtype", "regularized"), [(torch.float64, False), (torch.float32, True)])
 @every_member
 def test_under_warm_restarts_and_rests_at_rate_0(member: Member, regularized: bool, dtype: torch.dtype) -> None:
     def change(t: int, optimizer: GroupOptimizer) -> None:
@@ -105,7 +104,7 @@ def test_under_warm_restarts_and_rests_at_rate_0(member: Member, regularized: bo
     pair.assert_same_state()
 
 
-@over("dim", [1, 2, 3, 4, 7, 8, 16, 33])
+@over("dim", [1, 2, 3, 7, 8, 33])
 @over("cls", [GroupAdam, GroupMomentum])
 def test_rows_of_any_length(cls: type[GroupOptimizer], dim: int) -> None:
     for dtype in TOLERANCE:

@@ -1,14 +1,13 @@
 """What a table takes of memory, many keys, and the same bits whatever the threads."""
 
-import subprocess
 import sys
-import textwrap
 import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 
+from distributed_cases import in_a_new_process
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make
 from over import over
 from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag
@@ -109,8 +108,10 @@ class TestMemory:
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
     @over("huge_pages", [True, False])
+    @pytest.mark.whole
     def test_shrinking_gives_memory_back_to_the_operating_system(self, huge_pages: bool) -> None:
-        script = f"""
+        in_a_new_process(
+            f"""
             import os, torch
             from sparsegroup import GroupSGD, HashEmbedding
 
@@ -136,9 +137,8 @@ class TestMemory:
             assert grown > 140_000 * 64 * 4, grown
             assert kept < 0.3 * grown, (grown, kept)
             assert table(torch.arange(100)).any()
-        """
-        run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr
+            """
+        )
 
 
 KEYS = {

@@ -9,6 +9,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from sparsegroup import HashEmbedding
 
+pytestmark = pytest.mark.whole
+
 
 class Vectors(Dataset[Tensor]):
     """Gives the vector of each key, or what was said instead."""
