@@ -54,6 +54,8 @@ SETTINGS = [
     (f"optimizer.lr={'[' * 2000}", "optimizer.lr="),
     ("data.test_fraction=2024-13-45", "the value is not YAML"),
     ("training=7", "training has settings of its own"),
+    ("data.columns={a: {b: 1}}", "data.columns"),
+    ("given=[]", "model.name is not: leave given out"),
 ]
 
 

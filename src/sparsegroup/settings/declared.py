@@ -108,10 +108,10 @@ def _known_optimizer(given: object) -> object:
     raise ValueError(f"{given!r} is not one of {', '.join(map(repr, known))}" + (f"; {hint}" if hint else ""))
 
 
-def _kind_of_column(given: str) -> str:
+def _kind_of_column(given: object) -> str:
     from sparsegroup.data.kinds import ColumnKind
 
-    return str(ColumnKind.of(given))
+    return str(ColumnKind.of(str(given)))
 
 
 KnownOptimizer = Annotated[OptimizerName, BeforeValidator(_known_optimizer)]
@@ -388,6 +388,10 @@ class Settings(StrictSettings):
     def _goes_together(self) -> Self:
         if self.training.patience and not self.training.validation:
             raise ValueError("training.patience needs rows that are held out: give training.validation, such as 0.05")
+        if self.given is not None and self.model.name is None:
+            raise ValueError(
+                "given is for a run's settings, all of which are decided; model.name is not: leave given out"
+            )
         return self
 
     @classmethod
