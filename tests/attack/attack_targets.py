@@ -50,10 +50,6 @@ class Target:
         if path.suffix == ".safetensors":
             for what, tensors in forged_tensors(path):
                 yield what, lambda make=tensors: self._write(folder, make())
-        elif path.suffix == ".jsonl":
-            lines = path.read_text().splitlines()
-            for what, make in forged_documents(json.loads(lines[0])):
-                yield what, lambda make=make: self._write(folder, "\n".join([json.dumps(make()), *lines[1:]]).encode())
         else:
             for what, make in forged_documents(json.loads(path.read_text())):
                 yield what, lambda make=make: self._write(folder, make())
@@ -150,7 +146,6 @@ def targets(folder: Path) -> dict[str, Target]:
         "cut-off run's state": Target(name(cut / state), resume, name(cut / manifest)),
         "provenance.json": Target(f"{CUT}/provenance.json", resume, sealed=False),
         "summary.json": Target(f"{RUN}/summary.json", continue_run),
-        "metrics.jsonl": Target(f"{RUN}/metrics.jsonl", continue_run, f"{RUN}/summary.json"),
         "columns.json": Target(f"{RUN}/columns.json", continue_run, f"{RUN}/summary.json", sealed=False),
         "log.json": Target(f"{PREPARED}/log.json", read_log),
         "manifest.json": Target(f"{EXPORT}/manifest.json", serve),

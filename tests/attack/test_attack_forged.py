@@ -25,7 +25,6 @@ KINDS = (
     "cut-off run's state",
     "provenance.json",
     "summary.json",
-    "metrics.jsonl",
     "columns.json",
     "log.json",
     "manifest.json",

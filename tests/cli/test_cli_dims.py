@@ -96,7 +96,7 @@ def test_run_export_onnx_and_program_give_the_same_scores(there: Path, tmp_path:
     np.testing.assert_allclose(of_export, of_run, rtol=0, atol=1e-6)
     log = open_log(there / "log.csv")
     serving, onnx = read_export(there / "export").serving_model(), OnnxModel(there / "export" / "model.onnx")
-    batches = [onnx(serving.arguments(batch)) for batch in log.batches(0, len(log), 700)]
+    batches = [onnx(serving.arguments(batch))[0] for batch in log.batches(0, len(log), 700)]
     np.testing.assert_allclose(np.concatenate(batches), of_run, rtol=0, atol=1e-6)
     manifest = read_export(there / "export").manifest
     assert manifest.test is not None

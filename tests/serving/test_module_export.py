@@ -69,7 +69,7 @@ def test_every_format_gives_what_the_module_gives_for_any_batch(tmp_path: Path) 
         for one in (program, copy):
             found = one(*args, **kwargs)
             assert all(near(found[name], wanted[name]) for name in ("click", "vector"))
-        click, vector = runs.outputs(flat(args, kwargs))
+        click, vector = runs(flat(args, kwargs))
         assert near(click, wanted["click"])
         assert near(vector, wanted["vector"])
     graph = onnx.load(tmp_path / "out" / "model.onnx")

@@ -87,7 +87,7 @@ def test_an_empty_table_can_be_exported(tmp_path: Path) -> None:
     assert (manifest.live_rows, manifest.feature_rate) == (0, 0.0)
     assert open_trained(tmp_path / "out").model.embedding.num_rows == 0
     zeros = torch.zeros(2, 5, dtype=torch.int64)
-    assert OnnxModel(tmp_path / "out" / "model.onnx")([zeros]).shape == (2,)
+    assert OnnxModel(tmp_path / "out" / "model.onnx")([zeros])[0].shape == (2,)
 
 
 def test_the_same_model_gives_the_same_bytes_and_another_id_where_they_differ(tmp_path: Path) -> None:

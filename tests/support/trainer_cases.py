@@ -14,7 +14,7 @@ from sparsegroup import FieldTables, GroupAdam, HashEmbedding, MinCount, TargetR
 from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training import Trainer
+from sparsegroup.training import Callback, HistoryPoint, Trainer
 from sparsegroup.training.baseline import BaselineCallback
 
 FIELDS, DIM, ROWS = 3, 4, 40
@@ -158,6 +158,21 @@ def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
     ]
     second.fit(left)
     return outcome(second) | {"auc": second.evaluate(own_batches(case, (99,) * 4)).auc, "own": 0}
+
+
+def reported(case: TrainerCase) -> tuple[list[int], list[int]]:
+    """Of two calls of `fit`: the samples of the points that a callback gets, and those of the history."""
+    found: list[int] = []
+
+    class Points(Callback):
+        def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
+            found.append(point.samples)
+
+    trainer = new_trainer(case)
+    trainer.callbacks.append(Points())
+    for _ in range(2):
+        trainer.fit(own_batches(case, (99,) * 4))
+    return found, [point.samples for point in trainer.history]
 
 
 def refused(case: TrainerCase) -> str:

@@ -32,7 +32,7 @@ POINT = HistoryPoint(
 
 def window_of(own: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> PredictionWindow:
     """A window of logits."""
-    window = PredictionWindow(0.0)
+    window = PredictionWindow()
     rows = len(labels)
     weight = None if weights is None else torch.from_numpy(weights.astype(np.float32))
     label = torch.from_numpy(labels.astype(np.float32))

@@ -14,12 +14,12 @@ from plain_settings import plain
 from sparsegroup import GroupAdam, HashEmbedding, TargetRate, param_groups
 from sparsegroup.data import LogView, MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.keys import keys_of
+from sparsegroup.data.keys import FIELD_BITS, keys_of
 from sparsegroup.models import MLP
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.compare import train_and_test
-from sparsegroup.training.model import ClickModel, new_embedding
+from sparsegroup.training.model import ClickModel
 
 ROWS = 4_000
 
@@ -31,9 +31,8 @@ def log() -> MemoryLog:
 
 def made(**settings: object) -> tuple[ClickModel, Trainer]:
     torch.manual_seed(1)
-    model = ClickModel(
-        new_embedding(4, fallback=bool(settings.pop("fallback", False))), MLP(fields=3, dim=4, hidden=(8,))
-    )
+    table = HashEmbedding(4, field_bits=FIELD_BITS, fallback=bool(settings.pop("fallback", False)))
+    model = ClickModel(table, MLP(fields=3, dim=4, hidden=(8,)))
     optimizer = GroupAdam(param_groups(model, **settings), lr=1e-2)
     return model, Trainer(model.embedding, model.network, optimizer)
 
@@ -162,7 +161,7 @@ class TestLaterEmbeddings:
 
         def parts() -> tuple[HashEmbedding, MLP, Trainer]:
             torch.manual_seed(1)
-            table, network = new_embedding(4), MLP(fields=3, dim=4, hidden=(8,))
+            table, network = HashEmbedding(4), MLP(fields=3, dim=4, hidden=(8,))
             optimizers = [GroupAdam(table.parameters(), lr=1e-2, l21=3e-3), torch.optim.SGD(network.parameters(), 0.1)]
             return table, network, Trainer(table, network, optimizers)
 

@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from distributed_cases import Ranks
-from trainer_cases import CASES, TrainerCase, cut_off_and_resumed, diverging, failing, global_batches, refused, trained
+from trainer_cases import (
+    CASES,
+    TrainerCase,
+    cut_off_and_resumed,
+    diverging,
+    failing,
+    global_batches,
+    refused,
+    reported,
+    trained,
+)
 
 
 def assert_alike(alone: dict[str, Any], answers: list[dict[str, Any]]) -> None:
@@ -85,6 +95,13 @@ def test_ranks_that_were_stopped_end_with_the_same_bits(ranks: Ranks, name: str)
         assert all(torch.equal(row, other["rows"][key]) for key, row in one["rows"].items())
         assert one["history"] == other["history"]
         assert one["auc"] == other["auc"]
+
+
+def test_the_first_rank_alone_reports_each_point_once(ranks: Ranks) -> None:
+    (first, history), (second, same) = ranks.call(reported, TrainerCase())
+    assert first == history == same
+    assert len(set(history)) == len(history) > 2
+    assert second == []
 
 
 def test_tables_on_other_ranks_than_others_are_refused(ranks: Ranks) -> None:

@@ -15,7 +15,7 @@ from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import DCN, MLP
 from sparsegroup.training import ClickModel, Trainer
-from sparsegroup.training.model import by_field, keys_to_look_up, new_embedding
+from sparsegroup.training.model import by_field, keys_to_look_up
 from sparsegroup.training.network_step import has_compiler
 
 
@@ -47,7 +47,7 @@ def batches_with_everything(seed: int = 0, count: int = 6) -> list[Batch]:
 def test_fit_is_the_loop_that_one_would_write() -> None:
     def parts() -> tuple[ClickModel, GroupAdam]:
         torch.manual_seed(1)
-        model = ClickModel(new_embedding(4), DCN(fields=3, dim=4, numbers=3))
+        model = ClickModel(HashEmbedding(4), DCN(fields=3, dim=4, numbers=3))
         return model, GroupAdam(param_groups(model, l21=1e-3), lr=1e-2)
 
     model, optimizer = parts()

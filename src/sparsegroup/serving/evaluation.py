@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from sparsegroup.artifact.validation import finite
 from sparsegroup.data.batches import Batch
@@ -19,7 +18,6 @@ from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.settings.declared import DataSettings
 from sparsegroup.training import Config
-from sparsegroup.training.baseline import predicting
 from sparsegroup.training.metrics import GroupedAuc, ValueMetrics, curves_of, evaluate, grouped_auc, metrics_by_value
 from sparsegroup.training.predictions import EVALUATED, PredictionWindow, logits_over, numbers_named, probabilities_of
 
@@ -43,7 +41,7 @@ class TestRows:
 
     def batches(self) -> Iterator[Batch]:
         """The rows, in order."""
-        yield from self.log.batches(self.start, len(self.log), EVALUATED)
+        return self.log.batches(self.start, len(self.log), EVALUATED)
 
 
 def open_test_rows(
@@ -146,16 +144,15 @@ def evaluate_on(
         _check_field(name, log)
     if user is not None and user in log.lists:
         raise UserError(f"`user`: {user} has several values a row; gAUC wants a field of one", "user")
-    window, baseline_logits = PredictionWindow(0.0), list[Tensor]()
+    window, baseline_logits = PredictionWindow(), []
     columns: dict[str, list[tuple[Int64s, Int64s | None]]] = {name: [] for name in fields}
     with numbers_named(log, test.start):
-        batches = test.batches()
-        if trained.baseline is not None:
-            batches = predicting(trained.baseline, batches, baseline_logits)
-        for batch, logits in logits_over(trained.model, batches):
+        for batch, logits in logits_over(trained.model, test.batches()):
             for name, parts in columns.items():
                 parts.append(_keys_of(batch, name, log))
             window.add(batch, logits)
+            if trained.baseline is not None:
+                baseline_logits.append(trained.baseline.predict(batch))
     labels, given = window.labels().astype(np.float64), window.weights()
     weights = np.ones(len(labels)) if given is None else given.astype(np.float64)
     probabilities, baseline = window.probabilities(), probabilities_of(baseline_logits) if baseline_logits else None

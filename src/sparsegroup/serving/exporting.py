@@ -202,7 +202,7 @@ def _save_models(
     if "onnx" in formats:
         save_onnx(program, folder / ONNX, inputs, outputs, metadata=metadata)
         onnx = OnnxModel(folder / ONNX, threads)
-        runs["onnx"] = lambda call: [torch.from_numpy(array) for array in onnx.outputs(call.tensors())]
+        runs["onnx"] = lambda call: [torch.from_numpy(array) for array in onnx(call.tensors())]
     if "program" in formats:
         save_program(program, folder / PROGRAM)
         loaded = load_program(folder / PROGRAM)

@@ -18,7 +18,7 @@ from sparsegroup.kernels.step import Regularizer
 from sparsegroup.optim.step import VANISHING_LR
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.reporting.formatting import target_words
-from sparsegroup.reporting.run_record import LargestFeature
+from sparsegroup.reporting.run_record import LargestFeature, field_rows
 from sparsegroup.rules import Rule, bind
 from sparsegroup.serving.opening import SCANNED, Kind, RowSource, TrainedModel
 from sparsegroup.table import FieldCount, FieldTables
@@ -257,9 +257,7 @@ class Inspection:
     @property
     def total(self) -> FieldCount:
         """All fields together."""
-        return FieldCount(
-            *(sum(getattr(one, name) for one in self.fields.values()) for name in ("seen", "rows", "live"))
-        )
+        return field_rows(self.fields)[0].count
 
     def as_plain(self) -> dict[str, Any]:
         """All of it for JSON; numbers that are not finite are None."""

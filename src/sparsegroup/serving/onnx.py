@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -141,13 +140,8 @@ class OnnxModel:
             raise ExportError(f"{path}: onnxruntime cannot open it ({error})") from error
         self._names = [each.name for each in self._session.get_inputs()]
 
-    def __call__(self, arguments: Sequence[Tensor]) -> npt.NDArray[np.float32]:
-        """The first output, such as probabilities `[batch]`."""
-        result: npt.NDArray[np.float32] = self.outputs(arguments)[0]
-        return result
-
-    def outputs(self, arguments: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
-        """All outputs in order, for the inputs in order."""
+    def __call__(self, arguments: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
+        """The outputs in order, for the inputs in order."""
         feeds = {name: tensor.numpy() for name, tensor in zip(self._names, arguments, strict=True)}
         results: list[npt.NDArray[Any]] = self._session.run(None, feeds)
         return results

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from io import FileIO, StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -73,30 +73,11 @@ def trace(
 
 def save_program(program: ExportedProgram, path: Path) -> None:
     """Write a traced model, for `torch.export.load`."""
-    with name_errors(path), _Sink(path, "wb") as file:
-        try:
-            with quiet():
-                torch.export.save(program, file)
-        finally:
-            if file.error is not None:
-                raise file.error
-
-
-class _Sink(FileIO):
-    """A file that ignores writes after an error, because torch's writer would end the process."""
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Write all of `data`; after an error, nothing."""
-        remaining = memoryview(data).cast("B")
-        size = len(remaining)
-        try:
-            while len(remaining) and self.error is None:
-                remaining = remaining[super().write(remaining) :]
-        except OSError as error:
-            self.error = error
-        return size
+    content = BytesIO()  # where a file cannot be written, torch's own writer ends the process
+    with quiet():
+        torch.export.save(program, content)
+    with name_errors(path):
+        path.write_bytes(content.getbuffer())
 
 
 def load_program(path: Path) -> nn.Module:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
@@ -342,20 +342,16 @@ class BaselineCallback(Callback):
         self._lessons.append(self._thread.submit(self.model.learn, trained.batch))
         self._wait(max(1, _WAITING // len(trained.batch)))
 
-    def on_window(self, trainer: Trainer, window: PredictionWindow) -> Callable[[], dict[str, float | None]] | None:
+    def on_window(self, trainer: Trainer, window: PredictionWindow) -> dict[str, float | None] | None:
         if trainer.progress.epoch:
             return None
         logits = trainer.ranks.all_gather([self._predictions()], "the baseline's predictions")
         self._logits = []
-        if sum(map(len, logits)) != window.samples:  # training began without it
+        if trainer.ranks.rank or sum(map(len, logits)) != window.samples:  # else training began without it
             return None
-
-        def figures() -> dict[str, float | None]:
-            found = evaluate(window.labels(), probabilities_of(logits), window.weights())
-            values = {"baseline_auc": found.auc, "baseline_log_loss": found.log_loss}
-            return {name: None if math.isnan(value) else value for name, value in values.items()}
-
-        return figures
+        found = evaluate(window.labels(), probabilities_of(logits), window.weights())
+        values = {"baseline_auc": found.auc, "baseline_log_loss": found.log_loss}
+        return {name: None if math.isnan(value) else value for name, value in values.items()}
 
     def on_end(self, trainer: Trainer) -> None:
         if self._thread is not None:

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.overrides import TorchFunctionMode
 
+from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.data.log import Log
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import is_rows
 from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
+from sparsegroup.names import bytes_of
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -41,10 +43,12 @@ from sparsegroup.settings.declared import (
     OptimizerSettings,
     Settings,
     TrainingSettings,
+    age_of,
 )
 from sparsegroup.settings.names import OptimizerName, ScheduleName
 from sparsegroup.settings.yaml_settings import SettingsError, checked, read_yaml
-from sparsegroup.training.model import NETWORKS, ClickModel, new_embedding
+from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
+from sparsegroup.training.model import NETWORKS, ClickModel
 from sparsegroup.training.network_step import WORTH_COMPILING
 from sparsegroup.training.plan import EpochPlan
 from sparsegroup.training.predictions import EVALUATED
@@ -116,6 +120,28 @@ class ModelConfig(ModelSettings):
                 there = f"{did_you_mean(name, columns.fields)} the fields are {', '.join(columns.fields) or 'none'}"
                 raise ValueError(f"dims: there is no field {name!r}; {there.lstrip()}")
         return {number: self.dims.get(name, self.vector_dim) for number, name in enumerate(columns.fields)}
+
+    def embedding(
+        self, columns: LogSchema, seed: int, process_group: dist.ProcessGroup | None = None
+    ) -> HashEmbedding | FieldTables:
+        """An empty table for the columns of a log, or with `dims` one for each size of vectors; its rows start small.
+
+        ValueError: a table that cannot be so small, or fields that the log does not have.
+        """
+        sizes, age = self.sizes(columns), age_of(self.evict_unseen)
+        sketch_bytes = None if self.admit_sketch is None else bytes_of(self.admit_sketch)
+        options: dict[str, Any] = {
+            "seed": seed,
+            "field_bits": FIELD_BITS,
+            "fallback": self.fallback,
+            "admission": None if self.admit_after == 1 else MinCount(self.admit_after, sketch_bytes),
+            "eviction": UnusedFor(**age) if any(age.values()) else None,
+            "max_bytes": self.max_table_bytes,
+            "process_group": process_group,
+        }
+        if set(sizes.values()) <= {self.network_dim}:
+            return HashEmbedding(self.network_dim, **options)
+        return FieldTables(self.network_dim, sizes, **options)
 
     def network(self, columns: LogSchema) -> nn.Module:
         """A freshly initialized network over the columns of a log. Draws from torch's generator.
@@ -317,21 +343,9 @@ class Config(Settings):
             if getattr(getattr(self, section), name) is None:
                 raise SettingsError(f"{key} is decided for a log: take `config.resolved_for(log)`")
         torch.manual_seed(self.training.seed)
-        options = self.model
         try:
-            sizes, network = options.sizes(columns), options.network(columns)
-            embedding = new_embedding(
-                options.network_dim,
-                self.training.seed,
-                sizes=sizes,
-                fallback=options.fallback,
-                admit_after=options.admit_after,
-                admit_sketch=options.admit_sketch,
-                evict_unseen=options.evict_unseen,
-                max_bytes=options.max_table_bytes,
-                process_group=process_group,
-            )
-            model = ClickModel(embedding, network)
+            network = self.model.network(columns)
+            model = ClickModel(self.model.embedding(columns, self.training.seed, process_group), network)
         except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach
             message = str(error).partition("\n")[0].replace("max_bytes", "max_table_bytes")  # as the setting is called
             if message.startswith("max_table_bytes"):

@@ -96,7 +96,8 @@ def _roc_curve(
     if weights is not None:
         counted = weights != 0
         labels, probabilities, weights = labels[counted], probabilities[counted], weights[counted].astype(np.float64)
-    order = np.argsort(-probabilities, kind="stable")
+    # Without weights the order of equal predictions makes no difference: their counts are whole numbers.
+    order = np.argsort(-probabilities, kind="quicksort" if weights is None else "stable")
     positive, sorted_by = labels[order].astype(np.float64), probabilities[order]
     last_of_equals = np.r_[np.flatnonzero(np.diff(sorted_by)), len(order) - 1]
     if weights is None:

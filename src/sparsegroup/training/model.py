@@ -2,21 +2,16 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsegroup.bags import pool_ragged
 from sparsegroup.data.batches import Bags
-from sparsegroup.data.keys import FIELD_BITS
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
-from sparsegroup.names import bytes_of
 from sparsegroup.optim.table_parameter import store_of
-from sparsegroup.settings.declared import age_of
 from sparsegroup.settings.names import ModelName
-from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
+from sparsegroup.table import FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table
 
@@ -32,8 +27,6 @@ NETWORKS: Mapping[ModelName, NetworkClass] = {
     "xdeepfm": XDeepFM,
 }
 """The networks by the names that `Config` and `--model` take."""
-
-INITIAL_STD = 0.01
 
 Network = Callable[[Tensor, Tensor | None], Tensor]
 """From embeddings `[batch, fields, dim]` and numbers `[batch, numbers]` or None to logits `[batch]`."""
@@ -64,13 +57,6 @@ class LookupModel(nn.Module):
 def keys_to_look_up(keys: Tensor, bags: Sequence[Bags]) -> Tensor:
     """All keys of a batch: `keys` itself if there are no bags, else its keys and the bags', 1-d."""
     return torch.cat([keys.flatten(), *(bag.keys for bag in bags)]) if bags else keys
-
-
-def frozen_vectors(embedding: nn.Module, keys: Tensor) -> Tensor:
-    """Vectors of keys that are not trained; their gradients are unused, but the compiled network remains the same."""
-    with torch.no_grad():
-        vectors: Tensor = embedding(keys)
-    return vectors.requires_grad_()
 
 
 def logits_of(network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor | None, bags: Sequence[Bags]) -> Tensor:
@@ -185,36 +171,3 @@ class ClickModel(LookupModel):
     def live_bytes(self) -> int:
         """Bytes of the live rows' vectors."""
         return sum(table.num_live * table.dim * table.weight_dtype.itemsize for table in self.rows.values())
-
-
-def new_embedding(
-    dim: int,
-    seed: int = 0,
-    *,
-    sizes: Mapping[int, int] | None = None,
-    fallback: bool = False,
-    admit_after: int = 1,
-    admit_sketch: int | str | None = None,
-    evict_unseen: int | str = 0,
-    max_bytes: int | str | None = None,
-    process_group: dist.ProcessGroup | None = None,
-) -> HashEmbedding | FieldTables:
-    """An empty embedding for the keys of a click log, whose rows start small.
-
-    `sizes` has the size of each field's vectors, by its number; None, or all of them `dim`, is one table. A feature
-    gets a row in its `admit_after`-th batch, and loses it when it is dead and unseen for `evict_unseen` (0: never).
-    """
-    sketch_bytes, age = None if admit_sketch is None else bytes_of(admit_sketch), age_of(evict_unseen)
-    options: dict[str, Any] = {
-        "std": INITIAL_STD,
-        "seed": seed,
-        "field_bits": FIELD_BITS,
-        "fallback": fallback,
-        "admission": None if admit_after == 1 else MinCount(admit_after, sketch_bytes),
-        "eviction": UnusedFor(**age) if any(age.values()) else None,
-        "max_bytes": max_bytes,
-        "process_group": process_group,
-    }
-    if sizes is None or set(sizes.values()) <= {dim}:
-        return HashEmbedding(dim, **options)
-    return FieldTables(dim, sizes, **options)

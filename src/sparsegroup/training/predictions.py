@@ -2,11 +2,10 @@
 
 import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from time import perf_counter
 from typing import IO
 
 import numpy as np
@@ -27,7 +26,7 @@ from sparsegroup.table import FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.tensors import shape_of
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.model import LookupModel, keys_to_look_up
+from sparsegroup.training.model import LookupModel, keys_to_look_up, logits_of
 from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 
 Float64s = npt.NDArray[np.float64]
@@ -148,7 +147,7 @@ def predict(model: LookupModel, stream: Iterable[Sample], ranks: RankGroup = SIN
         >>> found.probabilities().shape, round(found.metrics().log_loss, 4)
         ((10,), 0.4042)
     """
-    window = PredictionWindow(perf_counter())
+    window = PredictionWindow()
     own = (one.own for one in ranks.synchronized_batches(map(as_batch, stream)))
     for batch, logits in logits_over(model, own):
         window.add(batch, logits)
@@ -159,28 +158,17 @@ def predict(model: LookupModel, stream: Iterable[Sample], ranks: RankGroup = SIN
 def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[Batch, Tensor]]:
     """Each batch of a stream and the model's logits `[n]`; another thread looks up the keys of the next batch ahead."""
     model.eval()
-    rows = 0
-    following: Batch | None = None
-
-    embedding = model.embedding
-
-    def look_ahead(*_: object) -> None:
-        if following is not None and isinstance(embedding, HashEmbedding | FieldTables):
+    embedding, rows = model.embedding, 0
+    is_here = all(table.across is None for table in tables_in(embedding).values())  # other ranks would have to join in
+    for batch, following in pairwise(chain(map(as_batch, stream), (None,))):
+        assert batch is not None
+        vectors = embedding(keys_to_look_up(batch.keys, batch.bags))
+        if is_here and following is not None and isinstance(embedding, HashEmbedding | FieldTables):
             embedding.prefetch(keys_to_look_up(following.keys, following.bags))
-
-    with embedding.register_forward_hook(look_ahead) if _is_here(embedding) else nullcontext():
-        for batch, after in pairwise(chain(map(as_batch, stream), (None,))):
-            assert batch is not None
-            following = after
-            logits = model(batch.keys, batch.numbers, batch.bags)
-            check_logits(model, batch, logits, rows)
-            rows += len(batch)
-            yield batch, logits
-
-
-def _is_here(embedding: nn.Module) -> bool:
-    """Whether no table in it has rows on other ranks, which would all have to look ahead."""
-    return all(table.across is None for table in tables_in(embedding).values())
+        logits = logits_of(model.network, vectors, batch.keys, batch.numbers, batch.bags)
+        check_logits(model, batch, logits, rows)
+        rows += len(batch)
+        yield batch, logits
 
 
 def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
@@ -217,21 +205,18 @@ class WindowState:
 
 
 class PredictionWindow:
-    """Predictions for some samples, and their labels; `begin` is when it began, by `perf_counter`."""
+    """Predictions for some samples, and their labels."""
 
-    def __init__(self, begin: float = 0.0) -> None:
-        self.begin = begin
-        self.seconds = 0.0
+    def __init__(self) -> None:
         self.samples = 0
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
         self._weights: list[Tensor] = []
 
     @classmethod
-    def joined(cls, states: Sequence[WindowState], begin: float, samples: int | None = None) -> "PredictionWindow":
-        """The windows of all ranks as one, that of the first rank first."""
-        window = cls(begin)
-        window.seconds = states[0].seconds if states else 0.0
+    def joined(cls, states: Sequence[WindowState], samples: int | None = None) -> "PredictionWindow":
+        """The windows of several ranks as one, in their order; `samples`: of all ranks, if there are more."""
+        window = cls()
         window.samples = sum(len(state.labels) for state in states) if samples is None else samples
         window._logits = [state.logits for state in states if len(state.logits)]
         window._labels = [state.labels for state in states if len(state.labels)]
@@ -240,12 +225,12 @@ class PredictionWindow:
 
     def of_all(self, ranks: RankGroup) -> "PredictionWindow":
         """The windows of all ranks as one, that of the first rank first."""
-        return self if ranks.is_alone else self.joined(ranks.all_gather([self.state()], "predictions"), self.begin)
+        return self if ranks.is_alone else self.joined(ranks.all_gather([self.state()], "predictions"))
 
-    def state(self) -> WindowState:
-        """Its logits, labels and weights `[samples]`, and the seconds since it began."""
+    def state(self, seconds: float = 0.0) -> WindowState:
+        """Its logits, labels and weights, and how long it has taken so far."""
         logits, labels, weights = (_joined(one) for one in (self._logits, self._labels, self._weights))
-        return WindowState(logits, labels, weights, perf_counter() - self.begin)
+        return WindowState(logits, labels, weights, seconds)
 
     def add(self, batch: Batch, logits: Tensor, samples: int | None = None) -> None:
         """Take a batch and its logits `[n]`, of this rank; `samples`: of all ranks, if there are more."""

@@ -197,20 +197,6 @@ class RunFolder:
         """The columns that the model expects."""
         return self._read(COLUMNS, LogSchema.from_dict)
 
-    def history(self) -> list[HistoryPoint]:
-        """The points so far."""
-        path, points = self.path / METRICS, []
-        try:
-            lines = path.read_text().splitlines()
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path}: damaged ({error})") from error
-        for number, line in enumerate(lines, 1):
-            try:
-                points.append(validated(HistoryPoint, json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                raise RunError(f"{path}, line {number}: damaged ({error})") from error
-        return points
-
     def summary(self) -> Summary:
         """The figures of a finished run."""
         return RUN.read(self.path).summary
@@ -273,8 +259,7 @@ class RunFolder:
             write_atomically(self.path / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
         write_names(named, self.path / NAMES)
         self._write_text(REPORT, render_report(config.effective(log.train_rows), history, summary))
-        files = {name: facts_of(self.path / name) for name in (COLUMNS, METRICS)}
-        RUN.write(self.path, RunManifest(files=files, summary=summary))
+        RUN.write(self.path, RunManifest(files={COLUMNS: facts_of(self.path / COLUMNS)}, summary=summary))
 
     def _write_json(self, name: str, content: object) -> None:
         self._write_text(name, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
@@ -446,6 +431,7 @@ def load_run(
     model, optimizer = config.build_for(columns, process_group)
     same = config.optimizer.name == before.optimizer.name
     loaded = load_checkpoint(path, model, optimizer if same else None, settings="own")
+    metadata = CheckpointMetadata.of(loaded.extra, path)
     notes = [note for note in loaded.notes if not (config.optimizer.has_target and note.startswith("l21 is "))]
     if not same:
         was, now = before.optimizer.name, config.optimizer.name
@@ -456,11 +442,11 @@ def load_run(
         columns=columns,
         model=model,
         optimizer=optimizer,
-        history=run.history(),
+        history=list(metadata.trainer.history),
         summary=manifest.summary,
         checkpoint_id=CHECKPOINT.read(path).id,
         notes=notes,
-        baseline=baseline_of(CheckpointMetadata.of(loaded.extra, path), path),
+        baseline=baseline_of(metadata, path),
     )
 
 

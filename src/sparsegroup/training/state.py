@@ -1,9 +1,8 @@
 """What a training knows of itself: its epochs, the points of its history, and its state in a checkpoint."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -123,62 +122,55 @@ def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
 
 
 class History:
-    """Samples of this rank fill one window after the other; a thread measures each full one for a point."""
+    """The points of a training, the window of this rank's samples since the last one, and the time."""
 
     def __init__(self) -> None:
         self.points: list[HistoryPoint] = []
-        self.window = PredictionWindow(0.0)
-        self._measured: Future[HistoryPoint] | None = None
-        self._seconds = 0.0
-        self._begun: float | None = None
+        self.window = PredictionWindow()
+        self._reported = 0  # points that callbacks know
+        self._seconds, self._window_begin = 0.0, 0.0  # of training
+        self._started: float | None = None
 
-    def go_on(self, points: Sequence[HistoryPoint], seconds: float, window: PredictionWindow | None = None) -> None:
+    def go_on(
+        self, points: Sequence[HistoryPoint], seconds: float, window: PredictionWindow, window_seconds: float = 0.0
+    ) -> None:
         """Continue after these points, `seconds` after training started, perhaps in the middle of a window."""
-        self.points, self._seconds, self.window = list(points), seconds, window or self.window
+        self.points, self._reported, self.window = list(points), len(points), window
+        self._seconds, self._window_begin = seconds, seconds - window_seconds
 
     @contextmanager
     def clock(self) -> Iterator[None]:
-        """Measure the time of training and of its window, until it ends or fails."""
-        self._begun = perf_counter()
-        self.window.begin = self._begun - self.window.seconds
+        """Measure the time of training, until it ends or fails."""
+        self._started = perf_counter()
         try:
             yield
         finally:
-            self.window.seconds = perf_counter() - self.window.begin
-            self._seconds, self._begun = self.seconds, None
+            self._seconds, self._started = self.seconds, None
 
     @property
     def seconds(self) -> float:
         """That training has taken so far."""
-        return self._seconds if self._begun is None else self._seconds + perf_counter() - self._begun
+        return self._seconds if self._started is None else self._seconds + perf_counter() - self._started
 
     @property
-    def is_measured(self) -> bool:
-        """Whether a point is done, to be taken by `settle`."""
-        return self._measured is not None and self._measured.done()
+    def window_seconds(self) -> float:
+        """That training has taken since the window began."""
+        return self.seconds - self._window_begin
 
-    def measure(self, thread: ThreadPoolExecutor, point: Callable[[], HistoryPoint]) -> None:
-        """Let `thread` make the next point."""
-        self._measured = thread.submit(point)
+    def next_window(self) -> None:
+        """A new window begins."""
+        self.window, self._window_begin = PredictionWindow(), self.seconds
 
-    def settle(self) -> HistoryPoint | None:
-        """Wait for the point that is being measured, add it to the history, and return it."""
-        measured, self._measured = self._measured, None
-        if measured is None:
-            return None
-        self.points.append(measured.result())
-        return self.points[-1]
+    def new_points(self) -> list[HistoryPoint]:
+        """The points since the last call."""
+        new, self._reported = self.points[self._reported :], len(self.points)
+        return new
 
     def note_validation(self, metrics: Metrics) -> None:
         """The last point is that of an epoch's end, where the model has these metrics on the validation rows."""
         if self.points:
             last = self.points[-1]
             self.points[-1] = replace(last, validation_auc=metrics.auc, validation_log_loss=metrics.log_loss)
-
-    def state(self) -> list[dict[str, Any]]:
-        """All points, including one that is being measured."""
-        pending = [] if self._measured is None else [self._measured.result()]
-        return [asdict(point) for point in [*self.points, *pending]]
 
 
 NotNegative = Annotated[Real, Field(ge=0)]

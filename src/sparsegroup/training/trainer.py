@@ -1,13 +1,11 @@
 """The streaming trainer: each batch is predicted, then trained on, while the next one is read and looked up."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,6 @@ from sparsegroup.training.model import (
     LookupModel,
     check_stepped,
     check_table,
-    frozen_vectors,
     inputs_of,
     keys_to_look_up,
 )
@@ -38,7 +35,6 @@ from sparsegroup.training.state import (
     BestState,
     EpochProgress,
     History,
-    RankState,
     TemporaryBest,
     TrainerState,
     table_figures,
@@ -94,11 +90,11 @@ class Callback:
     def on_batch(self, trainer: "Trainer", trained: TrainedBatch) -> None:
         """A batch has been trained on."""
 
-    def on_window(self, trainer: "Trainer", window: PredictionWindow) -> Callable[[], Mapping[str, Any]] | None:
-        """All ranks have trained on the samples of a point. Another thread gets more of its fields by what returns."""
+    def on_window(self, trainer: "Trainer", window: PredictionWindow) -> Mapping[str, Any] | None:
+        """All ranks have trained on the samples of a point; may return more of its fields."""
 
     def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
-        """A point has joined the history; some batches after it, as its metrics take a while."""
+        """A point has joined the history; an epoch's last point after the validation."""
 
     def on_validation(self, trainer: "Trainer", metrics: Metrics) -> None:
         """An epoch has ended, and the model has these metrics on the validation rows; see `trainer.progress`."""
@@ -214,7 +210,7 @@ class Trainer:
     def go_on_after(self, history: Sequence[HistoryPoint]) -> None:
         """Let what is trained next follow these points of earlier passes."""
         self.samples = history[-1].samples if history else 0
-        self._record.go_on(history, history[-1].seconds if history else 0.0)
+        self._record.go_on(history, history[-1].seconds if history else 0.0, PredictionWindow())
 
     def fit(
         self,
@@ -272,10 +268,8 @@ class Trainer:
                 self._begin_epoch(after_first_epoch)
                 with self._record.clock():
                     is_whole = self._pass(of_epoch(stream, self.progress.epoch))
-                last = self._record.settle()
                 metrics, is_best = self._end_epoch(validation) if is_whole else (None, False)
-                if last is not None:
-                    self._report(self.history[-1])
+                self._report()
                 if metrics is not None:
                     for callback in self.callbacks:
                         callback.on_validation(self, metrics)
@@ -345,8 +339,7 @@ class Trainer:
         first = None if batch is None else batch.own
         _set_time(self._timed, first)
         keys = None if first is None else keys_to_look_up(first.keys, first.bags)
-        # Sorting for the AUC leaves the interpreter free.
-        with self._statistics.following(first), ThreadPoolExecutor(1, "sparsegroup-metrics") as metrics:
+        with self._statistics.following(first):
             while batch is not None and not self._stop.is_made:
                 assert keys is not None
                 following = next(batches, None)
@@ -367,20 +360,20 @@ class Trainer:
                 trained = TrainedBatch(batch.own, logits, batch.samples, loss)
                 for callback in self.callbacks:
                     callback.on_batch(self, trained)
-                if ends or self._record.is_measured:
-                    self._report(self._record.settle())
                 if ends:
-                    self._end_window(metrics)
+                    self._end_window()
+                    if following is not None:
+                        self._report()
                 self._between_batches()
                 batch, keys = following, next_keys
             is_whole = batch is None or self._stop.finishes
             if is_whole and self._record.window.samples:
-                self._report(self._record.settle())
-                self._end_window(metrics)
+                self._end_window()
         return is_whole
 
-    def _report(self, point: HistoryPoint | None) -> None:
-        if point is not None:
+    def _report(self) -> None:
+        """Notify callbacks of new points, on the first rank, which measures them."""
+        for point in () if self.ranks.rank else self._record.new_points():
             for callback in self.callbacks:
                 callback.on_point(self, point)
 
@@ -388,29 +381,27 @@ class Trainer:
         for callback in self.callbacks:
             callback.between_batches(self)
 
-    def _end_window(self, thread: ThreadPoolExecutor) -> None:
-        """Let `thread` make the point of the window that ends here, on the first rank; a new one begins."""
-        window = self._record.window.of_all(self.ranks)
-        further = [callback.on_window(self, window) for callback in self.callbacks]
-        (sizes, _), target = table_figures(self.table), self.target
+    def _end_window(self) -> None:
+        """Add the point of the window that ends here, on the first rank; a new window begins."""
+        record, target = self._record, self.target
+        window = record.window.of_all(self.ranks)
+        figures = [callback.on_window(self, window) or {} for callback in self.callbacks]
+        sizes, _ = table_figures(self.table)
         facts: dict[str, Any] = {
             "samples": self.samples,
             "epoch": self.progress.epoch + 1,
             **sizes,
             "seconds": self.seconds,
-            "samples_per_s": window.samples / max(perf_counter() - window.begin, 1e-9),
+            "samples_per_s": window.samples / max(record.window_seconds, 1e-9),
             "l21": None if target is None else target.l21,
             "scheduled_rate": None if target is None else target.scheduled_rate,
         }
-
-        def point() -> HistoryPoint:
-            for figures in further:
-                facts.update({} if figures is None else figures())
-            return HistoryPoint(**facts, **asdict(window.metrics()))
-
         if not self.ranks.rank:
-            self._record.measure(thread, point)
-        self._record.window = PredictionWindow(perf_counter())
+            facts |= asdict(window.metrics())
+            for more in figures:
+                facts |= more
+            record.points.append(HistoryPoint(**facts))
+        record.next_window()
 
     @property
     def seconds(self) -> float:
@@ -423,12 +414,12 @@ class Trainer:
         All ranks call it, from `Callback.between_batches` or `best.keep`, or when nothing is trained.
         """
         callbacks = {type(one).__name__: state for one in self.callbacks if (state := one.state_dict()) is not None}
-        rank = RankState(self.taken, self._record.window.state(), self._dense.size, callbacks)
-        own = {**vars(rank), "window": vars(rank.window)}
+        window = vars(self._record.window.state(self._record.window_seconds))
+        own = {"taken": self.taken, "window": window, "compiled_for": self._dense.size, "callbacks": callbacks}
         return {
             "samples": self.samples,
             "seconds": self.seconds,
-            "history": self._record.state(),
+            "history": [asdict(point) for point in self.history],
             "target": None if self.target is None else self.target.state_dict(),
             "progress": asdict(self.progress),
             "ranks": self.ranks.all_gather([own], "the states of the ranks"),
@@ -457,8 +448,8 @@ class Trainer:
             self.taken, self._dense.size, parts = own.taken, own.compiled_for, [own.window]
         else:  # the first rank takes all of the window, and none has trained on its part of the epoch
             self.taken, self._dense.size, parts = 0, None, [] if ranks.rank else windows
-        samples = sum(len(one.labels) for one in windows)
-        self._record.go_on(state.history, state.seconds, PredictionWindow.joined(parts, 0.0, samples))
+        window = PredictionWindow.joined(parts, sum(len(one.labels) for one in windows))
+        self._record.go_on(state.history, state.seconds, window, parts[0].seconds if parts else 0.0)
 
     def _restore_callbacks(self) -> None:
         """Give the callbacks their states of a checkpoint; later callbacks get their state as `fit` starts."""
@@ -486,7 +477,10 @@ class Trainer:
     ) -> tuple[Tensor, Tensor]:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        vectors = frozen_vectors(self.table, keys) if self._is_frozen else self.table(keys)
+        with torch.set_grad_enabled(not self._is_frozen):
+            vectors = self.table(keys)
+        if self._is_frozen:  # their gradients are unused, but the compiled network remains the same
+            vectors.requires_grad_()
         target = None if self._is_frozen else self.target
         _set_time(self._timed, None if following is None else following.own)  # before its rows are looked up ahead
         if next_keys is not None and not (target is not None and target.is_due):
@@ -512,13 +506,13 @@ class Trainer:
         `sweep` sweeps the optimizers first (`GroupOptimizer.sweep`), so that the model is as sparse as λ21 has it now,
         including rows that no batch has touched for long.
         """
-        return self.predictions(stream, sweep=sweep).metrics()
-
-    def predictions(self, stream: Iterable[Sample], *, sweep: bool = False) -> PredictionWindow:
-        """The predictions that `evaluate` measures; of several ranks' parts of the stream, the first rank's first."""
         for optimizer in self.optimizers if sweep else ():
             if isinstance(optimizer, GroupOptimizer):
                 optimizer.sweep()
+        return self.predictions(stream).metrics()
+
+    def predictions(self, stream: Iterable[Sample]) -> PredictionWindow:
+        """The predictions that `evaluate` measures; of several ranks' parts of the stream, the first rank's first."""
         return predict(self._model, with_checked_labels(map(as_batch, stream)), self.ranks)
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
