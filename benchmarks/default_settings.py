@@ -1,8 +1,8 @@
 """What is each default of `sparsegroup train LOG` worth? Runs that differ from it in one setting, log by log.
 
-On each log of the panel of `out_of_the_box.py`, the order of the training rows, the network, the optimizer with its
-learning rates, the batch size and the size are each given another value: test AUC, log loss and calibration, the mean
-over seeds.
+On each log of the panel of `out_of_the_box.py`, and on made-up logs of a family, the order
+of the training rows, the network, the optimizer with its learning rates, its ε, the batch size and the size are each
+given another value: test AUC, log loss and calibration, the mean over seeds.
 
     python benchmarks/default_settings.py --data FOLDER
     python benchmarks/default_settings.py --data FOLDER --of order --only nycflights13
@@ -11,12 +11,14 @@ over seeds.
 import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 import timing
 from out_of_the_box import QUICK_ROWS, ROWS, typed_logs
+from panel.family import family_logs
 from panel.logs import PanelLog, shared_logs
 from panel.ours import own_run
 from sparsegroup.training.metrics import evaluate
@@ -36,8 +38,12 @@ OTHERS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "Adagrad, .1 everywhere": ("--optimizer", "adagrad", "--lr", "0.1"),
         "Adam": ("--optimizer", "adam"),
     },
+    "eps": {f"ε of {eps}": ("--set", f"optimizer.eps={eps}") for eps in ("5.0e-5", "1.0e-4", "4.0e-4")},
     "batch": {f"batches of {size}": ("--batch-size", str(size)) for size in (128, 512, 2048)},
-    "size": {"all features": ("--optimizer", "adagrad", "--lr", "0.1", "--network-lr", "0.03", "--l21", "0")},
+    "size": {
+        "at least 4,096 features": ("--target-rate", "0.1", "--set", "optimizer.least_features=4096"),
+        "all features": ("--target-rate", "1"),
+    },
 }
 """Setting → what it is instead → options of `train`."""
 
@@ -71,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         made_up = next(iter(typed_logs(Path(folder), QUICK_ROWS if given.quick else ROWS)))
         logs = [made_up, *(shared_logs(given.data) if given.data and not given.quick else [])]
-        for log in logs:
+        for log in chain(logs, [] if given.quick else family_logs(Path(folder))):
             if given.only and log.name not in given.only:
                 continue
             found = {name: figures_of(log, options, given.seeds) for name, options in ways.items()}

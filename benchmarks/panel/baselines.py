@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from panel.boosting import boosting
+from panel.boosting import CATBOOST, LIGHTGBM, XGBOOST, boosting
 from panel.linear import Chosen, ftrl, logistic, vw
 from panel.logs import Kind, PanelLog
 
@@ -25,7 +26,9 @@ Baseline = Callable[[pl.DataFrame, pl.DataFrame, Mapping[str, Kind], str, bool],
 
 BASELINES: Mapping[str, tuple[Baseline, str]] = {
     "logistic regression": (logistic, "scikit-learn"),
-    "LightGBM": (boosting, "lightgbm"),
+    "LightGBM": (partial(boosting, library=LIGHTGBM), "lightgbm"),
+    "XGBoost": (partial(boosting, library=XGBOOST), "xgboost-cpu"),
+    "CatBoost": (partial(boosting, library=CATBOOST), "catboost"),
     "vw": (vw, "vowpalwabbit"),
     "FTRL-Proximal": (ftrl, "numba"),
 }

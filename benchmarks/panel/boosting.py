@@ -1,8 +1,11 @@
-"""LightGBM with native categories."""
+"""LightGBM, XGBoost and CatBoost, each with its own way with categories."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Any
+from math import nan
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -10,9 +13,6 @@ import polars as pl
 from panel.linear import Chosen, best_of, tag_lists, tail_of
 from panel.logs import Kind
 
-LEAVES = (15, 63)
-MIN_DATA = (30, 200)
-CATEGORIES = (200, 5_000)
 ROUNDS = 600
 PATIENCE = 40
 TAGS = 50
@@ -60,62 +60,164 @@ class Table:
         return np.column_stack([column.astype(np.float64) for column in columns]), categories
 
 
+class Fitted(NamedTuple):
+    """Boosted trees.
+
+    Attributes:
+        predict: From a matrix of `Table` to `[rows]` probabilities.
+        rounds: How many trees there are up to the best one on the rows that were held out.
+        loss: The log loss there; NaN where no rows were.
+    """
+
+    predict: Callable[[np.ndarray], np.ndarray]
+    rounds: int
+    loss: float
+
+
+Rows = tuple[np.ndarray, np.ndarray]
+"""A matrix of `Table`, and labels."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library of boosted trees.
+
+    Attributes:
+        fit: Training rows, which columns are categories, settings, rounds, rows held out for early stopping → trees.
+        most: How many categories of a column are kept, to choose from.
+        settings: The settings to choose from; the first are tried with all views of the columns.
+    """
+
+    fit: Callable[[Rows, list[int], Mapping[str, Any], int, Rows | None], Fitted]
+    most: Sequence[int]
+    settings: Sequence[Mapping[str, Any]]
+
+
 def boosting(
-    train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], label: str, quick: bool = False
+    train: pl.DataFrame,
+    test: pl.DataFrame,
+    kinds: Mapping[str, Kind],
+    label: str,
+    quick: bool = False,
+    *,
+    library: Library,
 ) -> Chosen:
-    """Boosted trees; leaves, rows of a leaf, how many categories are kept and what integers are is chosen.
+    """Boosted trees; their settings, how many categories are kept and what integers are is chosen.
 
     Early stopping says how many trees are best while choosing; as many are fitted to all training rows.
     """
-    import lightgbm
-
     head, tail = tail_of(train)
-    y, y_held = head[label].to_numpy(), tail[label].to_numpy()
     integers: tuple[Kind, ...] = ("number", "category") if "both" in kinds.values() else ("number",)
-    views = [(most, one) for most in CATEGORIES for one in integers][: 1 if quick else None]
+    views = list(product(library.most, integers))[: 1 if quick else None]
     tried: list[tuple[dict[str, Any], float]] = []
 
-    def attempt(most: int, one: Kind, leaves: int, least: int) -> None:
+    def attempt(most: int, one: Kind, settings: Mapping[str, Any]) -> None:
         table = Table(head, kinds, most, one)
         inside, categories = table.matrix(head)
-        data = lightgbm.Dataset(inside, y, categorical_feature=categories, params={"verbose": -1})
-        held = data.create_valid(table.matrix(tail)[0], y_held)
-        model = lightgbm.train(
-            _parameters(leaves, least),
-            data,
-            20 if quick else ROUNDS,
-            valid_sets=[held],
-            callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)],
-        )
-        settings = {"most": most, "integers": one, "leaves": leaves, "least": least, "rounds": model.best_iteration}
-        tried.append((settings, model.best_score["valid_0"]["binary_logloss"]))
+        held = (table.matrix(tail)[0], tail[label].to_numpy())
+        rounds = 20 if quick else ROUNDS
+        fitted = library.fit((inside, head[label].to_numpy()), categories, settings, rounds, held)
+        tried.append(({"most": most, "integers": one, **settings, "rounds": fitted.rounds}, fitted.loss))
 
     for most, one in views:
-        attempt(most, one, LEAVES[0], MIN_DATA[1])
+        attempt(most, one, library.settings[0])
     view = best_of(tried)
-    if not quick:
-        for leaves, least in product(LEAVES, MIN_DATA):
-            if (leaves, least) != (LEAVES[0], MIN_DATA[1]):
-                attempt(view["most"], view["integers"], leaves, least)
+    for settings in library.settings[1:] if not quick else ():
+        attempt(view["most"], view["integers"], settings)
     best = best_of(tried)
     table = Table(train, kinds, best["most"], best["integers"])
     inside, categories = table.matrix(train)
-    data = lightgbm.Dataset(inside, train[label].to_numpy(), categorical_feature=categories, params={"verbose": -1})
-    model = lightgbm.train(_parameters(best["leaves"], best["least"]), data, best["rounds"])
-    return Chosen(model.predict(table.matrix(test)[0], num_threads=1), best)
+    chosen = {name: best[name] for name in library.settings[0]}
+    fitted = library.fit((inside, train[label].to_numpy()), categories, chosen, best["rounds"], None)
+    return Chosen(fitted.predict(table.matrix(test)[0]), best)
 
 
-def _parameters(leaves: int, least: int) -> dict[str, Any]:
-    return {
+def _lightgbm(rows: Rows, categories: list[int], settings: Mapping[str, Any], rounds: int, held: Rows | None) -> Fitted:
+    import lightgbm
+
+    parameters = {
         "objective": "binary",
         "metric": "binary_logloss",
         "learning_rate": 0.05,
-        "num_leaves": leaves,
-        "min_data_in_leaf": least,
         "feature_fraction": 0.8,
         "bagging_fraction": 0.8,
         "bagging_freq": 1,
         "num_threads": 1,
         "seed": 0,
         "verbose": -1,
+        **settings,
     }
+    data = lightgbm.Dataset(*rows, categorical_feature=categories, params={"verbose": -1})
+    if held is None:
+        model = lightgbm.train(parameters, data, rounds)
+        return Fitted(partial(model.predict, num_threads=1), rounds, nan)
+    stopping = lightgbm.early_stopping(PATIENCE, verbose=False)
+    model = lightgbm.train(parameters, data, rounds, valid_sets=[data.create_valid(*held)], callbacks=[stopping])
+    return Fitted(model.predict, model.best_iteration, model.best_score["valid_0"]["binary_logloss"])
+
+
+def _xgboost(rows: Rows, categories: list[int], settings: Mapping[str, Any], rounds: int, held: Rows | None) -> Fitted:
+    import xgboost
+
+    def data(matrix: np.ndarray, labels: np.ndarray | None = None) -> Any:
+        types = ["c" if column in categories else "q" for column in range(matrix.shape[1])]
+        return xgboost.DMatrix(matrix, labels, feature_types=types, enable_categorical=True, nthread=1)
+
+    parameters = {
+        "objective": "binary:logistic",
+        "eval_metric": "logloss",
+        "learning_rate": 0.05,
+        "subsample": 0.8,
+        "colsample_bytree": 0.8,
+        "nthread": 1,
+        "seed": 0,
+        **settings,
+    }
+    if held is None:
+        model = xgboost.train(parameters, data(*rows), rounds)
+        return Fitted(lambda matrix: model.predict(data(matrix)), rounds, nan)
+    held_out = [(data(*held), "held")]
+    model = xgboost.train(
+        parameters, data(*rows), rounds, evals=held_out, early_stopping_rounds=PATIENCE, verbose_eval=False
+    )
+    return Fitted(lambda matrix: model.predict(data(matrix)), model.best_iteration + 1, float(model.best_score))
+
+
+def _catboost(rows: Rows, categories: list[int], settings: Mapping[str, Any], rounds: int, held: Rows | None) -> Fitted:
+    import catboost
+
+    def data(matrix: np.ndarray, labels: np.ndarray | None = None) -> Any:
+        numbers = [column for column in range(matrix.shape[1]) if column not in categories]
+        codes = matrix[:, categories].astype(np.int64).astype(str).astype(object)
+        features = catboost.FeaturesData(
+            num_feature_data=np.ascontiguousarray(matrix[:, numbers], np.float32) if numbers else None,
+            cat_feature_data=np.char.encode(codes.astype(str)).astype(object) if categories else None,
+        )
+        return catboost.Pool(features, labels, thread_count=1)
+
+    model = catboost.CatBoostClassifier(
+        iterations=rounds, learning_rate=0.1, thread_count=1, random_seed=0, allow_writing_files=False, verbose=False,
+        **settings,
+    )  # fmt: skip
+    if held is None:
+        model.fit(data(*rows))
+        return Fitted(lambda matrix: model.predict_proba(data(matrix), thread_count=1)[:, 1], rounds, nan)
+    model.fit(data(*rows), eval_set=data(*held), early_stopping_rounds=PATIENCE, use_best_model=True)
+    loss = model.get_best_score()["validation"]["Logloss"]
+    return Fitted(lambda matrix: model.predict_proba(data(matrix))[:, 1], model.get_best_iteration() + 1, loss)
+
+
+LIGHTGBM = Library(
+    _lightgbm,
+    (200, 5_000),
+    [{"num_leaves": leaves, "min_data_in_leaf": least} for leaves, least in ((15, 200), (15, 30), (63, 30), (63, 200))],
+)
+XGBOOST = Library(
+    _xgboost,
+    (200, 5_000),
+    [{"max_depth": depth, "min_child_weight": least} for depth, least in ((5, 10), (5, 1), (9, 1), (9, 10))],
+)
+CATBOOST = Library(
+    _catboost, (1 << 30,), [{"depth": 6, "l2_leaf_reg": l2} for l2 in (3, 30)] + [{"depth": 4, "l2_leaf_reg": 3}]
+)
+"""LightGBM and XGBoost split a column's categories in two sets; CatBoost makes statistics of them, also of pairs."""

@@ -60,7 +60,7 @@ def test_a_file_that_cannot_grow_is_named_and_nothing_is_left(
 ) -> None:
     command = WRITERS[writer](originals)
     refused = 0
-    for limit in LIMITS[::4] if writer == "a program" else LIMITS:  # which is traced before it is written
+    for limit in LIMITS:
         with files_of_at_most(limit):
             done = run(*command)
         if done.returncode == 0:

@@ -141,29 +141,29 @@ def test_partitions_of_a_store_are_trained_on_predicted_and_gone_on_with(
     assert (missing.returncode, missing.stderr) == (2, f"error: {uri}/day=d99/part-0.parquet: no such file\n")
 
 
+@pytest.mark.parametrize("where", ["disk", "store"])
 def test_a_run_that_is_killed_within_a_log_of_many_files_resumes_to_the_same_bits(
-    tmp_path: Path, server: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    where: str, tmp_path: Path, server: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     place = tmp_path / "place"
     place.mkdir()
     in_parts(click_log(tmp_path / "log.csv"), place / "logs")
+    log = "logs" if where == "disk" else server.put(place / "logs", "killed")
+    command = ("train", log, *SMALL, "--batch-size", 100, "--checkpoint-steps", 2)
     driver = Driver(tmp_path)
     try:
-        for log in ("logs", server.put(place / "logs", "killed")):
-            command = ("train", log, *SMALL, "--batch-size", 100, "--checkpoint-steps", 2)
-            whole = driver.run(place, *command, "--out", "whole", "--overwrite")
-            assert whole.code == 0, whole.output
-            assert whole.operations is not None
-            for share in (0.3, 0.6):
-                at = int(share * len(whole.operations))
-                killed = driver.run(place, *command, "--out", "run", "--overwrite", at=at)
-                assert killed.code == KILLED
-                resumed = driver.run(place, "train", "--resume", "run")
-                assert resumed.code == 0, resumed.output
-                assert "resumed at row" in resumed.output
-                assert state_of(place / "run") == state_of(place / "whole")
-                shutil.rmtree(place / "run")
+        whole = driver.run(place, *command, "--out", "whole")
+        assert whole.code == 0, whole.output
+        assert whole.operations is not None
+        for share in (0.3, 0.6):
+            killed = driver.run(place, *command, "--out", "run", "--overwrite", at=int(share * len(whole.operations)))
+            assert killed.code == KILLED
+            resumed = driver.run(place, "train", "--resume", "run")
+            assert resumed.code == 0, resumed.output
+            assert "resumed at row" in resumed.output
+            assert state_of(place / "run") == state_of(place / "whole")
+            shutil.rmtree(place / "run")
     finally:
         driver.close()

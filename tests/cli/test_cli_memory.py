@@ -59,9 +59,10 @@ def test_a_run_under_all_limits_is_resumed_to_the_same_bits(
     log: Path, tmp_path: Path, run: Run, age: tuple[object, ...]
 ) -> None:
     options = (*OPTIONS, *LIMITS, *age, "--checkpoint-steps", 30, "--keep-checkpoints", 9)
-    done = run("train", log, *options, "--out", "whole")
-    assert done.returncode == 0, done.stderr
-    cut = shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for name in ("whole", "cut"):
+        done = run("train", log, *options, "--out", name)
+        assert done.returncode == 0, done.stderr
+    cut = tmp_path / "cut"
     for late in sorted((cut / "checkpoints").iterdir())[2:]:
         shutil.rmtree(late)
     (cut / "summary.json").unlink()

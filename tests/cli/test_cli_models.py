@@ -12,11 +12,11 @@ def test_a_network_with_options_is_trained_and_exported(tmp_path: Path, run: Run
     log = click_log(tmp_path / "log.csv")
     chosen = ("--model", "xdeepfm", "--dim", 5, "--set", "model.options={cin: [6]}")
     assert run("train", log, *chosen, "--lr", 0.05, "--l21", 1e-4, "--out", "run").returncode == 0
-    done = run("export", "run", "out", "--test", log, "--no-onnx")
+    done = run("export", "run", "out", "--test", log, "--program")
     assert done.returncode == 0, done.stderr
     manifest = read_manifest(tmp_path / "out")
     assert manifest.test is not None
-    assert manifest.test.scores["export"].auc > 0.9
+    assert manifest.test.scores["onnx"].auc > 0.9
     network = open_trained("out").model.network
     assert isinstance(network, XDeepFM)
     assert [len(weight) for weight in network.cin.weights] == [6]

@@ -41,7 +41,8 @@ def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_lines")
-@pytest.mark.parametrize(("seed", "last_newline"), [(0, True), (1, False), (2, True)])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("last_newline", [True, False])
 def test_what_is_read_does_not_depend_on_chunks_or_threads(
     seed: int, last_newline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +51,23 @@ def test_what_is_read_does_not_depend_on_chunks_or_threads(
     content = HEADER + b"\n".join(line.raw for line in lines) + b"\n" * last_newline
     path = written(tmp_path / "log.csv", content)
     rows, bad_lines = read(lines)
-    sizes = [40, 97, 299, 300, 301, 800, 1500, len(content) - 1, len(content), len(content) + 1]
+    sizes = [
+        40,
+        53,
+        97,
+        150,
+        299,
+        300,
+        301,
+        302,
+        409,
+        800,
+        1500,
+        3000,
+        len(content) - 1,
+        len(content),
+        len(content) + 1,
+    ]
     for number, size in enumerate(sizes):
         log, (bad,) = prepare(
             [path],

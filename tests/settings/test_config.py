@@ -188,6 +188,17 @@ def test_the_state_of_the_embeddings_alone_is_bfloat16_where_that_is_asked_for()
         Config.of(options={"state_dtype": "bfloat16"})
 
 
+def test_eps_is_that_of_the_embeddings_alone() -> None:
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1))
+    for given, expected in (({}, [1e-10, 1e-10]), ({"eps": 1e-3}, [1e-3, 1e-10]), ({"eps": 0.0}, [0.0, 1e-10])):
+        config = Config.of(optimizer="adagrad", l21=0.0, penalty="lasso", **given)
+        assert [group["eps"] for group in config.optimizer.make(model).param_groups] == expected
+    of_all = Config.of(optimizer="adagrad", l21=0.0, penalty="lasso", options={"eps": 1e-4}, eps=1e-3)
+    assert [group["eps"] for group in of_all.optimizer.make(model).param_groups] == [1e-3, 1e-4]
+    with pytest.raises(SettingsError, match="eps"):
+        Config.of(optimizer="momentum", lr=0.1, l21=0.0, penalty="lasso", eps=1e-3)
+
+
 def test_a_setting_that_keeps_features_needs_a_rate() -> None:
     with pytest.raises(SettingsError, match="least_features need target_rate"):
         Config.of(least_features=10, l21=0.0)

@@ -267,6 +267,8 @@ class OptimizerSettings(StrictSettings):
     """Learning rate."""
     network_lr: Decided[float] | None = setting(None, OPTIMIZER)
     """Learning rate of everything but the embeddings."""
+    eps: float | None = setting(None, ge=0)
+    """ε of the embeddings' optimizer: the larger, the less a row moves that has had little gradient so far."""
     schedule: ScheduleName = setting("constant", OPTIMIZER)
     """How the learning rates decay over all epochs."""
     warmup: Share = setting(0.0, OPTIMIZER)

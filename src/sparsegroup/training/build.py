@@ -248,7 +248,8 @@ class OptimizerConfig(OptimizerSettings):
     @property
     def _of_embeddings(self) -> dict[str, Any]:
         regularizer = {name: getattr(self, name) for name in EMBEDDING_SETTINGS}
-        return {**regularizer, "state_dtype": torch.bfloat16 if self.state_dtype == "bfloat16" else None}
+        state_dtype = torch.bfloat16 if self.state_dtype == "bfloat16" else None
+        return {**regularizer, "state_dtype": state_dtype, **({} if self.eps is None else {"eps": self.eps})}
 
     @property
     def _of_all(self) -> dict[str, Any]:
