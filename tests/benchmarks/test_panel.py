@@ -188,7 +188,7 @@ def test_defaults_are_varied_one_setting_at_a_time(monkeypatch: pytest.MonkeyPat
     assert asked[:4] == [(), (), ("--shuffle-buffer", "0"), ("--shuffle-buffer", "0")]
     assert len(asked) == 2 * 7
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert len(figures) == 6 * 3
+    assert len(figures) == 7 * 3
     assert figures["clicks, where nothing is said, auc"] == 1.0
     assert figures["clicks, where nothing is said, calibration"] < figures["clicks, all features, calibration"]
 
