@@ -123,7 +123,6 @@ def test_what_does_not_fit_a_run_is_not_gone_on_with(
         "checkpoints/step-000000000002/state.safetensors",
         "checkpoints/step-000000000002/checkpoint.json",
         "columns.json",
-        "metrics.jsonl",
     ],
 )
 def test_a_damaged_run_is_named(tmp_path: Path, run: Run, name: str) -> None:
@@ -134,6 +133,15 @@ def test_a_damaged_run_is_named(tmp_path: Path, run: Run, name: str) -> None:
     done = run("train", "log.csv", "--continue", "runs/log", "--out", "next")
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: runs/log/{name}: damaged (")
+
+
+def test_the_points_of_a_run_are_written_for_people_and_not_read(tmp_path: Path, run: Run) -> None:
+    click_log(tmp_path / "log.csv", 1_000)
+    assert run("train", "log.csv", "--out", "runs/log", "--batch-size", 512).returncode == 0
+    points = (tmp_path / "runs" / "log" / "metrics.jsonl").read_text()
+    (tmp_path / "runs" / "log" / "metrics.jsonl").write_text(points[:40])
+    assert run("train", "log.csv", "--continue", "runs/log", "--out", "next").returncode == 0
+    assert (tmp_path / "next" / "metrics.jsonl").read_text().startswith(points[:40])
 
 
 def test_a_run_that_was_cut_off_says_so(tmp_path: Path, run: Run) -> None:
