@@ -1,15 +1,18 @@
 """Reading a prepared log."""
 
+import multiprocessing
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from data_cases import CSV, HEADER, good_rows, keys, rows_of, written
-from sparsegroup.data import preparation
+from sparsegroup.data import Log, preparation
 from sparsegroup.data.preparation import prepare
 from sparsegroup.data.prepared_log import MANIFEST
 from sparsegroup.errors import ClickLogError
@@ -63,3 +66,22 @@ def test_a_log_of_test_rows_alone_is_refused(tmp_path: Path) -> None:
     path.write_text("label,a,split\n" + "1,x,2\n" * 20)
     with pytest.raises(ClickLogError, match=r"log.csv: no training rows; all 20 are for testing"):
         prepare([path], tmp_path / "out")
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
+def test_a_worker_that_was_forked_reads_it(tmp_path: Path) -> None:
+    """As a DataLoader's workers are on Linux: threads of the process before, such as Polars', are not there."""
+    path = written(tmp_path / "log.csv", HEADER + b"\n".join(good_rows(103)))
+    log, _ = prepare([path], tmp_path / "out", CSV)
+    expected = rows_of(log).keys.tolist()
+    pl.DataFrame({"a": range(100_000)}).select(pl.col("a").sort(descending=True), b=pl.col("a").hash())
+    loader = torch.utils.data.DataLoader(_Rows(log), batch_size=None, num_workers=1, timeout=60)
+    assert [row for batch in loader for row in batch.tolist()] == expected
+
+
+class _Rows(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (batch.keys for batch in self.log.batches(0, len(self.log), 3))

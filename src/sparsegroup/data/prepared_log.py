@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import torch
@@ -195,18 +196,22 @@ class PreparedLog(Log):
         return table
 
     def _batch(self, table: pa.Table) -> Batch:
-        frame = pl.DataFrame(pl.from_arrow(table.drop_columns(list(self.lists))))
+        # Without Polars, whose threads are not there in a process that was forked, such as a DataLoader's worker.
+        def column(name: str) -> npt.NDArray[Any]:
+            return np.from_dlpack(table.column(name).combine_chunks())
 
         def matrix(names: Sequence[str], dtype: Any) -> Tensor:
-            values = frame.select(names).to_numpy(order="c", writable=True) if names else None
-            return torch.from_numpy(np.empty((len(frame), 0), dtype) if values is None else values)
+            values = np.empty((len(table), len(names)), dtype)
+            for place, name in enumerate(names):
+                values[:, place] = column(name)
+            return torch.from_numpy(values)
 
         return Batch(
             matrix([name for name in self.fields if name not in self.lists], np.int64),
             matrix(self.numbers, np.float32),
-            torch.from_numpy(frame[LABEL].cast(pl.Float32).to_numpy(writable=True)),
-            torch.from_numpy(frame[TIME].to_numpy(writable=True)),
-            weights=torch.from_numpy(frame[WEIGHT].to_numpy(writable=True)) if self.weighted else None,
+            torch.from_numpy(column(LABEL).astype(np.float32)),
+            torch.from_numpy(column(TIME).copy()),
+            weights=torch.from_numpy(column(WEIGHT).copy()) if self.weighted else None,
             bags=tuple(_bags(table.column(name).combine_chunks()) for name in self.lists),
         )
 
