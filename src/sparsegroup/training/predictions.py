@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sparsegroup.artifact.validation import Real
 from sparsegroup.data.batches import Batch
-from sparsegroup.data.local_files import parquet_writer
+from sparsegroup.data.local_files import arrow_of, parquet_writer
 from sparsegroup.data.log import Log
 from sparsegroup.errors import UserError
 from sparsegroup.models import NumberEncoder
@@ -304,10 +304,11 @@ def write_predictions(parts: Iterator[Columns], path: Path, suffix: str) -> None
 
 
 def _write_parquet(parts: Iterator[Columns], path: Path) -> None:
-    held = [pa.record_batch(dict(next(parts)))]  # a log has rows
+    batches = (pa.record_batch({name: arrow_of(values) for name, values in part.items()}) for part in parts)
+    held = [next(batches)]  # a log has rows
     with closing(parquet_writer(path, held[0].schema, compression="zstd")) as writer:
-        for part in parts:
-            held.append(pa.record_batch(dict(part)))
+        for batch in batches:
+            held.append(batch)
             if sum(batch.num_rows for batch in held) >= _ROW_GROUP:
                 writer.write_table(pa.Table.from_batches(held))
                 held = []
