@@ -24,7 +24,7 @@ PATIENCE = 300  # seconds, on a machine that does much else
 
 
 def forking() -> ForkServerContext:
-    """Makes processes that find the library imported: importing it anew takes each of them seconds."""
+    """Makes processes that find the library imported: importing it again takes each of them seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sparsegroup.checkpoint", "sparsegroup.serving", "torch.distributed.tensor"])
     return context

@@ -63,7 +63,7 @@ def export_delta(
     _check_kinship(base.manifest, draft.manifest, since)
     change = difference(base.embeddings, draft.rows[TABLE])
 
-    with draft.begun(out, overwrite) as (folder, manifest):
+    with draft.writing(out, overwrite) as (folder, manifest):
         (folder / EMBEDDINGS).unlink()  # the id is that of the whole export
         change.upserts.save(folder / UPSERTS)
         write_tensors(folder / TOMBSTONES, {"keys": change.tombstones.contiguous()})
@@ -105,7 +105,7 @@ def apply_deltas(
     manifest = replace(result.manifest, kind="export", parent=None, changes=None)
     check_request(manifest.columns_and_config()[0], formats, test)
     draft = Draft(manifest, result.tables, result.model(), result.vocabularies)
-    with draft.begun(Path(out), overwrite) as (folder, manifest):
+    with draft.writing(Path(out), overwrite) as (folder, manifest):
         draft.save_vocabulary(keys_of(draft.rows), folder)
         return completed(folder, manifest, draft.add_models(folder, manifest, None, formats, test, threads))
 

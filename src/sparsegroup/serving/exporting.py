@@ -88,7 +88,7 @@ class Draft:
     vocabularies: Sequence[Path] = ()  # files of key, field and value
 
     @contextmanager
-    def begun(self, out: Path, overwrite: bool) -> Iterator[tuple[Path, ExportManifest]]:
+    def writing(self, out: Path, overwrite: bool) -> Iterator[tuple[Path, ExportManifest]]:
         """A folder with rows and other weights, and the manifest so far; it becomes `out` when the block has ended."""
         check_free(out, overwrite)
         with atomic_folder(out.absolute(), replace=overwrite) as folder:
@@ -242,7 +242,7 @@ def export_trained(
         raise ExportError(f"{out}: an export cannot take the place of what it is made of")
     check_request(trained.columns, formats, test)
     draft = draft_of(trained, dtype)
-    with draft.begun(Path(out), overwrite) as (folder, manifest):
+    with draft.writing(Path(out), overwrite) as (folder, manifest):
         draft.save_vocabulary(keys_of(draft.rows), folder)
         return completed(folder, manifest, draft.add_models(folder, manifest, trained.model, formats, test, threads))
 
@@ -427,7 +427,7 @@ def export(
         results = output_names(result) if outputs is None else results
         manifest = replace(manifest, signature=signature_of(program, names, results))
 
-    with Draft(manifest, rows, frozen).begun(folder, overwrite) as (place, manifest):
+    with Draft(manifest, rows, frozen).writing(folder, overwrite) as (place, manifest):
         if program is not None:
             runs = _save_models(program, place, formats, names, results, {"export": manifest.id})
             for name, run in runs.items():
