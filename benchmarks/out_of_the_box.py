@@ -1,11 +1,12 @@
 """Is `sparsegroup train LOG`, with no option but the label, as good as baselines that are searched?
 
-On each log of a panel (the public ones in a folder, and one of typed columns that is made up, as CSV and as Parquet):
-ours through the command line, with several seeds; hashed logistic regression, LightGBM, vw and FTRL-Proximal, on one
-core, each with hyperparameters chosen on the last tenth of the training rows. What the baselines said is kept, so that
-ours can be run again alone. Logs that are not run keep their lines in the report.
+On each log of a panel (the public ones in a folder, one of typed columns that is made up, as CSV and as Parquet, and
+the made-up logs of a family, of which half were never looked at while defaults were chosen): ours through the command
+line, with several seeds; hashed logistic regression, LightGBM, XGBoost, CatBoost, vw and FTRL-Proximal, on one core,
+each with hyperparameters chosen on the last tenth of the training rows. What the baselines said is kept, so that ours
+can be run again alone. Logs that are not run keep their lines in the report.
 
-    python benchmarks/out_of_the_box.py --data FOLDER                  # the report; an hour
+    python benchmarks/out_of_the_box.py --data FOLDER                  # the report; hours
     python benchmarks/out_of_the_box.py --data FOLDER --ours-only      # the baselines as they were
     python benchmarks/out_of_the_box.py --log mine.csv --label bought  # one's own log
 """
@@ -13,7 +14,8 @@ ours can be run again alone. Logs that are not run keep their lines in the repor
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 import timing
 from panel.baselines import BaselineCache, installed
 from panel.contest import OURS, contest
+from panel.family import FAMILY, KEPT, family_logs
 from panel.logs import PanelLog, kinds_in_words, shared_logs
 from panel.ours import own_run
 from panel.page import page_of, plot_contest
@@ -45,6 +48,15 @@ def typed_logs(folder: Path, rows: int) -> dict[PanelLog, dict[str, float]]:
     twin = PanelLog("clicks, Parquet", second, label=LABEL_COLUMN, twin=log)
     possible = {"auc": float(roc_auc_score(labels, truth)), "log_loss": float(log_loss(labels, truth))}
     return {log: possible, twin: possible}
+
+
+def panel(data: Path | None, folder: Path, quick: bool) -> Iterator[tuple[PanelLog, dict[str, float]]]:
+    """The logs of the panel, each with what is possible on its test set where that is known."""
+    yield from typed_logs(folder, QUICK_ROWS if quick else ROWS).items()
+    if not quick:
+        yield from (
+            (log, {}) for log in chain(shared_logs(data) if data else [], family_logs(folder, {**FAMILY, **KEPT}))
+        )
 
 
 def entry_of(log: PanelLog, baselines: list[str], cache: BaselineCache, seeds: int, folder: Path) -> dict[str, Any]:
@@ -81,13 +93,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         if given.log is not None:
-            logs: dict[PanelLog, dict[str, float]] = {
-                PanelLog(given.log.name.split(".")[0], given.log, given.test, given.label): {}
-            }
+            own = PanelLog(given.log.name.split(".")[0], given.log, given.test, given.label)
+            logs: Iterable[tuple[PanelLog, dict[str, float]]] = [(own, {})]
         else:
-            logs = typed_logs(Path(name), QUICK_ROWS if given.quick else ROWS)
-            logs |= {log: {} for log in (shared_logs(given.data) if given.data and not given.quick else [])}
-        for log, possible in logs.items():
+            logs = panel(given.data, Path(name), given.quick)
+        for log, possible in logs:
             if given.only and log.name not in given.only:
                 continue
             entry = entry_of(log, given.baselines, cache, seeds, Path(name))

@@ -34,6 +34,9 @@ BASELINES: Mapping[str, tuple[Baseline, str]] = {
 }
 """Name → the baseline, and the package that it is made with."""
 
+SOURCES = ("boosting.py", "linear.py", "logs.py")
+"""What baselines are made of."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -70,7 +73,7 @@ class BaselineCache:
         """
         run, package = BASELINES[name]
         folder = self._folder / f"{log.name}-{_digest(log.files)[:16]}" / f"{name}{', quick' * self._quick}"
-        made_of = {"sources": _digest(sorted(Path(__file__).parent.glob("*.py"))), package: version(package)}
+        made_of = {"sources": _digest([Path(__file__).with_name(name) for name in SOURCES]), package: version(package)}
         if (kept := _kept(folder, None if self._stale else made_of)) is not None:
             return kept
         if self._stale:

@@ -104,20 +104,21 @@ def boosting(
 ) -> Chosen:
     """Boosted trees; their settings, how many categories are kept and what integers are is chosen.
 
-    Early stopping says how many trees are best while choosing; as many are fitted to all training rows.
+    Early stopping says how many trees are best on the rows that are held out; as many are fitted to all training rows.
     """
     head, tail = tail_of(train)
     integers: tuple[Kind, ...] = ("number", "category") if "both" in kinds.values() else ("number",)
     views = list(product(library.most, integers))[: 1 if quick else None]
     tried: list[tuple[dict[str, Any], float]] = []
 
-    def attempt(most: int, one: Kind, settings: Mapping[str, Any]) -> None:
-        table = Table(head, kinds, most, one)
-        inside, categories = table.matrix(head)
+    def attempt(most: int, one: Kind, settings: Mapping[str, Any], of: pl.DataFrame = head) -> int:
+        table = Table(of, kinds, most, one)
+        inside, categories = table.matrix(of)
         held = (table.matrix(tail)[0], tail[label].to_numpy())
         rounds = 20 if quick else ROUNDS
-        fitted = library.fit((inside, head[label].to_numpy()), categories, settings, rounds, held)
+        fitted = library.fit((inside, of[label].to_numpy()), categories, settings, rounds, held)
         tried.append(({"most": most, "integers": one, **settings, "rounds": fitted.rounds}, fitted.loss))
+        return fitted.rounds
 
     for most, one in views:
         attempt(most, one, library.settings[0])
@@ -125,9 +126,12 @@ def boosting(
     for settings in library.settings[1:] if not quick else ():
         attempt(view["most"], view["integers"], settings)
     best = best_of(tried)
+    chosen = {name: best[name] for name in library.settings[0]}
+    if len(head) + len(tail) < len(train):  # more rows are worth more trees
+        whole = train[: len(train) - len(tail)]
+        best = {**best, "rounds": attempt(best["most"], best["integers"], chosen, whole)}
     table = Table(train, kinds, best["most"], best["integers"])
     inside, categories = table.matrix(train)
-    chosen = {name: best[name] for name in library.settings[0]}
     fitted = library.fit((inside, train[label].to_numpy()), categories, chosen, best["rounds"], None)
     return Chosen(fitted.predict(table.matrix(test)[0]), best)
 

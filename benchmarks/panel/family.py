@@ -33,6 +33,10 @@ class Shape:
         main: Effect of all fields by themselves.
         pair: Effect of users and items together: each has a vector of 4 numbers.
         taste: Effect of being in the same of 10 groups, for a user and an item.
+        cross: Effect of the third and the fourth field together: each combination has one.
+        favourites: Items of a user that all positives are of, where items of the negatives are drawn from all rows: how
+            sampled negatives look. There is no other effect then but that of the item's own frequency.
+        arrivals: Whether users come one after another, so that most users of the test rows are new.
         drift: Change of the logit over the log, a random walk.
         jump: What is added to the logit of all test rows.
         numbers: Numeric columns, one half of them without an effect.
@@ -52,6 +56,9 @@ class Shape:
     main: float = 1.0
     pair: float = 0.0
     taste: float = 0.0
+    cross: float = 0.0
+    favourites: int = 0
+    arrivals: bool = False
     drift: float = 0.0
     jump: float = 0.0
     numbers: int = 0
@@ -63,10 +70,11 @@ class Shape:
 
 
 FAMILY: Mapping[str, Shape] = {
-    "negatives": Shape(250_000, (3_000, 1_500, 300, 60, 40, 20, 10), rate=0.2, main=0.7, pair=1.0, taste=1.5),
-    "ratings": Shape(100_000, (1_200, 1_800, 80, 30, 21, 7), rate=0.55, drift=0.5, pair=0.3),
+    "negatives": Shape(290_000, (1_000, 4_000, 233, 80, 9, 7, 7, 3, 2, 2), rate=1 / 3, favourites=30),
+    "tastes": Shape(250_000, (3_000, 1_500, 300, 60, 40, 20, 10), rate=0.2, main=0.7, pair=1.0, taste=1.5),
+    "ratings": Shape(100_000, (1_000, 1_700, 795, 61, 21, 19, 7, 2), rate=0.55, arrivals=True, drift=0.2, pair=0.5),
     "installs": Shape(250_000, (30_000, 4_000, 800, 100, 20), rate=0.003, main=1.8, noise=1),
-    "codes": Shape(33_000, (7_500, 4_200, 2_300, 450, 340, 180, 130, 67), rate=0.94, main=1.2, taste=1.0, codes=True),
+    "codes": Shape(33_000, (7_500, 4_200, 2_300, 450, 340, 180, 130, 67), rate=0.94, main=1.2, cross=1.5, codes=True),
     "orders": Shape(50_000, (4_000, 900, 40), rate=0.25, formatted=True, main=0.6),
     "mixed": Shape(300_000, (40_000, 2_000, 300, 20), rate=0.1, numbers=6, tags=0.7, drift=0.3, noise=1),
     "tiny": Shape(10_000, (400, 150, 30, 7), rate=0.3),
@@ -76,9 +84,10 @@ FAMILY: Mapping[str, Shape] = {
 
 KEPT: Mapping[str, Shape] = {
     "bookings": Shape(120_000, (8_000, 3_000, 200, 50, 12), rate=0.05, taste=1.2, main=0.8, copies=2),
-    "reviews": Shape(60_000, (2_000, 2_500, 100, 10), rate=0.6, pair=0.8, drift=0.3),
+    "reviews": Shape(60_000, (2_000, 2_500, 100, 10), rate=0.6, pair=0.8, arrivals=True, drift=0.3),
+    "plays": Shape(150_000, (3_000, 9_000, 150, 24, 7), rate=0.25, favourites=12),
     "leads": Shape(80_000, (20_000, 600, 90, 25), rate=0.01, main=1.5, numbers=4),
-    "claims": Shape(40_000, (5_000, 700, 300, 70, 30), rate=0.4, codes=True, numbers=2, noise=2),
+    "claims": Shape(40_000, (5_000, 700, 300, 70, 30), rate=0.4, cross=1.0, codes=True, numbers=2, noise=2),
     "shop": Shape(70_000, (6_000, 1_200, 60), rate=0.15, formatted=True, tags=0.5, main=0.8),
     "season": Shape(200_000, (10_000, 900, 120, 24, 7), rate=0.2, drift=0.6, jump=-0.4),
     "small": Shape(15_000, (900, 300, 50, 12), rate=0.1, main=1.3, numbers=2),
@@ -114,6 +123,10 @@ def made(shape: Shape, seed: int = 0) -> tuple[pl.DataFrame, Float64s]:
     columns = logit.columns
     seconds = np.sort(draw.integers(DAYS * 86_400, size=rows))
     fields = [_drawn(draw, count, rows, shape.skew) for count in shape.fields]
+    if shape.arrivals:
+        fields[0] = _one_after_another(draw, fields[0], shape.fields[0])
+    if shape.favourites:
+        return _sampled_negatives(draw, shape, fields, seconds)
     for number, (values, count) in enumerate(zip(fields, shape.fields, strict=True)):
         logit.of_values(values, count, shape.main / len(fields) ** 0.5, shape.live)
         columns[f"f{number}"] = _spelled(draw, values, count, shape.codes)
@@ -124,6 +137,9 @@ def made(shape: Shape, seed: int = 0) -> tuple[pl.DataFrame, Float64s]:
     if shape.taste:
         groups = [draw.integers(10, size=count) for count in (many, more)]
         logit.add((groups[0][users] == groups[1][items]).astype(np.float64), shape.taste)
+    if shape.cross:
+        _, both = np.unique(fields[2] * shape.fields[3] + fields[3], return_inverse=True)
+        logit.of_values(both, int(both.max()) + 1, shape.cross)
     for number in range(shape.numbers):
         values = draw.lognormal(2, 1, rows)
         if number % 2 == 0:
@@ -169,6 +185,30 @@ def _drawn(draw: np.random.Generator, count: int, rows: int, skew: float) -> npt
     order = draw.permutation(count)
     drawn: npt.NDArray[np.int64] = order[np.searchsorted(weights, draw.random(rows) * weights[-1])]
     return drawn
+
+
+def _one_after_another(draw: np.random.Generator, users: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """The same users, each in a stretch of rows from a moment on."""
+    return users[np.argsort(draw.random(count)[users] + draw.exponential(0.03, len(users)))]
+
+
+def _sampled_negatives(
+    draw: np.random.Generator, shape: Shape, fields: list[npt.NDArray[np.int64]], seconds: npt.NDArray[np.int64]
+) -> tuple[pl.DataFrame, Float64s]:
+    """See `Shape.favourites`: item i of user u is positive as r q(i | u) against (1 - r) q(i), by Bayes' rule."""
+    (users, items, *others), (many, more, *counts) = fields, shape.fields
+    favourites = draw.choice(items, (many, shape.favourites))
+    weights = np.arange(1, shape.favourites + 1) ** -1.0
+    labels = (draw.random(shape.rows) < shape.rate).astype(np.int64)
+    ranks = draw.choice(shape.favourites, shape.rows, p=weights / weights.sum())
+    items = np.where(labels == 1, favourites[users, ranks], items)
+    of_all = np.bincount(fields[1], minlength=more) / shape.rows
+    of_user = ((favourites[users] == items[:, None]) * weights).sum(1) / weights.sum()
+    against = of_all[items] * (1 - shape.rate)
+    probabilities = shape.rate * of_user / np.maximum(shape.rate * of_user + against, 1e-12)
+    columns = zip([users, items, *others], [many, more, *counts], strict=True)
+    spelled = {f"f{number}": _spelled(draw, *one, shape.codes) for number, one in enumerate(columns)}
+    return pl.DataFrame({"label": labels, "ts": seconds + int(START.timestamp()), **spelled}), probabilities
 
 
 def _spelled(draw: np.random.Generator, values: npt.NDArray[np.int64], count: int, codes: bool) -> pl.Series:

@@ -1,6 +1,7 @@
 """Linear baselines over one sparse matrix: logistic regression, FTRL-Proximal per coordinate, and Vowpal Wabbit.
 
-Each chooses its hyperparameters by log loss on the last tenth of the training rows in time. FTRL-Proximal is algorithm
+Each chooses its hyperparameters by log loss on the last tenth of the training rows in time, fitted to at most
+`CHOOSING` rows before them. FTRL-Proximal is algorithm
 1 of McMahan et al., "Ad Click Prediction: a View from the Trenches" (KDD 2013).
 """
 
@@ -20,6 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from panel.logs import Kind
 
 TAIL = 0.1
+CHOOSING = 100_000
 BITS = 22
 BUCKETS = 50
 CS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -60,7 +62,7 @@ class Chosen(NamedTuple):
 def tail_of(train: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows to fit to while choosing, and those to choose by."""
     rows = len(train) - round(TAIL * len(train))
-    return train[:rows], train[rows:]
+    return train[max(rows - CHOOSING, 0) : rows], train[rows:]
 
 
 def loss_of(labels: np.ndarray, probabilities: np.ndarray) -> float:

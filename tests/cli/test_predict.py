@@ -47,7 +47,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         label = ("--label", "clicked")
-        assert call(patch, "train", "log.csv", *label, "--lr", 0.05, "--l21", 1e-4, "--out", "run") == 0
+        settings = ("--lr", 0.05, "--l21", 1e-4, "--selection", "never")
+        assert call(patch, "train", "log.csv", *label, *settings, "--out", "run") == 0
         assert call(patch, "prepare", "log.csv", "prepared", *label) == 0
     return folder
 

@@ -143,7 +143,10 @@ def test_the_trainer_is_the_loop_that_one_would_write() -> None:
         LookupModel(table, network).eval()(batch.keys, batch.numbers, batch.bags),
         network.eval()(
             by_field(
-                table(torch.cat([batch.keys.flatten(), batch.bags[0].keys])), batch.keys, batch.bags, network.pooling
+                table(torch.cat([batch.keys.flatten(), batch.bags[0].keys])),
+                tuple(batch.keys.shape),
+                batch.bags,
+                network.pooling,
             )
         ),
     )

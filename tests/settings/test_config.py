@@ -156,9 +156,9 @@ def test_the_rules_say_what_numbers_and_logits_start_from() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"dim": 4}, {"target_rate": 0.1, "least_features": 256, "name": "adagrad", "lr": 0.1, "network_lr": 0.03}),
-        ({"lr": 0.02}, {"target_rate": 0.1, "least_features": 256, "name": "adagrad", "lr": 0.02, "network_lr": None}),
-        ({"optimizer": "adam"}, {"target_rate": 0.1, "least_features": 256, "name": "adam", "lr": None}),
+        ({"dim": 4}, {"target_rate": 0.1, "least_features": 4096, "name": "adagrad", "lr": 0.1, "network_lr": 0.03}),
+        ({"lr": 0.02}, {"target_rate": 0.1, "least_features": 4096, "name": "adagrad", "lr": 0.02, "network_lr": None}),
+        ({"optimizer": "adam"}, {"target_rate": 0.1, "least_features": 4096, "name": "adam", "lr": None}),
         ({"l2": 1e-3, "penalty": "lasso"}, {"target_rate": 0.1, "l2": 1e-3, "l21": 0.0}),
         ({"target_rate": 0.5}, {"target_rate": 0.5, "least_features": 0, "name": "adagrad", "lr": 0.1}),
         ({"l21": 0.0}, {"target_rate": None, "least_features": 0, "name": "adam", "lr": None, "network_lr": None}),

@@ -96,7 +96,7 @@ PLACES: dict[str, tuple[Any, str, bool]] = {
     "batch": (Trainer, "_step", True),
     "save": (save, "_written_tables", True),
     "checkpoint": (Session, "checkpoint", True),
-    "validation": (Trainer, "evaluate", False),
+    "validation": (Trainer, "predictions", False),
     "best": (Session, "restore", True),
 }
 """Place → the function in whose calls it is, and whether it is at their end."""

@@ -67,8 +67,8 @@ def test_fit_is_the_loop_that_one_would_write() -> None:
 def test_a_bag_is_the_mean_of_its_vectors_and_an_empty_one_is_zero() -> None:
     table = HashEmbedding(3)
     for batch in batches_with_everything(1):
-        keys = keys_to_look_up(batch.keys, batch.bags)
-        embeddings = by_field(table(keys), batch.keys, batch.bags)
+        keys = keys_to_look_up(MLP(3, 3), batch.keys, batch.bags)
+        embeddings = by_field(table(keys), tuple(batch.keys.shape), batch.bags)
         assert embeddings.shape == (len(batch), 3, 3)
         torch.testing.assert_close(embeddings[:, :2], table.lookup(batch.keys))
         bags = batch.bags[0]

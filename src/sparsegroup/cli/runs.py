@@ -26,7 +26,17 @@ from sparsegroup.errors import UserError
 from sparsegroup.reporting.formatting import duration, size
 from sparsegroup.settings.declared import ADMISSION_SETTINGS, ModelSettings
 from sparsegroup.settings.yaml_settings import checked, with_values
-from sparsegroup.training import Callback, Config, RunStoppedError, Session, Summary, Trainer, load_run
+from sparsegroup.training import (
+    Callback,
+    Config,
+    RunStoppedError,
+    Session,
+    Summary,
+    Trainer,
+    Trial,
+    load_run,
+    settings_by_trials,
+)
 from sparsegroup.training.callbacks import check_tracking
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_folder import (
@@ -81,10 +91,15 @@ def train(run: NewRun | Path, threads: int, rank_timeout: float) -> None:
             session = Session.resume(folder.path, plan.log, group)
         else:
             before = None if plan.before is None else load_run(plan.before, plan.config, group)
-            session = Session.begin(folder.path, plan.config, plan.log, before, group, job=launch.job)
+            config, trials = plan.config, tuple[Trial, ...]()
+            if before is None and launch.ranks.is_alone:
+                config, trials = settings_by_trials(config, plan.log, partial(training_bar, stays=False))
+            session = Session.begin(folder.path, config, plan.log, before, group, trials=trials, job=launch.job)
         until_begun.pop_all()
         if plan.is_latest and not launch.ranks.rank:
             point_latest(folder.path)
+        if trials := session.provenance.trials:
+            _logger.info(_chosen_in_words(trials))
         _logger.info(f"{_rows_in_words(session)}; writing to {place}")
         summary = _train(session, place)
         session.ranks.on_rank_0(folder.take_place, "the run's place")
@@ -180,7 +195,7 @@ def _continued_config(before: Config, values: dict[str, Any]) -> Config:
     if {"data.schema", "data.dataset"} & values.keys():  # they say all of the format
         content["data"]["columns"] = None
     if values.get("optimizer.name", before.optimizer.name) != before.optimizer.name:  # whose rates these were
-        values = {"optimizer.lr": None, "optimizer.network_lr": None, **values}
+        values = {"optimizer.lr": None, "optimizer.network_lr": None, "optimizer.eps": None, **values}
     content = with_values(content, {"data.test": None, **values})  # the next log has its own test set, or none
     content["given"] = list(dict.fromkeys((*before.given_keys, *values)))
     config = checked(Config, content, "the command line")
@@ -213,6 +228,22 @@ def _rows_in_words(session: Session) -> str:
     if earlier := session.trainer.samples - session.position:
         parts.append(f"continuing after {earlier:,} samples")
     return f"{data.name}: {', '.join(parts)}"
+
+
+def _chosen_in_words(trials: Sequence[Trial]) -> str:
+    """What the trials have chosen, and what it is worth."""
+    first, chosen = trials[0], next(one for one in trials if one.is_chosen)
+    what = f"{chosen.epochs} pass{'es' * (chosen.epochs > 1)}"
+    if chosen.after_first_epoch == "reset":
+        what += " with a reset of the embeddings in each"
+    if chosen.pairs:
+        what += f", the pairs {' and '.join(chosen.pairs)}"
+    if chosen.l2:
+        what += f", l2 {chosen.l2:.2g}"
+    worth = f"log loss {chosen.log_loss:.4f}"
+    if chosen != first:
+        worth += f" against {first.log_loss:.4f} of one pass with the defaults"
+    return f"trials on the last tenth of the training rows choose {what}: {worth}"
 
 
 def _train(session: Session, place: Path) -> Summary:

@@ -186,7 +186,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logits = []
         with torch.no_grad():
             for batch in log.batches(0, len(log), EVALUATED):
-                keys = keys_to_look_up(batch.keys, batch.bags)
+                keys = keys_to_look_up(network, batch.keys, batch.bags)
                 several = isinstance(embedding, FieldTables)
                 vectors = embedding(keys, torch.float64) if several else embedding(keys).double()
                 logits.append(logits_of(network, vectors, batch.keys, batch.numbers.double(), batch.bags).cpu())

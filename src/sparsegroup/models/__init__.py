@@ -10,6 +10,7 @@ from sparsegroup.models.logistic import LR
 from sparsegroup.models.mlp import MLP
 from sparsegroup.models.number_encoder import NumberEncoder, WithNumbers
 from sparsegroup.models.opnn import OPNN
+from sparsegroup.models.pairs import PairKeys, WithPairs
 from sparsegroup.models.xdeepfm import XDeepFM
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "DeepFM",
     "ListPooling",
     "NumberEncoder",
+    "PairKeys",
     "WithNumbers",
+    "WithPairs",
     "WithPooling",
     "XDeepFM",
 ]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sparsegroup.artifact.validation import STRICT, AnyReal, Count, Key, Number, Real
+from sparsegroup.artifact.validation import STRICT, AnyReal, Count, Flag, Key, Number, Real
 from sparsegroup.table import FieldCount
 
 
@@ -62,6 +62,20 @@ class LargestFeature:
     key: Key
     value: str | None  # its text in the log, if that is known
     norm: Number  # ‖x‖
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model that was trained on all but the last training rows, and measured on these, to choose its settings."""
+
+    epochs: Count
+    after_first_epoch: str
+    pairs: tuple[str, ...]
+    l2: Number
+    feature_rate: Number
+    auc: Number
+    log_loss: Number
+    is_chosen: Flag = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +156,7 @@ class Summary:
         warnings: A sentence for each problem of the run, with what to try.
         largest: Features of the largest vectors.
         ranks: Figures of each of several ranks that trained together; empty for a single process.
+        trials: Models by which settings were chosen before the run.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -172,6 +187,7 @@ class Summary:
     warnings: tuple[str, ...] = ()
     largest: tuple[LargestFeature, ...] = ()
     ranks: tuple[RankFigures, ...] = ()
+    trials: tuple[Trial, ...] = ()
 
 
 @dataclass(frozen=True)

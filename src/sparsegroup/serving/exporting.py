@@ -269,7 +269,8 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> Draft:
     trained.check_rows()
     tables, columns, counts = tables_of(trained.model), trained.columns, trained.field_counts()
     rows = {name: live_rows(table, dtype) for name, table in tables.items()}
-    live = np.bincount(fields_of(keys_of(rows).numpy()), minlength=len(columns.fields)).tolist()
+    features = trained.config.model.features(columns)
+    live = np.bincount(fields_of(keys_of(rows).numpy()), minlength=len(features)).tolist()
     manifest = _manifest_of(
         tables,
         rows,
@@ -278,7 +279,7 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> Draft:
         trained.manifest,
         columns=json.loads(json.dumps(asdict(columns))),
         config=trained.config.as_dict(),
-        fields={name: FieldRows(live[number], counts[name].seen) for number, name in enumerate(columns.fields)},
+        fields={name: FieldRows(live[number], counts[name].seen) for number, name in enumerate(features)},
     )
     vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
     return Draft(manifest, rows, frozen_copy(trained.model, rows), vocabularies)

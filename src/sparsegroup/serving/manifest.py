@@ -190,9 +190,9 @@ class ExportManifest(Manifest):
         if self.columns is not None:
             if self.config is None:
                 raise ValueError("config is missing")
-            columns, _ = self.columns_and_config()
-            if self.fields.keys() != set(columns.fields):
-                raise ValueError(f"fields: are not those of the columns, {', '.join(columns.fields)}")
+            columns, config = self.columns_and_config()
+            if self.fields.keys() != set(features := config.model.features(columns)):
+                raise ValueError(f"fields: the model has others, {', '.join(features)}")
         if self.id != self.expected_id():
             raise ValueError("id: is not that of the content")
 

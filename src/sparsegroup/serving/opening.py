@@ -91,7 +91,8 @@ class TrainedModel:
         """Field → its rows, and its features that training has seen."""
         found = self.model.embedding.field_counts()
         nothing = FieldCount(0, 0, 0)
-        counts = {name: found.get(number, nothing) for number, name in enumerate(self.columns.fields)}
+        features = self.config.model.features(self.columns)
+        counts = {name: found.get(number, nothing) for number, name in enumerate(features)}
         if self.manifest is None:
             return counts
         seen = self.manifest.fields

@@ -33,11 +33,12 @@ def _has_target(given: Given) -> bool:
     return _is_given(given, "target_rate", "target_bytes") or not _is_given(given, "l1", "l21")
 
 
-def _has_default_target(given: Given) -> bool:
+def has_default_target(given: Given) -> bool:
+    """Whether no setting says how large a model is."""
     return _has_target(given) and not _is_given(given, "target_rate", "target_bytes")
 
 
-def _has_default_optimizer(given: Given) -> bool:
+def has_default_optimizer(given: Given) -> bool:
     """Whether the recipe that is best with a size holds; see "How big should it be?" in the documentation."""
     return _has_target(given) and not _is_given(given, "name")
 
@@ -51,6 +52,20 @@ def _batch_size(log: "Log", given: Given) -> int:
     return 1 << min(max(round(math.log2(max(log.train_rows, 1) / 1_000)), 7), 13)
 
 
+LEAST = 4096
+"""Features that the default size keeps in any case: fewer make no table that anybody would notice smaller."""
+
+EVIDENCE = 0.0125
+"""ε of the embeddings times the batch size: about a row's gradient that is small. Adagrad's first step is otherwise as
+long for a gradient of any size, and where positives are rare, a negative's is tiny: see docs/training.md."""
+
+
+def _eps(log: "Log", given: Given) -> float | None:
+    if not has_default_optimizer(given) or "eps" in (given.get("optimizer", {}).get("options") or {}):
+        return None
+    return EVIDENCE / (given.get("training", {}).get("batch_size") or _batch_size(log, given))
+
+
 def _shuffle_buffer(log: "Log", given: Given) -> int:
     """Blocks follow what drifts in a long log, while no stretch of like rows makes up a batch: see docs/training.md."""
     if isinstance(given.get("model", {}).get("evict_unseen"), str):  # an age by the log's own clock, so by its order
@@ -60,30 +75,34 @@ def _shuffle_buffer(log: "Log", given: Given) -> int:
 
 RULES: Mapping[str, Rule] = {
     "model.name": Rule(_network, "auto: dcnv2 for more than 100,000 training rows, otherwise dcn"),
+    "model.pairs": Rule(lambda log, given: (), "auto: what trials choose"),
     "model.fallback": Rule(lambda log, given: _has_target(given), "with a size"),
     "optimizer.name": Rule(
         lambda log, given: "adagrad" if _has_target(given) else "adam", "adagrad; with --l21 or --l1, adam"
     ),
     "optimizer.lr": Rule(
-        lambda log, given: 0.1 if _has_default_optimizer(given) else None,
+        lambda log, given: 0.1 if has_default_optimizer(given) else None,
         "0.1 for the default adagrad; otherwise as in torch.optim",
     ),
     "optimizer.network_lr": Rule(
-        lambda log, given: 0.03 if _has_default_optimizer(given) and not _is_given(given, "lr") else None,
+        lambda log, given: 0.03 if has_default_optimizer(given) and not _is_given(given, "lr") else None,
         "--lr; 0.03 for the default adagrad without --lr",
     ),
+    "optimizer.eps": Rule(_eps, f"{EVIDENCE}/batch_size for the default adagrad; otherwise as in torch.optim"),
     "optimizer.l21": Rule(lambda log, given: 0.0 if _has_target(given) else 1e-3),
     "optimizer.penalty": Rule(lambda log, given: "hard" if _has_target(given) else "lasso", "lasso; hard with a size"),
     "optimizer.target_rate": Rule(
-        lambda log, given: 0.1 if _has_default_target(given) else None, "0.1, but at least 256 features"
+        lambda log, given: 0.1 if has_default_target(given) else None, f"0.1, but at least {LEAST:,} features"
     ),
     "optimizer.least_features": Rule(
-        lambda log, given: 256 if _has_default_target(given) else 0, "256 with the default size, otherwise 0"
+        lambda log, given: LEAST if has_default_target(given) else 0, f"{LEAST} with the default size, otherwise 0"
     ),
     "training.batch_size": Rule(_batch_size, "rows/1000, as a power of two from 128 to 8192"),
+    "training.epochs": Rule(lambda log, given: 1, "1, or what trials choose"),
+    "training.after_first_epoch": Rule(lambda log, given: "train", "train, or what trials choose"),
     "training.shuffle_buffer": Rule(_shuffle_buffer, "all rows, if there are up to 300,000; otherwise 10,000"),
 }
 """Setting → the rule that decides it if it is not given."""
 
-PER_LOG = ("training.batch_size", "training.shuffle_buffer")
-"""Settings that depend on the length of the log, so that a run that is continued on another log decides them again."""
+PER_LOG = ("training.batch_size", "training.epochs", "training.after_first_epoch", "training.shuffle_buffer")
+"""Settings that depend on the log's rows, so that a run that is continued on another log decides them again."""

@@ -70,6 +70,12 @@ def _age(given: object) -> object:
     return age_of(given).get("steps", given)
 
 
+def _pairs(given: object) -> object:
+    if given in ("auto", "none"):
+        return None if given == "auto" else ()
+    return tuple(one.strip() for one in given.split(",")) if isinstance(given, str) else given
+
+
 def _size(given: object) -> object:
     bytes_of(given)
     return given if isinstance(given, int) else str(given)
@@ -217,6 +223,10 @@ class ModelSettings(StrictSettings):
     dims: dict[str, Dim] = setting({})
     """Field → another embedding dimension for it: there is a table for each dimension, and a learned matrix makes
     shorter vectors as long as the longest, see `FieldTables`."""
+    pairs: Annotated[Decided[tuple[str, ...]], BeforeValidator(_pairs)] = setting(
+        None, MODEL, kind=str, metavar="auto|none|A*B,…"
+    )
+    """Pairs of fields whose combinations are features too, such as user*item."""
     hidden: tuple[Dim, ...] | None = setting(None, words="the network's")
     """Sizes of the hidden layers."""
     dropout: Share | None = setting(None, words="the network's")
@@ -267,7 +277,7 @@ class OptimizerSettings(StrictSettings):
     """Learning rate."""
     network_lr: Decided[float] | None = setting(None, OPTIMIZER)
     """Learning rate of everything but the embeddings."""
-    eps: float | None = setting(None, ge=0)
+    eps: Decided[float] | None = setting(None, ge=0)
     """ε of the embeddings' optimizer: the larger, the less a row moves that has had little gradient so far."""
     schedule: ScheduleName = setting("constant", OPTIMIZER)
     """How the learning rates decay over all epochs."""
@@ -318,7 +328,7 @@ class TrainingSettings(StrictSettings):
 
     batch_size: Decided[int] = setting(None, TRAINING, ge=1)
     """Samples per step."""
-    epochs: int = setting(1, TRAINING, ge=1)
+    epochs: Decided[int] = setting(None, TRAINING, ge=1)
     """Maximum number of passes over the training rows."""
     validation: Share = setting(0.0, TRAINING)
     """Share of the training rows to hold out from the end, such as .05; the epoch with the lowest log loss on them is
@@ -327,8 +337,11 @@ class TrainingSettings(StrictSettings):
     """Stop after this many epochs in a row without improvement on the held-out rows; 0 for never."""
     shuffle_buffer: Decided[int] = setting(None, TRAINING, ge=0)
     """Shuffle the training rows in blocks of this many; 0 keeps the order of the log."""
-    after_first_epoch: AfterFirstEpoch = setting("train", TRAINING)
+    after_first_epoch: Decided[AfterFirstEpoch] = setting(None, TRAINING, kind=AfterFirstEpoch)
     """What to do with the embeddings in later epochs: go on training them, reset them in each, or freeze them."""
+    selection: Literal["auto", "never"] = setting("auto", TRAINING)
+    """Choose pairs, passes, l2 and size, where not given, by trials on the last tenth of the training rows; auto: for
+    logs of up to a million training rows."""
     seed: int = setting(0, TRAINING, ge=0)
     """Seed of the initialization, the dropout, the row order and the synthetic log."""
     windows: int = setting(50, ge=1)
@@ -462,8 +475,11 @@ class Settings(StrictSettings):
 
     def _decided(self, log: "Log", keys: Iterable[str]) -> Self:
         given, given_keys = self.given_sections(), self.given_keys
-        values = {key: RULES[key].decide(log, given) for key in keys if key not in given_keys}
-        return checked(type(self), with_values({**self.as_dict(), "given": given_keys}, values), "config")
+        return self.decided({key: RULES[key].decide(log, given) for key in keys if key not in given_keys})
+
+    def decided(self, values: Mapping[str, Any]) -> Self:
+        """These settings with other values at dotted keys, which do not count as given; SettingsError as `replace`."""
+        return checked(type(self), with_values({**self.as_dict(), "given": self.given_keys}, values), "config")
 
     def for_log(self, log: "Log") -> Self:
         """These settings with what was inferred of the columns of `log`, so that others are read as that one was."""

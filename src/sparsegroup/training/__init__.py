@@ -5,7 +5,7 @@ from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
 
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
+from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary, Trial
 from sparsegroup.training.build import Config, OptimizerConfig, read_config
 from sparsegroup.training.callbacks.mlflow import MLflowCallback
 from sparsegroup.training.callbacks.optuna import OptunaPruningCallback
@@ -15,6 +15,7 @@ from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.model import NETWORKS, ClickModel
 from sparsegroup.training.predictions import predict
 from sparsegroup.training.run_folder import TrainingRun, load_model, load_run
+from sparsegroup.training.selection.trials import settings_by_trials
 from sparsegroup.training.session import RunStoppedError, Session
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
@@ -36,12 +37,14 @@ __all__ = [
     "TrainedBatch",
     "Trainer",
     "TrainingRun",
+    "Trial",
     "evaluate",
     "load_model",
     "load_run",
     "predict",
     "prune_rows",
     "read_config",
+    "settings_by_trials",
 ]
 
 document_constructors(globals())

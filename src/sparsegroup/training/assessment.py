@@ -106,7 +106,7 @@ def metrics_lost(window: PredictionWindow, baseline: Float64s) -> list[str]:
     less so. None is lost where only one class is present.
     """
     own, theirs = window.metrics(), evaluate(window.labels(), baseline, window.weights())
-    pairs = list(zip(_by_block(window, window.probabilities()), _by_block(window, baseline), strict=True))
+    pairs = list(zip(by_block(window, window.probabilities()), by_block(window, baseline), strict=True))
     lost = []
     if theirs.auc > own.auc and _is_sure([other.auc - ours.auc for ours, other in pairs]):
         lost.append("auc")
@@ -116,8 +116,8 @@ def metrics_lost(window: PredictionWindow, baseline: Float64s) -> list[str]:
     return lost
 
 
-def _by_block(window: PredictionWindow, probabilities: Float64s) -> list[Metrics]:
-    """Metrics of probabilities `[samples]` in each of 20 blocks of consecutive rows."""
+def by_block(window: PredictionWindow, probabilities: Float64s) -> list[Metrics]:
+    """Metrics of probabilities `[samples]` in each of at most 20 blocks of consecutive rows."""
     labels, weights = window.labels(), window.weights()
     blocks = (rows for rows in np.array_split(np.arange(window.samples), BLOCKS) if len(rows))
     return [evaluate(labels[rows], probabilities[rows], None if weights is None else weights[rows]) for rows in blocks]
@@ -151,7 +151,7 @@ def _against_the_mean(window: PredictionWindow, test: Metrics, baseline: Metrics
     if not entropy > 1:
         return None
     constant = np.full(window.samples, np.average(window.labels(), weights=window.weights()), np.float64)
-    pairs = zip(_by_block(window, window.probabilities()), _by_block(window, constant), strict=True)
+    pairs = zip(by_block(window, window.probabilities()), by_block(window, constant), strict=True)
     if entropy < FAR and not _is_sure([ours.log_loss - theirs.log_loss for ours, theirs in pairs]):
         return None
     why = "Try a lower learning rate (lr), a smaller network, or, if there are several epochs, fewer of them."
@@ -235,8 +235,12 @@ class Largest:
         self.keys, self.values = keys[order], values[order]
 
 
-def named_features(log: Log, tables: Iterable[Table], ranks: RankGroup = SINGLE_PROCESS) -> list[LargestFeature]:
+def named_features(
+    log: Log, names: Sequence[str], tables: Iterable[Table], ranks: RankGroup = SINGLE_PROCESS
+) -> list[LargestFeature]:
     """The features of the largest vectors, those with a known text and the first ten, the largest first.
+
+    `names` has the field of each number.
 
     The text is that of the log's vocabulary, or, of a raw log, what about its first 100,000 rows have. All ranks that
     store the tables call it, and the first gets them.
@@ -258,8 +262,8 @@ def named_features(log: Log, tables: Iterable[Table], ranks: RankGroup = SINGLE_
         room -= 0 if value is None else len(value.encode())
         if room < 0:
             break
-        if (value is not None or place < SHOWN) and fields[place] < len(log.fields):
-            found.append(LargestFeature(log.fields[fields[place]], key, value, norm))
+        if (value is not None or place < SHOWN) and fields[place] < len(names):
+            found.append(LargestFeature(names[fields[place]], key, value, norm))
     return found
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.overrides import TorchFunctionMode
 
-from sparsegroup.data.keys import FIELD_BITS
+from sparsegroup.data.keys import FIELD_BITS, MOST_FIELDS
 from sparsegroup.data.log import Log
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import is_rows
-from sparsegroup.models import ListPooling, NumberEncoder, WithNumbers, WithPooling
+from sparsegroup.models import ListPooling, NumberEncoder, PairKeys, WithNumbers, WithPairs, WithPooling
 from sparsegroup.names import bytes_of
 from sparsegroup.optim import (
     GroupAdagrad,
@@ -113,13 +113,32 @@ class ModelConfig(ModelSettings):
         """Length of the vectors that the network takes: the largest of `vector_dim` and `dims`."""
         return max([self.vector_dim, *self.dims.values()])
 
+    def features(self, columns: LogSchema) -> tuple[str, ...]:
+        """The fields of the table, in the order of their numbers: first a log's own, then the pairs."""
+        return (*columns.fields, *(self.pairs or ()))
+
     def sizes(self, columns: LogSchema) -> dict[int, int]:
-        """Field's number in the columns of a log → length of its embeddings; ValueError if `dims` names others."""
+        """Field's number → length of its embeddings; ValueError if `dims` or `pairs` name fields that are not there."""
+        self.places(columns)
+        features = self.features(columns)
         for name in self.dims:
-            if name not in columns.fields:
-                there = f"{did_you_mean(name, columns.fields)} the fields are {', '.join(columns.fields) or 'none'}"
+            if name not in features:
+                there = f"{did_you_mean(name, features)} the fields are {', '.join(features) or 'none'}"
                 raise ValueError(f"dims: there is no field {name!r}; {there.lstrip()}")
-        return {number: self.dims.get(name, self.vector_dim) for number, name in enumerate(columns.fields)}
+        return {number: self.dims.get(name, self.vector_dim) for number, name in enumerate(features)}
+
+    def places(self, columns: LogSchema) -> list[tuple[int, int]]:
+        """The places of each pair's fields among the fields of one value; ValueError if there is no such field."""
+        single = [name for name in columns.fields if name not in columns.lists]
+        found = []
+        for pair in self.pairs or ():
+            names = next((one for one in _split(pair) if set(one) <= set(single)), None)
+            if names is None:
+                raise ValueError(f"pairs: {pair!r} is not of two fields of one value; those are {', '.join(single)}")
+            found.append((single.index(names[0]), single.index(names[1])))
+        if len(columns.fields) + len(found) > MOST_FIELDS:
+            raise ValueError(f"pairs: a table has at most {MOST_FIELDS} fields, and these are more")
+        return found
 
     def embedding(
         self, columns: LogSchema, seed: int, process_group: dist.ProcessGroup | None = None
@@ -148,7 +167,7 @@ class ModelConfig(ModelSettings):
 
         ValueError: a size that the network cannot have, or fields that the log does not have.
         """
-        fields, numbers = len(columns.fields), len(columns.numbers)
+        fields, numbers = len(self.features(columns)), len(columns.numbers)
         encoded = numbers > 0 and (self.standardize or self.number_buckets > 0)
         more = numbers if encoded and self.number_buckets else 0
         network: nn.Module = NETWORKS[self.name](
@@ -159,6 +178,8 @@ class ModelConfig(ModelSettings):
             network = WithNumbers(encoder, network)
         if self.attention:
             network = WithPooling(ListPooling(self.network_dim, self.queries(columns)), network)
+        if self.pairs:
+            network = WithPairs(PairKeys(self.places(columns), len(columns.fields), FIELD_BITS), network)
         return network
 
     def queries(self, columns: LogSchema) -> dict[int, int]:
@@ -176,6 +197,13 @@ class ModelConfig(ModelSettings):
 
 
 _BUILT_IN = ("fields", "dim", "numbers")
+
+
+def _split(pair: str) -> Iterator[tuple[str, str]]:
+    """The two names of a pair, at each star that may be between them."""
+    for place, letter in enumerate(pair):
+        if letter == "*":
+            yield pair[:place].strip(), pair[place + 1 :].strip()
 
 
 class OptimizerConfig(OptimizerSettings):
@@ -277,7 +305,7 @@ class TrainingConfig(TrainingSettings):
         if held_out >= train_rows:
             raise SettingsError(f"training.validation={self.validation:g} leaves none of {train_rows} rows to train on")
         same = ("batch_size", "epochs", "patience", "after_first_epoch", "shuffle_buffer", "seed")
-        of_all = {name: getattr(self, name) for name in same}
+        of_all = {name: value for name in same if (value := getattr(self, name)) is not None}
         return EpochPlan(rows=train_rows - held_out, validation_rows=held_out, **of_all)
 
 

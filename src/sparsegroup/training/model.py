@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sparsegroup.bags import pool_ragged
 from sparsegroup.data.batches import Bags
-from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, XDeepFM
+from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, WithPairs, XDeepFM
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.settings.names import ModelName
 from sparsegroup.table import FieldTables, HashEmbedding
@@ -51,16 +51,22 @@ class LookupModel(nn.Module):
 
     def forward(self, keys: Tensor, numbers: Tensor | None = None, bags: Sequence[Bags] = ()) -> Tensor:
         """Logits `[batch]` of keys `[batch, fields]` int64, numbers `[batch, numbers]`, if there are any, and bags."""
-        return logits_of(self.network, self.embedding(keys_to_look_up(keys, bags)), keys, numbers, bags)
+        vectors = self.embedding(keys_to_look_up(self.network, keys, bags))
+        return logits_of(self.network, vectors, keys, numbers, bags)
 
 
-def keys_to_look_up(keys: Tensor, bags: Sequence[Bags]) -> Tensor:
-    """All keys of a batch: `keys` itself if there are no bags, else its keys and the bags', 1-d."""
+def keys_to_look_up(network: Network, keys: Tensor, bags: Sequence[Bags]) -> Tensor:
+    """All keys of a batch: `keys` itself if there are no bags, else its keys and the bags', 1-d.
+
+    Those of pairs are added where the network is one `WithPairs`.
+    """
+    if isinstance(network, WithPairs):
+        keys = network.pairs(keys)
     return torch.cat([keys.flatten(), *(bag.keys for bag in bags)]) if bags else keys
 
 
 def logits_of(network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor | None, bags: Sequence[Bags]) -> Tensor:
-    """Logits `[batch]` of a batch, from the vectors of `keys_to_look_up(keys, bags)`."""
+    """Logits `[batch]` of a batch, from the vectors of `keys_to_look_up(network, keys, bags)`."""
     return network(*inputs_of(network, vectors, keys, numbers, bags))
 
 
@@ -69,7 +75,10 @@ def inputs_of(
 ) -> tuple[Tensor, Tensor | None]:
     """The inputs of a network: lists pooled by its own `pooling`, as `WithPooling` has one, or by their mean."""
     given = None if numbers is None or numbers.shape[1] == 0 else numbers.to(vectors.device)
-    return by_field(vectors, keys, bags, getattr(network, "pooling", mean_of_list)), given
+    fields, inner = keys.shape[1], network
+    if isinstance(network, WithPairs):
+        fields, inner = fields + len(network.pairs), network.network
+    return by_field(vectors, (keys.shape[0], fields), bags, getattr(inner, "pooling", mean_of_list)), given
 
 
 def mean_of_list(place: int, values: Tensor, offsets: Tensor, fields: Tensor) -> Tensor:
@@ -77,12 +86,18 @@ def mean_of_list(place: int, values: Tensor, offsets: Tensor, fields: Tensor) ->
     return pool_ragged(values, offsets, fields.shape[0])
 
 
-def by_field(vectors: Tensor, keys: Tensor, bags: Sequence[Bags], pooling: Pooling = mean_of_list) -> Tensor:
-    """Embeddings `[batch, fields, dim]` of the vectors of `keys_to_look_up`: fields of one value first, then bags."""
+def by_field(
+    vectors: Tensor, single_shape: tuple[int, int], bags: Sequence[Bags], pooling: Pooling = mean_of_list
+) -> Tensor:
+    """Embeddings `[batch, fields, dim]` of the vectors of `keys_to_look_up`: fields of one value first, then bags.
+
+    `single_shape` is that of the keys of fields of one value, pairs included.
+    """
     if not bags:
         return vectors
-    rows, end = keys.shape[0], keys.numel()
-    single = vectors.narrow(0, 0, end).view(rows, keys.shape[1], vectors.shape[1])
+    rows, count = single_shape
+    end = rows * count
+    single = vectors.narrow(0, 0, end).view(rows, count, vectors.shape[1])
     fields = [single]
     for place, bag in enumerate(bags):
         begin, end = end, end + bag.keys.shape[0]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.models import WithNumbers, WithPooling
+from sparsegroup.models import WithNumbers, WithPairs, WithPooling
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.training.predictions import missing_number
 from sparsegroup.training.ranks import SINGLE_PROCESS, GlobalBatch, RankGroup
@@ -292,6 +292,6 @@ def _separate(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 def _encoder_and_trunk(network: nn.Module) -> tuple[WithNumbers | None, nn.Module]:
     """The part that sees all samples of a batch together, and the other part; lists are pooled before either."""
-    if isinstance(network, WithPooling):
+    while isinstance(network, WithPairs | WithPooling):
         network = network.network
     return (network, network.network) if isinstance(network, WithNumbers) else (None, network)

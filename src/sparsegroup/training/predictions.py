@@ -162,9 +162,9 @@ def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[
     is_here = all(table.across is None for table in tables_in(embedding).values())  # other ranks would have to join in
     for batch, following in pairwise(chain(map(as_batch, stream), (None,))):
         assert batch is not None
-        vectors = embedding(keys_to_look_up(batch.keys, batch.bags))
+        vectors = embedding(keys_to_look_up(model.network, batch.keys, batch.bags))
         if is_here and following is not None and isinstance(embedding, HashEmbedding | FieldTables):
-            embedding.prefetch(keys_to_look_up(following.keys, following.bags))
+            embedding.prefetch(keys_to_look_up(model.network, following.keys, following.bags))
         logits = logits_of(model.network, vectors, batch.keys, batch.numbers, batch.bags)
         check_logits(model, batch, logits, rows)
         rows += len(batch)

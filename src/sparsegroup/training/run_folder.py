@@ -25,7 +25,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import RunError
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary, Trial
 from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.training.assessment import write_names
 from sparsegroup.training.baseline import LogisticBaseline, baseline_of
@@ -95,9 +95,10 @@ class Provenance:
     continued_from: str | None = None
     continued_id: str | None = None  # of the checkpoint that training was continued from
     job: str | None = None
+    trials: tuple[Trial, ...] = ()  # by which settings were chosen
 
     @classmethod
-    def of(cls, log: Log, before: "TrainingRun | None", job: str | None) -> Self:
+    def of(cls, log: Log, before: "TrainingRun | None", job: str | None = None, trials: tuple[Trial, ...] = ()) -> Self:
         """The provenance of a run that begins now."""
         return cls(
             started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -107,6 +108,7 @@ class Provenance:
             continued_from=None if before is None else str(before.folder),
             continued_id=None if before is None else before.checkpoint_id,
             job=job,
+            trials=trials,
         )
 
     def check(self, log: Log) -> None:

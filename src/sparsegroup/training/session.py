@@ -21,7 +21,7 @@ from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.log import Log
 from sparsegroup.errors import RunError
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, RankFigures, Summary
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, RankFigures, Summary, Trial
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
@@ -122,6 +122,7 @@ class Session:
         run: TrainingRun | None = None,
         process_group: dist.ProcessGroup | None = None,
         *,
+        trials: tuple[Trial, ...] = (),
         job: str | None = None,
     ) -> "Session":
         """Begin a run in `folder`, which is made; with `run`, continue its model and optimizer.
@@ -136,6 +137,7 @@ class Session:
             run: The run to continue.
             process_group: `torch.distributed.group.WORLD` if all its ranks train the model, else None. The tables of
                 `run` are also on them.
+            trials: Those by which the settings were chosen, see `settings_by_trials`; the report shows them.
             job: The id of the torchrun job, see `Provenance`.
 
         Raises:
@@ -165,7 +167,7 @@ class Session:
             if (lock := ranks.on_rank_0(new.lock_new, "the run's folder")) is not None:
                 until_begun.enter_context(lock)
             model, optimizer = config.build(log, process_group) if run is None else (run.model, run.optimizer)
-            session = cls(new, config, log, model, optimizer, Provenance.of(log, run, job), run)
+            session = cls(new, config, log, model, optimizer, Provenance.of(log, run, job, trials), run)
             begin = partial(new.begin, config, log, session.trainer.history, session.provenance)
             ranks.on_rank_0(begin, "the run's beginning")
             session._lock = lock
@@ -347,7 +349,7 @@ class Session:
         assessment = assess(
             predictions, trainer.history, log, probabilities_of(baseline_logits) if baseline_logits else None
         )
-        named = named_features(log, self.model.rows.values(), ranks)
+        named = named_features(log, self.config.model.features(log.schema), self.model.rows.values(), ranks)
         summary = self._summary(assessment, named)
         finish = partial(self.run.finish, self.config, log, named, trainer.history, summary)
         ranks.on_rank_0(finish, "the run's files")
@@ -358,7 +360,7 @@ class Session:
     def _summary(self, assessment: Assessment, named: Sequence[LargestFeature]) -> Summary:
         log, history, progress = self.log, self.trainer.history, self.trainer.progress
         sizes, dropped = table_figures(self.model.embedding)
-        counts = field_totals(self.model.embedding)
+        counts, features = field_totals(self.model.embedding), self.config.model.features(log.schema)
         return Summary(
             **vars(assessment),
             **sizes,
@@ -367,7 +369,7 @@ class Session:
             test_rows=len(log) - log.train_rows,
             samples=history[-1].samples if history else 0,
             seconds=history[-1].seconds if history else 0.0,
-            fields={name: counts.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(log.fields)},
+            fields={name: counts.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(features)},
             started=self.provenance.started,
             versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
             continued_from=self.provenance.continued_from,
@@ -378,6 +380,7 @@ class Session:
             validation=progress.validation,
             largest=tuple(named[:SHOWN]),
             ranks=tuple(self._rank_figures()),
+            trials=self.provenance.trials,
         )
 
     def _rank_figures(self) -> list[RankFigures]:

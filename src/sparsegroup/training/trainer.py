@@ -145,6 +145,7 @@ class Trainer:
         samples: Trained on so far, by all ranks.
         taken, trained: Samples that this rank has trained on in the epoch under way, and since it was made.
         progress: How far `fit` has come in its epochs.
+        validated: The predictions of the last validation; None before there was one.
         ranks: The ranks that train together.
 
     Examples:
@@ -185,6 +186,7 @@ class Trainer:
         self.scheduler, self.target = scheduler, target
         self.callbacks = list(callbacks)
         self.progress, self._is_frozen = EpochProgress(), False
+        self.validated: PredictionWindow | None = None
         self._asked = StopRequest()
         self._stop = self._asked if self.ranks.is_alone else StopRequest()
         self.taken = self.trained = 0
@@ -322,7 +324,8 @@ class Trainer:
         if validation is not None:
             if target is not None and is_met and target.count != target.steps:
                 target.settle()
-            metrics = self.evaluate(of_epoch(validation, self.progress.epoch))
+            self.validated = self.predictions(of_epoch(validation, self.progress.epoch))
+            metrics = self.validated.metrics()
             self._record.note_validation(metrics)
         self.taken = 0
         return metrics, self.progress.end_epoch(metrics, may_be_best=is_met)
@@ -338,12 +341,14 @@ class Trainer:
         batch = next(batches, None)
         first = None if batch is None else batch.own
         _set_time(self._timed, first)
-        keys = None if first is None else keys_to_look_up(first.keys, first.bags)
+        keys = None if first is None else keys_to_look_up(self.network, first.keys, first.bags)
         with self._statistics.following(first):
             while batch is not None and not self._stop.is_made:
                 assert keys is not None
                 following = next(batches, None)
-                next_keys = None if following is None else keys_to_look_up(following.own.keys, following.own.bags)
+                next_keys = None
+                if following is not None:
+                    next_keys = keys_to_look_up(self.network, following.own.keys, following.own.bags)
                 ends = following is None or self._record.window.samples + batch.samples >= self.window
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 ahead = None if ends or is_counted else next_keys

@@ -195,7 +195,9 @@ class SearchSpace:
 
     def config(self, settings: Mapping[str, Any]) -> Config:
         """`base` with the settings of a trial; SettingsError if they contradict it."""
-        return self.base.replace(**settings) if settings else self.base
+        name = settings.get("optimizer.name", self.base.optimizer.name)
+        base = self.base if name == self.base.optimizer.name else _without_eps(self.base)
+        return base.replace(**settings) if settings else base
 
     def shown(self, settings: Mapping[str, Any]) -> dict[str, str]:
         """Key → value, for people, of all that is searched, in the config with the settings of a trial."""
@@ -238,10 +240,16 @@ def _default(base: Config, key: str) -> Any:
     return _flat(base)[key] if key == "optimizer.lr" else getattr(getattr(base, key.split(".")[0]), key.split(".")[1])
 
 
+def _without_eps(base: Config) -> Config:
+    """The settings for another optimizer, which has its own ε unless one was given."""
+    return base if "optimizer.eps" in base.given_keys else base.decided({"optimizer.eps": None})
+
+
 def _suited(base: Config, parameter: Choice, given: Collection[str], log: Log) -> tuple[Any, ...]:
     """The values that a model can be made with, if the given settings hold."""
     others = [one.key for one in SEARCHED if one.key.startswith("model.") and one.key not in given and one.only]
     open_ = dict.fromkeys(others) if parameter.key == "model.name" else {}
+    base = _without_eps(base) if parameter.key == "optimizer.name" else base
     rate = {} if base.optimizer.lr is not None else {"optimizer.lr": base.optimizer.arguments["lr"]}
 
     def is_suited(value: Any) -> bool:

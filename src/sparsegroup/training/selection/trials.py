@@ -1,0 +1,279 @@
+"""What the last training rows say of the settings that are not given: passes, shrinkage and size, by short trials."""
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsegroup.data.log import Log
+from sparsegroup.reporting.run_record import Metrics, Trial
+from sparsegroup.settings.auto import has_default_optimizer, has_default_target
+from sparsegroup.training.assessment import BEYOND_NOISE, by_block
+from sparsegroup.training.build import Config
+from sparsegroup.training.selection.pair_gains import PairGains
+from sparsegroup.training.state import EpochProgress, TemporaryBest, table_figures
+from sparsegroup.training.trainer import Callback, Trainer
+
+LEAST_ROWS, MOST_ROWS = 5_000, 1_000_000
+"""Training rows of a log on which trials are made: on fewer they show nothing, on more they take too long."""
+
+HELD_OUT = 0.1
+MOST_EPOCHS = 10
+
+SHRINKAGE = 0.25
+"""λ2 times the batch size, where it is tried: gradients are means over a batch, and σ grows with their sum."""
+
+LARGER = 0.3
+"""The size that is tried between the default and all features, where the default is too small."""
+
+SPARE_PASSES, SPARE_SAMPLES = 2, 400_000
+"""Passes over the training rows, and further samples, that the trials after the first one may take together."""
+
+Reporting = Callable[[int, str], AbstractContextManager[Callback | None]]
+"""From the most samples of a trial and its name to a context, which yields a callback that shows its progress."""
+
+Float64s = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Score:
+    """A model after an epoch: its trial, and its log loss in each of some blocks of consecutive held-out rows."""
+
+    config: Config
+    trial: Trial
+    metrics: Metrics
+    losses: Float64s
+
+    def is_as_good_as(self, best: "_Score", errors: float) -> bool:
+        """Whether the other is not better by more than this number of standard errors of the mean over blocks."""
+        behind = self.losses - best.losses
+        return bool(behind.mean() <= errors * behind.std(ddof=1) / np.sqrt(len(behind)))
+
+
+def settings_by_trials(
+    config: Config, log: Log, reporting: Reporting = lambda samples, name: nullcontext()
+) -> tuple[Config, tuple[Trial, ...]]:
+    """The settings that trials on a log choose, and the trials.
+
+    The last tenth of the training rows is held out, models are trained on the others, and the lowest log loss on these
+    rows decides. Of models within a standard error of the best one the first is taken. In this order:
+
+    1. pairs of fields (`model.pairs`): none, or the up to five that `PairGains` finds in the first pass;
+    2. passes, and whether the embeddings are reset in each (`training.epochs`, `training.after_first_epoch`): fewer
+       passes first. A trial ends with the first pass that makes the log loss no lower;
+    3. shrinkage (`optimizer.l2`): none, or 1/4 over the batch size;
+    4. size (`optimizer.target_rate`): the default, .3 or all features. A larger one must be better beyond noise, by a
+       paired t-test at 5 %.
+
+    The trials after the first kind take at most about two passes and 400,000 samples; what takes longer is left out.
+
+    Given settings are not tried; nor are any where `training.selection` is "never", rows are held out or
+    learning rates scheduled by given settings, or the log has fewer than 5,000 or more than 1,000,000 training rows.
+
+    Args:
+        config: The settings.
+        log: What the run is to train on; its test rows are not read.
+        reporting: Shows the progress of a trial.
+
+    Returns:
+        The settings, decided for the log, and all models that were measured, each after one of its passes; none if
+        nothing was tried.
+
+    Raises:
+        SettingsError: As `Config.build`.
+        FloatingPointError: Training has diverged.
+    """
+    config = config.resolved_for(log)
+    tried = _tried(config)
+    if not tried or not LEAST_ROWS <= log.train_rows <= MOST_ROWS:
+        return config, ()
+    search = _Search(log, reporting, tried)
+    best = search.passes(config)
+    if "optimizer.l2" in tried:
+        best = search.shrinkage(best)
+    if "optimizer.target_rate" in tried:
+        best = search.size(best)
+    return best.config, tuple(replace(one.trial, is_chosen=one is best) for one in search.scores)
+
+
+def _tried(config: Config) -> set[str]:
+    """Keys of the settings that trials may choose."""
+    training, optimizer, given = config.training, config.optimizer, config.given_sections()
+    if training.selection == "never" or training.validation or optimizer.schedule != "constant" or optimizer.warmup:
+        return set()
+    tried = set()
+    if not {"epochs", "after_first_epoch"} & given.get("training", {}).keys():
+        tried.add("training.epochs")
+    if has_default_optimizer(given) and "l2" not in given.get("optimizer", {}):
+        tried.add("optimizer.l2")
+    if has_default_target(given):
+        tried.add("optimizer.target_rate")
+    if "pairs" not in given.get("model", {}):
+        tried.add("model.pairs")
+    return tried
+
+
+class _Search:
+    """All models that were measured, and how many samples further trials may take."""
+
+    def __init__(self, log: Log, reporting: Reporting, tried: Collection[str]) -> None:
+        self.log, self.reporting, self._tried = log, reporting, tried
+        self.scores: list[_Score] = []
+        self._is_open = "training.epochs" in tried
+        self._spare = SPARE_PASSES * log.train_rows + SPARE_SAMPLES
+
+    def passes(self, config: Config) -> _Score:
+        """How many passes are best, and of which kind; and whether pairs of fields are worth it, after the first."""
+        most, patience = (MOST_EPOCHS, 1) if self._is_open else (config.training.epochs, 0)
+        with TemporaryDirectory(prefix="sparsegroup-trials-") as folder:
+            training = _Training(config, self.log, most, Path(folder, "fields"), patience)
+            pairs = self._pairs(training)
+            first = training.scores[0]
+            if pairs:
+                paired = config.decided({"model.pairs": pairs})
+                other = _Training(paired, self.log, most, Path(folder, "pairs"), patience)
+                other.train(1, self.reporting)
+                if not first.is_as_good_as(other.scores[0], 1.0):
+                    self.scores.append(first)
+                    training, first = other, other.scores[0]
+                else:
+                    self.scores += other.scores
+            training.train(most, self.reporting)
+            scores = [*training.scores]
+            if self._is_open and self._pays(2 * training.plan.rows):
+                training.reset_after_first_epoch(first)
+                training.train(most, self.reporting)
+                scores += training.scores[1:]
+        self.scores += scores
+        return _simplest(scores) if self._is_open else scores[-1]
+
+    def _pairs(self, training: "_Training") -> list[str]:
+        """The pairs of fields that tell more than their parts along the first pass, which this makes."""
+        gains = [PairGains()] if "model.pairs" in self._tried else []
+        training.train(1, self.reporting, gains)
+        single = [name for name in self.log.fields if name not in self.log.lists]
+        return [f"{single[left]}*{single[right]}" for one in gains for left, right in one.best()]
+
+    def shrinkage(self, best: _Score) -> _Score:
+        """Whether λ2 is worth it, with which a further pass may be."""
+        assert best.config.training.batch_size is not None
+        config = best.config.decided({"optimizer.l2": SHRINKAGE / best.config.training.batch_size})
+        epochs = best.trial.epochs
+        if self._is_open and epochs > 1:  # less is memorized, so a further pass may be of use
+            epochs = min(epochs + 1, MOST_EPOCHS)
+        if not self._pays(epochs * self.log.train_rows):
+            return best
+        return _simplest([best, *self._trained(config, epochs)])
+
+    def size(self, best: _Score) -> _Score:
+        """The smallest size that is as good as all features."""
+        epochs = best.trial.epochs
+        if best.trial.feature_rate > LARGER or not self._pays(epochs * self.log.train_rows):
+            return best
+        whole = self._trained(best.config.decided({"optimizer.target_rate": 1.0}), epochs)
+        if _simplest([best, *whole], BEYOND_NOISE) is best or not self._pays(epochs * self.log.train_rows):
+            return _simplest([best, *whole], BEYOND_NOISE)
+        larger = self._trained(best.config.decided({"optimizer.target_rate": LARGER}), epochs)
+        return _simplest([best, *larger, *whole], BEYOND_NOISE)
+
+    def _trained(self, config: Config, epochs: int) -> list[_Score]:
+        with TemporaryDirectory(prefix="sparsegroup-trials-") as folder:
+            training = _Training(config, self.log, epochs, Path(folder), patience=int(self._is_open))
+            training.train(epochs, self.reporting)
+        self.scores += training.scores
+        return training.scores if self._is_open else training.scores[-1:]
+
+    def _pays(self, samples: int) -> bool:
+        """Whether there is still time for a number of samples, which are then taken."""
+        if samples > self._spare:
+            return False
+        self._spare -= samples
+        return True
+
+
+def _simplest(scores: Sequence[_Score], errors: float = 1.0) -> _Score:
+    """The first that is as good as the best, within this number of standard errors."""
+    best = min(scores, key=lambda one: one.losses.mean())
+    return next(one for one in scores if one.is_as_good_as(best, errors))
+
+
+class _Training:
+    """A model that is trained on all but the held-out rows, in up to `epochs` passes.
+
+    Attributes:
+        scores: Its scores after each pass.
+    """
+
+    def __init__(self, config: Config, log: Log, epochs: int, folder: Path, patience: int = 1) -> None:
+        self.config, self.log = config, log
+        held_out = {"training.validation": HELD_OUT, "training.patience": patience, "training.epochs": epochs}
+        self.plan = config.decided(held_out).training.plan(log.train_rows)
+        self._model, self._optimizer = config.build(log)
+        self.trainer = config.trainer(self._model, self._optimizer, self.plan)
+        self._first = _AfterFirst(folder, self._model, [self._optimizer], None, self.trainer.target)
+        self.scores: list[_Score] = []
+
+    def train(self, epochs: int, reporting: Reporting, callbacks: Sequence[Callback] = ()) -> None:
+        """Train until this number of passes is done, or one has made the model no better."""
+        trainer = self.trainer
+        trainer.progress = replace(trainer.progress, is_over=False)
+        samples = (epochs - trainer.progress.epoch) * self.plan.rows
+        if not trainer.progress.goes_on(epochs, self.plan.patience):
+            return
+        with reporting(samples, self._name) as shown:
+            trainer.callbacks = [_Curve(self.config, self.scores), *callbacks, *([] if shown is None else [shown])]
+            trainer.fit(**{**self.plan.arguments(self.log), "epochs": epochs}, best=self._first)
+        self._first.keep()
+
+    def reset_after_first_epoch(self, first: _Score) -> None:
+        """Go back to the state after the first pass, which had that score; the embeddings are reset in each further."""
+        self._first.restore()
+        self.config = first.config.decided({"training.after_first_epoch": "reset"})
+        self.plan = replace(self.plan, after_first_epoch="reset")
+        self.trainer = self.config.trainer(self._model, self._optimizer, self.plan)
+        self.trainer.progress = EpochProgress(epoch=1, best=1, validation=first.metrics)
+        self.scores = [first]
+
+    @property
+    def _name(self) -> str:
+        optimizer, training = self.config.optimizer, self.config.training
+        parts = ["trial"]
+        if self.config.model.pairs:
+            parts.append("pairs of fields")
+        if training.after_first_epoch == "reset":
+            parts.append("reset in each pass")
+        if optimizer.l2:
+            parts.append(f"l2 {optimizer.l2:.2g}")
+        if optimizer.target_rate is not None:
+            parts.append(f"{optimizer.target_rate:.0%} of the features")
+        return ", ".join(parts)
+
+
+class _AfterFirst(TemporaryBest):
+    """The state after the first epoch, even where a later one is better."""
+
+    def keep(self) -> None:
+        if not self._count:
+            super().keep()
+
+
+class _Curve(Callback):
+    """Scores a model after each epoch."""
+
+    def __init__(self, config: Config, scores: list[_Score]) -> None:
+        self.config, self.scores = config, scores
+
+    def on_validation(self, trainer: Trainer, metrics: Metrics) -> None:
+        """See `Callback`."""
+        assert trainer.validated is not None
+        epochs, optimizer = trainer.progress.epoch, self.config.optimizer
+        rate = table_figures(trainer.table)[0]["feature_rate"]
+        mode = self.config.training.after_first_epoch
+        pairs = tuple(self.config.model.pairs or ())
+        trial = Trial(epochs, mode, pairs, optimizer.l2, rate, metrics.auc, metrics.log_loss)
+        losses = [one.log_loss for one in by_block(trainer.validated, trainer.validated.probabilities())]
+        self.scores.append(_Score(self.config.decided({"training.epochs": epochs}), trial, metrics, np.array(losses)))

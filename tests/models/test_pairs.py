@@ -1,0 +1,47 @@
+"""Pairs of fields: each combination has another key, in the field of the pair."""
+
+import numpy as np
+import pytest
+import torch
+
+from sparsegroup import HashEmbedding
+from sparsegroup.data.keys import fields_of
+from sparsegroup.data.synthetic import keys_of_values
+from sparsegroup.models import LR, PairKeys, WithPairs
+from sparsegroup.training.model import LookupModel
+
+
+def all_combinations(count: int) -> torch.Tensor:
+    """Keys `[count², 2]` of all combinations of hashed values of two fields."""
+    values = np.arange(count)
+    left, right = keys_of_values(values.repeat(count), 0), keys_of_values(np.tile(values, count), 1)
+    return torch.from_numpy(np.stack([left, right], axis=1))
+
+
+@pytest.mark.parametrize("first", [2, 127, 128, 254])
+def test_each_combination_has_another_key_in_the_field_of_the_pair(first: int) -> None:
+    keys = all_combinations(300)
+    found = PairKeys([(0, 1), (1, 0)], first)(keys)
+    assert torch.equal(found[:, :2], keys)
+    assert len(found[:, 2:].unique()) == 2 * 300**2
+    assert (fields_of(found[:, 2:].numpy()) == [first, first + 1]).all()
+
+
+def test_combinations_of_small_numbers_have_other_keys_too() -> None:
+    numbers = torch.cartesian_prod(torch.arange(300), torch.arange(300))
+    assert len(PairKeys([(0, 1)], 2)(numbers)[:, 2].unique()) == 300**2
+
+
+def test_the_bits_of_the_hash_are_even() -> None:
+    values = PairKeys([(0, 1)], 0)(all_combinations(100))[:, 2]
+    ones = torch.stack([(values >> bit) & 1 for bit in range(56)]).double().mean(1)
+    assert (ones - 0.5).abs().max() < 0.03  # six standard deviations of 10,000 fair bits
+
+
+def test_a_model_looks_the_pairs_up() -> None:
+    torch.manual_seed(0)
+    table, keys = HashEmbedding(1, field_bits=8), all_combinations(4)
+    model = LookupModel(table, WithPairs(PairKeys([(0, 1)], 2), LR(fields=3))).train()
+    model(keys)
+    assert table.num_rows == 4 + 4 + 16
+    assert {field: count.rows for field, count in table.field_counts().items()} == {0: 4, 1: 4, 2: 16}

@@ -1,0 +1,83 @@
+"""Which pairs of fields tell more than their parts: the weights as defined, and what they find."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pair_logs import pair_log
+from sparsegroup.training import Config
+from sparsegroup.training.selection.pair_gains import BETA, LR, PairGains, pair_gains
+
+Float64s = npt.NDArray[np.float64]
+
+
+def by_definition(left: list[int], right: list[int], logits: Float64s, labels: Float64s) -> tuple[Float64s, Float64s]:
+    """The same, with a dictionary for each kind of weights."""
+    parts: dict[tuple[str, int], list[float]] = {}
+    pairs: dict[tuple[int, int], list[float]] = {}
+    unseen = [0.0, 0.0]
+
+    def learn(at: list[float], gradient: float) -> None:
+        at[1] += gradient**2
+        at[0] -= LR * gradient / (math.sqrt(at[1]) + BETA)
+
+    def loss(logit: float, label: float) -> float:
+        return math.log1p(math.exp(-logit if label else logit))
+
+    gains, of_pair = [], []
+    for a, b, logit, label in zip(left, right, logits, labels, strict=True):
+        first, second = parts.setdefault(("left", a), [0.0, 0.0]), parts.setdefault(("right", b), [0.0, 0.0])
+        weight = pairs.get((a, b), unseen)[0]
+        plain = logit + first[0] + second[0]
+        gains.append(loss(plain, label) - loss(plain + weight, label))
+        of_pair.append(weight)
+        error = 1 / (1 + math.exp(-plain)) - label
+        learn(first, error)
+        learn(second, error)
+        error = 1 / (1 + math.exp(-plain - weight)) - label
+        if (a, b) not in pairs:
+            pairs[a, b] = [weight, 0.0]
+            learn(unseen, error)
+        learn(pairs[a, b], error)
+    return np.array(gains), np.array(of_pair)
+
+
+def test_gains_are_those_of_the_definition() -> None:
+    rng = np.random.default_rng(0)
+    left, right = rng.integers(1 << 60, size=8)[rng.integers(8, size=300)], rng.integers(5, size=300)
+    logits, labels = rng.normal(size=300), (rng.random(300) < 0.3).astype(float)
+    found = pair_gains(left, right, logits, labels, np.ones(300))
+    for ours, theirs in zip(found, by_definition(left.tolist(), right.tolist(), logits, labels), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-15)
+
+
+def test_a_row_of_weight_0_teaches_nothing() -> None:
+    rng = np.random.default_rng(1)
+    left, right, labels = rng.integers(4, size=200), rng.integers(4, size=200), rng.integers(2, size=200).astype(float)
+    counted = rng.random(200) < 0.5
+    gains, of_pair = pair_gains(left, right, np.zeros(200), labels, counted.astype(float))
+    alone = [part[counted] for part in (left, right, np.zeros(200), labels, np.ones(200))]
+    assert not gains[~counted].any()
+    np.testing.assert_allclose(gains[counted], pair_gains(*alone)[0], rtol=1e-12)
+    np.testing.assert_allclose(of_pair[counted], pair_gains(*alone)[1], rtol=1e-12)
+
+
+def pairs_found(effect: float, seed: int) -> list[tuple[int, int]]:
+    """What is found in the first pass over a log."""
+    log = pair_log(effect, seed=seed)
+    config = Config.of(model="lr", lr=0.1).resolved_for(log)
+    gains, plan = PairGains(), config.training.plan(log.train_rows)
+    config.trainer(*config.build(log), plan, [gains]).fit(**plan.arguments(log))
+    return gains.best()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pair_with_an_effect_is_found_and_no_other(seed: int) -> None:
+    assert pairs_found(1.5, seed) == [(1, 3)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_none_is_found_where_fields_have_effects_alone(seed: int) -> None:
+    assert pairs_found(0.0, seed) == []

@@ -1,0 +1,111 @@
+"""Settings that trials choose: only what is open, on training rows alone, the simplest of what is as good."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pair_logs import pair_log
+from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
+from sparsegroup.reporting.run_record import Metrics, Trial
+from sparsegroup.training import Callback, Config, Trainer, settings_by_trials
+from sparsegroup.training.selection.trials import HELD_OUT, MOST_EPOCHS, _Score, _simplest
+
+SLOW: dict[str, Any] = {"model": "lr", "lr": 0.003, "network_lr": 0.003}
+"""Too slow to be done after a pass."""
+
+
+class Measured(Callback):
+    """Keeps the metrics of each validation."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Metrics] = []
+
+    def on_validation(self, trainer: Trainer, metrics: Metrics) -> None:
+        self.metrics.append(metrics)
+
+
+def chosen_of(trials: tuple[Trial, ...]) -> Trial:
+    (chosen,) = (one for one in trials if one.is_chosen)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"selection": "never"}, 8_000),
+        ({"validation": 0.1}, 8_000),
+        ({"schedule": "linear"}, 8_000),
+        ({"warmup": 0.1}, 8_000),
+        ({}, 5_000),
+        ({"epochs": 1, "l2": 0.0, "target_rate": 0.1, "pairs": "none"}, 8_000),
+    ],
+    ids=str,
+)
+def test_nothing_is_tried_where_nothing_is_open(settings: dict[str, Any], rows: int) -> None:
+    log, config = pair_log(0.0, rows), Config.of(model="lr", **settings)
+    assert settings_by_trials(config, log) == (config.resolved_for(log), ())
+
+
+def test_a_given_setting_is_in_every_trial() -> None:
+    log = pair_log(1.5, 8_000)
+    config, trials = settings_by_trials(Config.of(model="lr", pairs="a*b", l2=1e-4, epochs=2), log)
+    assert {(one.pairs, one.l2) for one in trials} == {(("a*b",), 1e-4)}
+    assert (config.training.epochs, config.model.pairs, config.optimizer.l2) == (2, ("a*b",), 1e-4)
+    assert chosen_of(trials).epochs == 2
+
+
+def test_a_model_that_needs_more_passes_gets_them() -> None:
+    log = synthetic_log(SyntheticConfig(rows=10_000))
+    config, trials = settings_by_trials(Config.of(**SLOW), log)
+    chosen = chosen_of(trials)
+    assert 1 < chosen.epochs == config.training.epochs <= MOST_EPOCHS
+    assert chosen.log_loss < trials[0].log_loss
+    assert config.given_keys == Config.of(**SLOW).given_keys
+    assert config.training.validation == 0.0
+
+
+def test_a_pair_that_matters_becomes_a_feature() -> None:
+    log = pair_log(1.5)
+    config, trials = settings_by_trials(Config.of(model="lr"), log)
+    assert config.model.pairs == ("b*d",)
+    assert chosen_of(trials).pairs == ("b*d",)
+    assert chosen_of(trials).auc > trials[0].auc + 0.02
+
+
+def test_test_rows_are_not_looked_at() -> None:
+    log = pair_log(1.5, 8_000)
+    labels = log.labels.copy()
+    labels[log.train_rows :] = 1 - labels[log.train_rows :]
+    other = MemoryLog("pairs", log.fields, log.keys, labels, log.train_rows)
+    config = Config.of(model="lr")
+    first, second = settings_by_trials(config, log), settings_by_trials(config, other)
+    assert first == second
+    assert first[1]
+
+
+@pytest.mark.parametrize("mode", ["train", "reset"])
+def test_a_trial_is_the_run_of_its_settings_with_as_many_rows_held_out(mode: str) -> None:
+    log = synthetic_log(SyntheticConfig(rows=8_000))
+    _, trials = settings_by_trials(Config.of(**SLOW, l2=0.0), log)
+    trial = next(one for one in trials if one.after_first_epoch == mode and one.epochs == 2)
+    config = Config.of(**SLOW, epochs=2, validation=HELD_OUT, after_first_epoch=mode).resolved_for(log)
+    plan = config.training.plan(log.train_rows)
+    measured = Measured()
+    config.trainer(*config.build(log), plan, [measured]).fit(**plan.arguments(log))
+    assert (trial.auc, trial.log_loss) == (measured.metrics[1].auc, measured.metrics[1].log_loss)
+
+
+def scored(*losses: float) -> _Score:
+    metrics = Metrics(0.5, float(np.mean(losses)), 1.0, 1.0)
+    return _Score(Config(), Trial(1, "train", (), 0.0, 1.0, 0.5, metrics.log_loss), metrics, np.array(losses))
+
+
+def test_the_first_is_taken_that_is_no_worse_than_the_best_but_for_a_standard_error() -> None:
+    best = scored(0.40, 0.50, 0.60)
+    alike = scored(0.43, 0.47, 0.61)  # by .0033 on average, with a standard error of .018
+    worse = scored(0.41, 0.51, 0.61)  # in each block
+    assert _simplest([worse, alike, best]) is alike
+    assert _simplest([worse, best, alike]) is best
+    assert _simplest([replace(worse), worse, best]) is best
