@@ -193,3 +193,19 @@ def test_long_passes_are_compiled_if_that_is_left_to_the_trainer() -> None:
     assert plain().training.compiles(40_000_000)
     assert not plain(compile="never").training.compiles(40_000_000)
     assert plain(compile="always").training.compiles(1)
+
+
+def test_a_model_is_recalibrated_on_a_stream() -> None:
+    torch.manual_seed(0)
+    table, network = HashEmbedding(3), MLP(fields=3, dim=3, hidden=(4,))
+    trainer = Trainer(table, network, GroupAdam([*table.parameters(), *network.parameters()], lr=0.1))
+    stream = [(torch.randint(50, (64, 3)), (torch.rand(64) < 0.2).float()) for _ in range(6)]
+    trainer.fit(stream)
+    later = [(keys, torch.rand(64).lt(0.6).float()) for keys, _ in stream]
+    before = trainer.predictions(later)
+    shift = trainer.recalibrate(later)
+    after = trainer.predictions(later)
+    np.testing.assert_allclose(after.logits(), before.logits() + shift, rtol=1e-5, atol=1e-6)
+    assert after.metrics().calibration == pytest.approx(1, abs=0.01)
+    assert after.metrics().auc == pytest.approx(before.metrics().auc)
+    assert trainer.recalibrate(later) == pytest.approx(0, abs=0.02)  # half a positive and half a negative are added

@@ -339,6 +339,9 @@ class TrainingSettings(StrictSettings):
     """Shuffle the training rows in blocks of this many; 0 keeps the order of the log."""
     after_first_epoch: Decided[AfterFirstEpoch] = setting(None, TRAINING, kind=AfterFirstEpoch)
     """What to do with the embeddings in later epochs: go on training them, reset them in each, or freeze them."""
+    recalibrate: bool = setting(False, TRAINING)
+    """In the end, shift all logits by what makes the predictions for the last tenth of the training rows add up to
+    their positives."""
     selection: Literal["auto", "never"] = setting("auto", TRAINING)
     """Choose pairs, passes, l2 and size, where not given, by trials on the last tenth of the training rows; auto: for
     logs of up to a million training rows."""

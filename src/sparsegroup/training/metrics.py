@@ -86,6 +86,22 @@ def evaluate(
     return Metrics(auc, loss, float(loss / entropy), float(calibration))
 
 
+def calibrating_shift(logits: Float64s, labels: npt.NDArray[Any], weights: npt.NDArray[Any] | None = None) -> float:
+    """What is added to logits `[n]` so that the probabilities add up to the labels `[n]`, by bisection.
+
+    Half a positive and half a negative are added, so that it is finite.
+    """
+    counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    positives = float(counts @ labels.astype(np.float64))
+    low, high = -50.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        predicted = float(counts @ (1 / (1 + np.exp(-np.clip(logits + middle, -500, 500)))))
+        more = 1 / (1 + np.exp(-middle))  # of a positive and a negative whose logits are 0
+        low, high = (middle, high) if predicted + more < positives + 0.5 else (low, middle)
+    return (low + high) / 2
+
+
 def _roc_curve(
     labels: npt.NDArray[Any], probabilities: Float64s, weights: npt.NDArray[Any] | None, *, corners: bool = False
 ) -> tuple[Float64s, Float64s]:

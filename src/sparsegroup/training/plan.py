@@ -42,6 +42,9 @@ def check_epochs(
             )
 
 
+RECENT = 0.1
+"""Share of the rows trained on, from the end, on which a model is recalibrated."""
+
 Rows = Callable[[int, int, int], Iterator[Batch]]
 """From the first row, the one after the last, and the size of a batch to batches, as `Log.batches`."""
 
@@ -83,6 +86,11 @@ class EpochPlan:
     def samples(self) -> int:
         """Samples of all epochs."""
         return self.epochs * self.rows
+
+    @property
+    def recent(self) -> tuple[int, int]:
+        """The last tenth of the rows trained on: the first of them, and the row after the last."""
+        return self.rows - max(1, round(RECENT * self.rows)), self.rows
 
     @property
     def target_steps(self) -> dict[str, int]:

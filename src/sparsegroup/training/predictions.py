@@ -244,6 +244,10 @@ class PredictionWindow:
         """The predictions `[samples]`, in the order in which they came."""
         return probabilities_of(self._logits)
 
+    def logits(self) -> Float64s:
+        """The logits `[samples]`."""
+        return _joined(self._logits).double().numpy()
+
     def labels(self) -> npt.NDArray[np.float32]:
         """The labels `[samples]`."""
         return _joined(self._labels).numpy()

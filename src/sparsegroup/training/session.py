@@ -332,6 +332,8 @@ class Session:
                 raise RunStoppedError(
                     f"{self.folder}: stopped at row {self.position:,}; `resume` continues it", "resume"
                 )
+            if self.config.training.recalibrate:
+                trainer.recalibrate(self.rows.of_range(*self.plan.recent, EVALUATED))
         self.checkpoints.pinned = None
         if self._saved_step != self.step:
             self.checkpoint(whole=True)

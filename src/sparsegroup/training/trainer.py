@@ -20,6 +20,7 @@ from sparsegroup.settings.declared import Settings
 from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
+from sparsegroup.training.metrics import calibrating_shift
 from sparsegroup.training.model import (
     LookupModel,
     check_stepped,
@@ -515,6 +516,22 @@ class Trainer:
             if isinstance(optimizer, GroupOptimizer):
                 optimizer.sweep()
         return self.predictions(stream).metrics()
+
+    @torch.no_grad()
+    def recalibrate(self, stream: Iterable[Sample]) -> float:
+        """Shift the network's `logit_bias` so that the predictions for a stream add up to its positives.
+
+        Returns:
+            The shift of the logits; 0 where the network has no such bias.
+        """
+        found = [getattr(module, "logit_bias", None) for module in self.network.modules()]
+        biases = [bias for bias in found if isinstance(bias, nn.Parameter)]
+        if not biases:
+            return 0.0
+        window = self.predictions(stream)
+        shift = calibrating_shift(window.logits(), window.labels(), window.weights())
+        biases[0].add_(shift)
+        return shift
 
     def predictions(self, stream: Iterable[Sample]) -> PredictionWindow:
         """The predictions that `evaluate` measures; of several ranks' parts of the stream, the first rank's first."""
