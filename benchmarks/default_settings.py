@@ -1,8 +1,8 @@
 """What is each default of `sparsegroup train LOG` worth? Runs that differ from it in one setting, log by log.
 
-On each log of the panel of `out_of_the_box.py`, and on made-up logs of a family, the order
-of the training rows, the network, the optimizer with its learning rates, its ε, the batch size and the size are each
-given another value: test AUC, log loss and calibration, the mean over seeds.
+On each log of the panel of `out_of_the_box.py`, and on made-up logs of a family, the order of the training rows, the
+network, the optimizer with its learning rates, its ε, the trials, the batch size and the size are each given another
+value: test AUC, log loss and calibration, the mean over seeds.
 
     python benchmarks/default_settings.py --data FOLDER
     python benchmarks/default_settings.py --data FOLDER --of order --only nycflights13
@@ -38,10 +38,15 @@ OTHERS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "Adagrad, .1 everywhere": ("--optimizer", "adagrad", "--lr", "0.1"),
         "Adam": ("--optimizer", "adam"),
     },
-    "eps": {f"ε of {eps}": ("--set", f"optimizer.eps={eps}") for eps in ("5.0e-5", "1.0e-4", "4.0e-4")},
+    "eps": {f"ε of {eps}": ("--set", f"optimizer.eps={eps}") for eps in ("1.0e-10", "1.0e-4", "4.0e-4")},
+    "selection": {
+        "no trials": ("--selection", "never"),
+        "no pairs": ("--pairs", "none"),
+        "recalibrated": ("--recalibrate",),
+    },
     "batch": {f"batches of {size}": ("--batch-size", str(size)) for size in (128, 512, 2048)},
     "size": {
-        "at least 4,096 features": ("--target-rate", "0.1", "--set", "optimizer.least_features=4096"),
+        "a tenth of the features": ("--target-rate", "0.1"),
         "all features": ("--target-rate", "1"),
     },
 }

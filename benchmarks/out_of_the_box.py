@@ -62,7 +62,7 @@ def panel(data: Path | None, folder: Path, quick: bool) -> Iterator[tuple[PanelL
 def entry_of(log: PanelLog, baselines: list[str], cache: BaselineCache, seeds: int, folder: Path) -> dict[str, Any]:
     """The log's entry in the results."""
     _, test, kinds, label = log.frames
-    said = {name: cache.said(log.twin or log, name) for name in baselines}
+    said = {name: one for name in baselines if (one := cache.said(log.twin or log, name)) is not None}
     runs = [own_run(log, seed, folder / f"{log.path.name}-{seed}") for seed in range(seeds)]
     return {"columns": kinds_in_words(kinds), **contest(test[label].to_numpy(), runs, said)}
 

@@ -59,25 +59,20 @@ class BaselineCache:
     Args:
         folder: Where what they said is kept.
         quick: Choose among nothing.
-        stale: Take what is kept of the same log, whatever sources and packages it comes from, and run nothing.
+        stale: Take what is kept of the same log, made by any sources and packages, and run nothing.
     """
 
     def __init__(self, folder: Path, quick: bool = False, stale: bool = False) -> None:
         self._folder, self._quick, self._stale = folder, quick, stale
 
-    def said(self, log: PanelLog, name: str) -> Said:
-        """What a baseline says of a log.
-
-        Raises:
-            FileNotFoundError: Nothing is kept of it where only what is kept is wanted.
-        """
+    def said(self, log: PanelLog, name: str) -> Said | None:
+        """What a baseline says of a log; None where only what is kept is wanted, and nothing is."""
         run, package = BASELINES[name]
         folder = self._folder / f"{log.name}-{_digest(log.files)[:16]}" / f"{name}{', quick' * self._quick}"
         made_of = {"sources": _digest([Path(__file__).with_name(name) for name in SOURCES]), package: version(package)}
-        if (kept := _kept(folder, None if self._stale else made_of)) is not None:
+        kept = _kept(folder, None if self._stale else made_of)
+        if kept is not None or self._stale:
             return kept
-        if self._stale:
-            raise FileNotFoundError(f"{folder}: {name} has not been run on {log.name}; run without --ours-only first")
         start = perf_counter()
         chosen = run(*log.frames, self._quick)
         said = Said(chosen.probabilities.astype(np.float64), chosen.settings, perf_counter() - start)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 from matplotlib import style
@@ -10,20 +11,27 @@ from matplotlib.ticker import MultipleLocator
 
 from panel.baselines import BASELINES
 from panel.contest import CALIBRATION, FEATURE_RATE, MARGIN, OURS, verdict_of
+from panel.family import KEPT
+from panel.linear import CHOOSING
 from sparsegroup.reporting.charts import COLOURS
 from sparsegroup_paper.figures import INK, STYLE
 
 _INTRODUCTION = f"""# Out of the box
 
-`sparsegroup train LOG` with no option but the label, against four baselines whose hyperparameters are searched.
+`sparsegroup train LOG` with no option but the label, against six baselines whose hyperparameters are searched.
 Written by `python benchmarks/out_of_the_box.py --data FOLDER`, which runs all of it.
 
 Every method sees the same training rows and is measured on the same test rows, as `sparsegroup` splits the log. A
-baseline chooses its hyperparameters by log loss on the last tenth of the training rows in time, and is then fitted to
-all of them: hashed logistic regression (scikit-learn; one-hot categories, quantile buckets and standardized numbers;
-C), LightGBM (native categories; leaves, rows of a leaf, categories kept, integers as numbers or categories; early
-stopping), `vw` (learning rate, passes, `-q ::`), FTRL-Proximal (α, λ1, λ2, passes). Times give them hour and weekday;
-columns that never repeat are left out. Ours is the mean over seeds.
+baseline chooses its hyperparameters by log loss on the last tenth of the training rows in time, fitted to at most
+{CHOOSING:,} rows before them, and is then fitted to all training rows: hashed logistic regression (scikit-learn;
+one-hot categories, quantile buckets and standardized numbers; C), LightGBM and XGBoost (native categories; leaves or
+depth, rows of a leaf, categories kept, integers as numbers or categories; early stopping), CatBoost (depth, L2), `vw`
+(learning rate, passes, `-q ::`), FTRL-Proximal (α, λ1, λ2, passes). Times give them hour and weekday; columns that
+never repeat are left out. Ours is the mean over seeds.
+
+Besides public logs and the log of `sparsegroup synthesize` (`clicks`), there are made-up logs of a family
+(`benchmarks/panel/family.py`), each with another difficulty. {len(KEPT)} of them were kept for the last check:
+{", ".join(KEPT)}. No default was chosen by them.
 
 The goal is met where ours is at most {MARGIN} worse than the best baseline, in AUC and in log loss, at a calibration of
 {CALIBRATION[0]}–{CALIBRATION[1]} with at most {FEATURE_RATE:.0%} of the features. ± is the standard error of a
@@ -36,7 +44,12 @@ difference, over test rows (paired) and seeds: what is missed by less than twice
 def page_of(results: Mapping[str, Any]) -> str:
     """Markdown of results: log → its entry, as `contest` makes it."""
     return "\n".join(
-        [_INTRODUCTION, *_summary(results), *(line for name in results for line in _log(name, results[name]))]
+        [
+            _INTRODUCTION,
+            *_summary(results),
+            *_ranking(results),
+            *(line for name in results for line in _log(name, results[name])),
+        ]
     )
 
 
@@ -55,6 +68,29 @@ def _summary(results: Mapping[str, Any]) -> Iterator[str]:
         cells += [f"{ours['calibration']:.3f}", _yes(CALIBRATION[0] <= ours["calibration"] <= CALIBRATION[1])]
         cells += [f"{ours['feature_rate']:.1%}", _yes(ours["feature_rate"] <= FEATURE_RATE)]
         yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def _ranking(results: Mapping[str, Any]) -> Iterator[str]:
+    """All methods over the logs on which each of them was run: mean ranks, worst distances from the best, seconds."""
+    every = [OURS, *BASELINES]
+    entries = [entry["methods"] for entry in results.values() if set(every) <= entry["methods"].keys()]
+    if not entries:
+        return
+    yield f"Over the {len(entries)} logs on which all methods were run, mean ranks among {len(every)}:\n"
+    yield "| method | rank, AUC | worst AUC − best | rank, log loss | worst log loss − best | seconds, median |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    lines = []
+    for method in every:
+        cells: list[float] = []
+        for metric, sign in (("auc", 1), ("log_loss", -1)):
+            values = [{name: sign * of[name][metric] for name in every} for of in entries]
+            cells.append(mean(1 + sum(other > one[method] for other in one.values()) for one in values))
+            cells.append(sign * min(one[method] - max(one.values()) for one in values))
+        seconds = median(of[method]["seconds"] for of in entries)
+        line = f"| {method} | {cells[0]:.1f} | {cells[1]:+.4f} | {cells[2]:.1f} | {cells[3]:+.4f} | {seconds:,.0f} |"
+        lines.append((cells[2], line))
+    yield from (line for _, line in sorted(lines))
     yield ""
 
 
@@ -82,9 +118,16 @@ def _yes(met: bool) -> str:
     return "yes" if met else "no"
 
 
-_MARKERS = {"logistic regression": "s", "LightGBM": "^", "vw": "v", "FTRL-Proximal": "D"}
+_MARKERS = {
+    "logistic regression": "s",
+    "LightGBM": "^",
+    "XGBoost": ">",
+    "CatBoost": "<",
+    "vw": "v",
+    "FTRL-Proximal": "D",
+}
 _WORST = 0.03
-"""What is further behind stands at the edge."""
+"""What is further behind is drawn at the edge."""
 
 
 def plot_contest(results: Mapping[str, Any], path: Path) -> None:
@@ -118,7 +161,7 @@ def plot_contest(results: Mapping[str, Any], path: Path) -> None:
             ax.set_xlabel("AUC − best baseline's" if metric == "auc" else "best baseline's log loss − log loss")
         axes[0].set_yticks(range(len(logs)), [_named(name, results[name]) for name in logs])
         axes[0].set_ylim(len(logs) - 0.5, -0.5)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=7, frameon=False)
         figure.savefig(path)
 
 

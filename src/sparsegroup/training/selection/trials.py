@@ -30,7 +30,7 @@ SHRINKAGE = 0.25
 LARGER = 0.3
 """The size that is tried between the default and all features, where the default is too small."""
 
-SPARE_PASSES, SPARE_SAMPLES = 2, 400_000
+SPARE_PASSES, SPARE_SAMPLES = 1, 400_000
 """Passes over the training rows, and further samples, that the trials after the first one may take together."""
 
 Reporting = Callable[[int, str], AbstractContextManager[Callback | None]]
@@ -69,7 +69,7 @@ def settings_by_trials(
     4. size (`optimizer.target_rate`): the default, .3 or all features. A larger one must be better beyond noise, by a
        paired t-test at 5 %.
 
-    The trials after the first kind take at most about two passes and 400,000 samples; what takes longer is left out.
+    Resets, λ2 and size are tried as long as these trials take about a pass and 400,000 samples together.
 
     Given settings are not tried; nor are any where `training.selection` is "never", rows are held out or
     learning rates scheduled by given settings, or the log has fewer than 5,000 or more than 1,000,000 training rows.
@@ -144,7 +144,7 @@ class _Search:
                     self.scores += other.scores
             training.train(most, self.reporting)
             scores = [*training.scores]
-            if self._is_open and self._pays(2 * training.plan.rows):
+            if self._is_open and self._pays(training.plan.rows):
                 training.reset_after_first_epoch(first)
                 training.train(most, self.reporting)
                 scores += training.scores[1:]
