@@ -295,3 +295,15 @@ def test_public_logs_without_labels(name: str, run: Run) -> None:
     assert done.returncode == 0, done.stderr
     scored = [line.rsplit(",", 1)[0] for line in run("predict", "run", "log.csv").stdout.splitlines()]
     assert done.stdout.splitlines() == scored
+
+
+def test_figures_of_the_runs_own_log_are_said_to_flatter_it(
+    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes((place / "log.csv").read_bytes())
+    monkeypatch.chdir(place)
+    own = run("predict", "run", "log.csv").stderr
+    assert "the model was trained on rows of this log" in own
+    assert "sparsegroup evaluate run log.csv" in own
+    assert "trained on rows" not in run("predict", "run", copy).stderr

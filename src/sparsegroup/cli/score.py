@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sparsegroup.cli.app import UsageError, starting
+from sparsegroup.cli.app import UsageError, in_shell, starting
 from sparsegroup.cli.options import OF_THE_LOG, THREADS, Model, RawOrPrepared, Threads, log_settings, takes_settings
 from sparsegroup.cli.output import is_json, plain, progress, show, table, to_stdout
 from sparsegroup.reporting.formatting import count, metric, percent
@@ -57,7 +57,7 @@ def predict_command(
         from sparsegroup.artifact.folder import write_atomically
         from sparsegroup.cli.logs import reading_bar
         from sparsegroup.data import open_log
-        from sparsegroup.data.raw.files import short_name, shown
+        from sparsegroup.data.raw.files import is_same, short_name, shown
         from sparsegroup.serving.opening import open_trained
         from sparsegroup.training import Metrics
         from sparsegroup.training.predictions import (
@@ -105,6 +105,9 @@ def predict_command(
     outcome = [f"{window.samples:,} rows, {window.samples / max(seconds, 1e-9):,.0f} rows/s"]
     if has_both_classes:
         outcome.append(f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}, calibration {metrics.calibration:.4f}")
+        if (own := trained.config.data.log) is not None and is_same(log, own):
+            again = in_shell("evaluate", model, *log)
+            outcome.append(f"the model was trained on rows of this log, so these figures flatter it: see {again}")
     if out is not None:
         outcome.append(f"written to {out}")
     _logger.info("; ".join(outcome))
