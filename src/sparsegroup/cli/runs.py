@@ -243,7 +243,7 @@ def _chosen_in_words(trials: Sequence[Trial]) -> str:
     worth = f"log loss {chosen.log_loss:.4f}"
     if chosen != first:
         worth += f" against {first.log_loss:.4f} of one pass with the defaults"
-    return f"trials on the last tenth of the training rows choose {what}: {worth}"
+    return f"trials on held-out training rows choose {what}: {worth}"
 
 
 def _train(session: Session, place: Path) -> Summary:

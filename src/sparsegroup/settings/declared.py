@@ -343,8 +343,8 @@ class TrainingSettings(StrictSettings):
     """In the end, shift all logits by what makes the predictions for the last tenth of the training rows add up to
     their positives."""
     selection: Literal["auto", "never"] = setting("auto", TRAINING)
-    """Choose pairs, passes, l2 and size, where not given, by trials on the last tenth of the training rows; auto: for
-    logs of up to a million training rows."""
+    """Choose pairs, passes, l2 and size, where not given, by trials on held-out training rows; of more than 500,000
+    rows pairs alone, on the last 300,000."""
     seed: int = setting(0, TRAINING, ge=0)
     """Seed of the initialization, the dropout, the row order and the synthetic log."""
     windows: int = setting(50, ge=1)

@@ -10,6 +10,7 @@ from pair_logs import pair_log
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.reporting.run_record import Metrics, Trial
 from sparsegroup.training import Callback, Config, Trainer, settings_by_trials
+from sparsegroup.training.selection import trials
 from sparsegroup.training.selection.trials import HELD_OUT, MOST_EPOCHS, _Score, _simplest
 
 SLOW: dict[str, Any] = {"model": "lr", "lr": 0.003, "network_lr": 0.003}
@@ -50,28 +51,41 @@ def test_nothing_is_tried_where_nothing_is_open(settings: dict[str, Any], rows: 
 
 def test_a_given_setting_is_in_every_trial() -> None:
     log = pair_log(1.5, 8_000)
-    config, trials = settings_by_trials(Config.of(model="lr", pairs="a*b", l2=1e-4, epochs=2), log)
-    assert {(one.pairs, one.l2) for one in trials} == {(("a*b",), 1e-4)}
+    config, tried = settings_by_trials(Config.of(model="lr", pairs="a*b", l2=1e-4, epochs=2), log)
+    assert {(one.pairs, one.l2) for one in tried} == {(("a*b",), 1e-4)}
     assert (config.training.epochs, config.model.pairs, config.optimizer.l2) == (2, ("a*b",), 1e-4)
-    assert chosen_of(trials).epochs == 2
+    assert chosen_of(tried).epochs == 2
 
 
 def test_a_model_that_needs_more_passes_gets_them() -> None:
     log = synthetic_log(SyntheticConfig(rows=10_000))
-    config, trials = settings_by_trials(Config.of(**SLOW), log)
-    chosen = chosen_of(trials)
+    config, tried = settings_by_trials(Config.of(**SLOW), log)
+    chosen = chosen_of(tried)
     assert 1 < chosen.epochs == config.training.epochs <= MOST_EPOCHS
-    assert chosen.log_loss < trials[0].log_loss
+    assert chosen.log_loss < tried[0].log_loss
     assert config.given_keys == Config.of(**SLOW).given_keys
     assert config.training.validation == 0.0
 
 
 def test_a_pair_that_matters_becomes_a_feature() -> None:
     log = pair_log(1.5)
-    config, trials = settings_by_trials(Config.of(model="lr"), log)
+    config, tried = settings_by_trials(Config.of(model="lr"), log)
     assert config.model.pairs == ("b*d",)
-    assert chosen_of(trials).pairs == ("b*d",)
-    assert chosen_of(trials).auc > trials[0].auc + 0.02
+    assert chosen_of(tried).pairs == ("b*d",)
+    assert chosen_of(tried).auc > tried[0].auc + 0.02
+
+
+def test_of_a_long_log_only_pairs_are_tried_on_the_last_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "MOST_ROWS", 8_000)
+    monkeypatch.setattr(trials, "SAMPLE", 8_000)
+    log = pair_log(1.5)
+    config, found = settings_by_trials(Config.of(model="lr"), log)
+    assert [(one.pairs, one.epochs, one.l2) for one in found] == [((), 1, 0.0), (("b*d",), 1, 0.0)]
+    assert config.model.pairs == ("b*d",)
+    labels = log.labels.copy()
+    labels[: log.train_rows - 8_000] = 1 - labels[: log.train_rows - 8_000]
+    other = MemoryLog("pairs", log.fields, log.keys, labels, log.train_rows)
+    assert settings_by_trials(Config.of(model="lr"), other) == (config, found)
 
 
 def test_test_rows_are_not_looked_at() -> None:
@@ -88,8 +102,8 @@ def test_test_rows_are_not_looked_at() -> None:
 @pytest.mark.parametrize("mode", ["train", "reset"])
 def test_a_trial_is_the_run_of_its_settings_with_as_many_rows_held_out(mode: str) -> None:
     log = synthetic_log(SyntheticConfig(rows=8_000))
-    _, trials = settings_by_trials(Config.of(**SLOW, l2=0.0), log)
-    trial = next(one for one in trials if one.after_first_epoch == mode and one.epochs == 2)
+    _, tried = settings_by_trials(Config.of(**SLOW, l2=0.0), log)
+    trial = next(one for one in tried if one.after_first_epoch == mode and one.epochs == 2)
     config = Config.of(**SLOW, epochs=2, validation=HELD_OUT, after_first_epoch=mode).resolved_for(log)
     plan = config.training.plan(log.train_rows)
     measured = Measured()

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.data.log import Log
+from sparsegroup.data.order import LogPart
 from sparsegroup.reporting.run_record import Metrics, Trial
 from sparsegroup.settings.auto import has_default_optimizer, has_default_target
 from sparsegroup.training.assessment import BEYOND_NOISE, by_block
@@ -18,8 +19,8 @@ from sparsegroup.training.selection.pair_gains import PairGains
 from sparsegroup.training.state import EpochProgress, TemporaryBest, table_figures
 from sparsegroup.training.trainer import Callback, Trainer
 
-LEAST_ROWS, MOST_ROWS = 5_000, 1_000_000
-"""Training rows of a log on which trials are made: on fewer they show nothing, on more they take too long."""
+LEAST_ROWS, MOST_ROWS = 5_000, 500_000
+"""Training rows of a log on which all trials are made: on fewer they show nothing, on more they take too long."""
 
 HELD_OUT = 0.1
 MOST_EPOCHS = 10
@@ -30,8 +31,11 @@ SHRINKAGE = 0.25
 LARGER = 0.3
 """The size that is tried between the default and all features, where the default is too small."""
 
-SPARE_PASSES, SPARE_SAMPLES = 1, 400_000
-"""Passes over the training rows, and further samples, that the trials after the first one may take together."""
+SPARE = 500_000
+"""Samples that the trials of resets, λ2 and size may take together."""
+
+SAMPLE = 300_000
+"""The last training rows of a longer log than that, on which pairs of fields are tried."""
 
 Reporting = Callable[[int, str], AbstractContextManager[Callback | None]]
 """From the most samples of a trial and its name to a context, which yields a callback that shows its progress."""
@@ -69,10 +73,11 @@ def settings_by_trials(
     4. size (`optimizer.target_rate`): the default, .3 or all features. A larger one must be better beyond noise, by a
        paired t-test at 5 %.
 
-    Resets, λ2 and size are tried as long as these trials take about a pass and 400,000 samples together.
+    Resets, λ2 and size are tried as long as that takes about 500,000 samples together. Of a log of more than 500,000
+    training rows only pairs are tried, on the last 300,000.
 
     Given settings are not tried; nor are any where `training.selection` is "never", rows are held out or
-    learning rates scheduled by given settings, or the log has fewer than 5,000 or more than 1,000,000 training rows.
+    learning rates scheduled by given settings, or the log has fewer than 5,000 training rows.
 
     Args:
         config: The settings.
@@ -89,7 +94,9 @@ def settings_by_trials(
     """
     config = config.resolved_for(log)
     tried = _tried(config)
-    if not tried or not LEAST_ROWS <= log.train_rows <= MOST_ROWS:
+    if log.train_rows > MOST_ROWS:
+        log, tried = LogPart(log, log.train_rows - SAMPLE, SAMPLE), tried & {"model.pairs"}
+    if not tried or log.train_rows < LEAST_ROWS:
         return config, ()
     search = _Search(log, reporting, tried)
     best = search.passes(config)
@@ -124,7 +131,7 @@ class _Search:
         self.log, self.reporting, self._tried = log, reporting, tried
         self.scores: list[_Score] = []
         self._is_open = "training.epochs" in tried
-        self._spare = SPARE_PASSES * log.train_rows + SPARE_SAMPLES
+        self._spare = SPARE
 
     def passes(self, config: Config) -> _Score:
         """How many passes are best, and of which kind; and whether pairs of fields are worth it, after the first."""
