@@ -1,5 +1,8 @@
 """Pairs of fields: each combination has another key, in the field of the pair."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -45,3 +48,13 @@ def test_a_model_looks_the_pairs_up() -> None:
     model(keys)
     assert table.num_rows == 4 + 4 + 16
     assert {field: count.rows for field, count in table.field_counts().items()} == {0: 4, 1: 4, 2: 16}
+
+
+@pytest.mark.parametrize("field", [2, 200])
+def test_a_key_is_that_of_the_page_on_formats(field: int) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    a, b = map(int, re.findall(r"A = (\d+) and B = (\d+)", page)[0])
+    keys = all_combinations(5)
+    for left, right, found in PairKeys([(0, 1)], field)(keys).tolist():
+        key = field * 2**56 + (a * left + b * right) % 2**56
+        assert found == (key if key < 2**63 else key - 2**64)
