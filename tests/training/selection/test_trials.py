@@ -11,6 +11,7 @@ from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.reporting.run_record import Metrics, Trial
 from sparsegroup.training import Callback, Config, Trainer, settings_by_trials
 from sparsegroup.training.selection import trials
+from sparsegroup.training.selection.pair_gains import PairGains
 from sparsegroup.training.selection.trials import HELD_OUT, MOST_EPOCHS, _Score, _simplest
 
 SLOW: dict[str, Any] = {"model": "lr", "lr": 0.003, "network_lr": 0.003}
@@ -73,6 +74,14 @@ def test_a_pair_that_matters_becomes_a_feature() -> None:
     assert config.model.pairs == ("b*d",)
     assert chosen_of(tried).pairs == ("b*d",)
     assert chosen_of(tried).auc > tried[0].auc + 0.02
+
+
+def test_a_pair_that_is_no_better_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PairGains, "best", lambda self: [(0, 2)])
+    config, tried = settings_by_trials(Config.of(model="lr", l2=0.0), pair_log(0.0))
+    assert [one.pairs for one in tried[:2]] == [(), ("a*c",)]
+    assert config.model.pairs == ()
+    assert len(set(tried)) == len(tried)
 
 
 def test_of_a_long_log_only_pairs_are_tried_on_the_last_rows(monkeypatch: pytest.MonkeyPatch) -> None:

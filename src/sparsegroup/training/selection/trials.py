@@ -140,22 +140,21 @@ class _Search:
             training = _Training(config, self.log, most, Path(folder, "fields"), patience)
             pairs = self._pairs(training)
             first = training.scores[0]
+            self.scores.append(first)
             if pairs:
                 paired = config.decided({"model.pairs": pairs})
                 other = _Training(paired, self.log, most, Path(folder, "pairs"), patience)
                 other.train(1, self.reporting)
-                if not first.is_as_good_as(other.scores[0], 1.0):
-                    self.scores.append(first)
+                self.scores += other.scores
+                if _simplest([first, *other.scores]) is not first:
                     training, first = other, other.scores[0]
-                else:
-                    self.scores += other.scores
             training.train(most, self.reporting)
             scores = [*training.scores]
             if self._is_open and self._pays(training.plan.rows):
                 training.reset_after_first_epoch(first)
                 training.train(most, self.reporting)
                 scores += training.scores[1:]
-        self.scores += scores
+        self.scores += scores[1:]
         return _simplest(scores, BEYOND_NOISE) if self._is_open else scores[-1]
 
     def _pairs(self, training: "_Training") -> list[str]:
