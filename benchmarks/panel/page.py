@@ -27,7 +27,7 @@ baseline chooses its hyperparameters by log loss on the last tenth of the traini
 one-hot categories, quantile buckets and standardized numbers; C), LightGBM and XGBoost (native categories; leaves or
 depth, rows of a leaf, categories kept, integers as numbers or categories; early stopping), CatBoost (depth, L2), `vw`
 (learning rate, passes, `-q ::`), FTRL-Proximal (α, λ1, λ2, passes). Times give them hour and weekday; columns that
-never repeat are left out. Ours is the mean over seeds.
+never repeat are left out. Ours is the mean over seeds. Seconds are of two cores that other programs used as well.
 
 Besides public logs and the log of `sparsegroup synthesize` (`clicks`), there are made-up logs of a family
 (`benchmarks/panel/family.py`), each with another difficulty. {len(KEPT)} of them were kept for the last check:
@@ -36,6 +36,11 @@ Besides public logs and the log of `sparsegroup synthesize` (`clicks`), there ar
 The goal is met where ours is at most {MARGIN} worse than the best baseline, in AUC and in log loss, at a calibration of
 {CALIBRATION[0]}–{CALIBRATION[1]} with at most {FEATURE_RATE:.0%} of the features. ± is the standard error of a
 difference, over test rows (paired) and seeds: what is missed by less than twice that is said to be within noise.
+
+Where it is missed: the share of positives moves (ratings, mixed, season, nycflights13), and ours follows the last rows
+no further than a shuffled pass does; negatives and plays, where users keep to a few items among thousands, are
+CatBoost's, in six times the time; the tags of mixed add up, and a list of ours is the mean of its vectors; tiny has
+1,000 test rows.
 
 ![AUC and log loss of all methods beside the best baseline of each log](contest.png)
 """
@@ -126,15 +131,15 @@ _MARKERS = {
     "vw": "v",
     "FTRL-Proximal": "D",
 }
-_WORST = 0.03
-"""What is further behind is drawn at the edge."""
+_FAR = 0.03
+"""What is further ahead or behind is drawn at the edge."""
 
 
 def plot_contest(results: Mapping[str, Any], path: Path) -> None:
     """Write a picture of logs with baselines; in each metric, right is better and 0 the best baseline."""
-    logs = [name for name, entry in results.items() if "differences" in entry]
+    logs = [name for name, entry in results.items() if "differences" in entry and not name.endswith(", Parquet")]
     with style.context(["default", STYLE]):
-        figure = Figure((9, 1.3 + 0.42 * len(logs)), dpi=130, layout="constrained", facecolor="white")
+        figure = Figure((9, 1.3 + 0.42 * len(logs)), dpi=100, layout="constrained", facecolor="white")
         axes = figure.subplots(1, 2, sharey=True)
         for ax, metric, sign in zip(axes, ("auc", "log_loss"), (1, -1), strict=True):
             for row, name in enumerate(logs):
@@ -144,7 +149,7 @@ def plot_contest(results: Mapping[str, Any], path: Path) -> None:
                 for method, value in values.items():
                     ours = method == OURS
                     ax.plot(
-                        max(value - best, -_WORST),
+                        min(max(value - best, -_FAR), _FAR),
                         row,
                         "o" if ours else _MARKERS[method],
                         color=COLOURS["orange"] if ours else INK,
@@ -156,12 +161,12 @@ def plot_contest(results: Mapping[str, Any], path: Path) -> None:
                         clip_on=False,
                     )
             ax.axvline(0, color=INK, linewidth=0.8)
-            ax.set_xlim(-_WORST, None)
+            ax.set_xlim(-_FAR, _FAR)
             ax.xaxis.set_major_locator(MultipleLocator(0.01))
             ax.set_xlabel("AUC − best baseline's" if metric == "auc" else "best baseline's log loss − log loss")
         axes[0].set_yticks(range(len(logs)), [_named(name, results[name]) for name in logs])
         axes[0].set_ylim(len(logs) - 0.5, -0.5)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=7, frameon=False)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
         figure.savefig(path)
 
 
