@@ -179,7 +179,7 @@ def viewed(tmp_path: Path) -> Path:
 
 def test_a_run_learns_what_matters_to_the_candidate(viewed: Path, run: Run) -> None:
     trains = ("train", viewed, "--schema", "schema.yaml", "--model", "mlp", "--optimizer", "adagrad")
-    trains += ("--lr", 0.1, "--batch-size", 32, "--l21", 0, "--shuffle-buffer", 0, "--seed", 1)
+    trains += ("--lr", 0.1, "--batch-size", 32, "--l21", 0, "--shuffle-buffer", 0, "--seed", 1, "--selection", "never")
     attends = ("--set", "model.attention={history: item}")
     tested = {}
     for name, options in (("run", attends), ("mean", ())):
