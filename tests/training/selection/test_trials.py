@@ -84,6 +84,22 @@ def test_a_pair_that_is_no_better_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert len(set(tried)) == len(tried)
 
 
+def test_a_trial_that_diverges_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = trials._Training.train
+
+    def diverging(self: trials._Training, *arguments: Any) -> None:
+        train(self, *arguments)
+        if self.config.optimizer.l2 or self.config.model.pairs:
+            self.scores.clear()
+            raise FloatingPointError("diverged")
+
+    monkeypatch.setattr(trials._Training, "train", diverging)
+    config, tried = settings_by_trials(Config.of(model="lr"), pair_log(1.5, 8_000))
+    assert tried
+    assert all(not one.l2 and not one.pairs for one in tried)
+    assert (config.model.pairs, config.optimizer.l2) == ((), 0.0)
+
+
 def test_of_a_long_log_only_pairs_are_tried_on_the_last_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "MOST_ROWS", 8_000)
     monkeypatch.setattr(trials, "SAMPLE", 8_000)

@@ -1,7 +1,7 @@
 """What the last training rows say of the settings that are not given: passes, shrinkage and size, by short trials."""
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,7 +90,7 @@ def settings_by_trials(
 
     Raises:
         SettingsError: As `Config.build`.
-        FloatingPointError: Training has diverged.
+        FloatingPointError: Training with the defaults has diverged in the first pass.
     """
     config = config.resolved_for(log)
     tried = _tried(config)
@@ -144,15 +144,15 @@ class _Search:
             if pairs:
                 paired = config.decided({"model.pairs": pairs})
                 other = _Training(paired, self.log, most, Path(folder, "pairs"), patience)
-                other.train(1, self.reporting)
+                self._train(other, 1)
                 self.scores += other.scores
                 if _simplest([first, *other.scores]) is not first:
                     training, first = other, other.scores[0]
-            training.train(most, self.reporting)
+            self._train(training, most)
             scores = [*training.scores]
             if self._is_open and self._pays(training.plan.rows):
                 training.reset_after_first_epoch(first)
-                training.train(most, self.reporting)
+                self._train(training, most)
                 scores += training.scores[1:]
         self.scores += scores[1:]
         return _simplest(scores, BEYOND_NOISE) if self._is_open else scores[-1]
@@ -189,9 +189,14 @@ class _Search:
     def _trained(self, config: Config, epochs: int) -> list[_Score]:
         with TemporaryDirectory(prefix="sparsegroup-trials-") as folder:
             training = _Training(config, self.log, epochs, Path(folder), patience=int(self._is_open))
-            training.train(epochs, self.reporting)
+            self._train(training, epochs)
         self.scores += training.scores
         return training.scores if self._is_open else training.scores[-1:]
+
+    def _train(self, training: "_Training", epochs: int) -> None:
+        """Train until this number of passes is done, one has made the model no better, or it diverges."""
+        with suppress(FloatingPointError):
+            training.train(epochs, self.reporting)
 
     def _pays(self, samples: int) -> bool:
         """Whether there is still time for a number of samples, which are then taken."""
