@@ -57,7 +57,7 @@ def test_it_is_better_than_without(place: Path, run: Run) -> None:
 
 def test_the_choice_is_said_in_a_line(place: Path, run: Run) -> None:
     done = run("train", place / "log.csv", "--model", "lr", "--l2", 0, "--target-rate", 1, "--out", "other")
-    said = r"trials on held-out training rows choose \d+ passe?s?, the pairs b\*d: log loss 0\.\d{4} against"
+    said = r"trials on .* rows choose \d+ pass(es)?, the pairs b\*d, \d+% of the features: log loss 0\.\d{4}"
     assert re.search(said, done.stderr)
 
 

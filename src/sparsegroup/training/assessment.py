@@ -19,7 +19,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, ScoreCurves
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import Table
-from sparsegroup.training.metrics import curves_of, evaluate
+from sparsegroup.training.metrics import curves_of, evaluate, exceeds_noise
 from sparsegroup.training.predictions import PredictionWindow
 from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 
@@ -129,7 +129,7 @@ def _is_sure(differences: Sequence[float]) -> bool:
     leads = leads[~np.isnan(leads)]
     if len(leads) < BLOCKS // 2:
         return False
-    return bool(leads.mean() > BEYOND_NOISE * leads.std(ddof=1) / math.sqrt(len(leads)))
+    return exceeds_noise(leads, BEYOND_NOISE)
 
 
 def _against_baseline(

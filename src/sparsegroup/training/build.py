@@ -48,7 +48,7 @@ from sparsegroup.settings.declared import (
 from sparsegroup.settings.names import OptimizerName, ScheduleName
 from sparsegroup.settings.yaml_settings import SettingsError, checked, read_yaml
 from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
-from sparsegroup.training.model import NETWORKS, ClickModel
+from sparsegroup.training.model import NETWORKS, ClickModel, logit_bias_of
 from sparsegroup.training.network_step import WORTH_COMPILING
 from sparsegroup.training.plan import EpochPlan
 from sparsegroup.training.predictions import EVALUATED
@@ -470,9 +470,8 @@ def start_network(network: nn.Module, log: Log, *, base_rate: bool) -> None:
     label, so that no step is spent on that (Lin et al. 2017, §4.1). Half a positive and half a negative are added.
     """
     encoders = [module for module in network.modules() if isinstance(module, NumberEncoder)]
-    found = [getattr(module, "logit_bias", None) for module in network.modules()] if base_rate else []
-    biases = [bias for bias in found if isinstance(bias, nn.Parameter)]
-    if not encoders and not biases:
+    bias = logit_bias_of(network) if base_rate else None
+    if not encoders and bias is None:
         return
     rows, positives, numbers = 0.0, 0.0, []
     for batch in log.batches(0, min(log.train_rows, SAMPLE_ROWS), EVALUATED):
@@ -483,7 +482,7 @@ def start_network(network: nn.Module, log: Log, *, base_rate: bool) -> None:
     sample = torch.cat(numbers) if numbers else torch.empty(0, len(log.numbers))
     for encoder in encoders:
         encoder.fit(sample)
-    for bias in biases:
+    if bias is not None:
         nn.init.constant_(bias, math.log((positives + 0.5) / (rows - positives + 0.5)))
 
 

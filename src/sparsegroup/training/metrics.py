@@ -86,6 +86,11 @@ def evaluate(
     return Metrics(auc, loss, float(loss / entropy), float(calibration))
 
 
+def exceeds_noise(values: Float64s, errors: float) -> bool:
+    """Whether the mean of values is above 0 by more than this number of its standard errors."""
+    return len(values) > 1 and bool(values.mean() > errors * values.std(ddof=1) / math.sqrt(len(values)))
+
+
 def calibrating_shift(logits: Float64s, labels: npt.NDArray[Any], weights: npt.NDArray[Any] | None = None) -> float:
     """What is added to logits `[n]` so that the probabilities add up to the labels `[n]`, by bisection.
 

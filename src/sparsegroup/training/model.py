@@ -81,6 +81,12 @@ def inputs_of(
     return by_field(vectors, (keys.shape[0], fields), bags, getattr(inner, "pooling", mean_of_list)), given
 
 
+def logit_bias_of(network: nn.Module) -> nn.Parameter | None:
+    """The `logit_bias` of a network of `sparsegroup.models`, also of one that is wrapped; None of another."""
+    found = (getattr(module, "logit_bias", None) for module in network.modules())
+    return next((bias for bias in found if isinstance(bias, nn.Parameter)), None)
+
+
 def mean_of_list(place: int, values: Tensor, offsets: Tensor, fields: Tensor) -> Tensor:
     """The mean of each row's values, zero without any; the arguments are `ListPooling`'s."""
     return pool_ragged(values, offsets, fields.shape[0])

@@ -27,6 +27,7 @@ from sparsegroup.training.model import (
     check_table,
     inputs_of,
     keys_to_look_up,
+    logit_bias_of,
 )
 from sparsegroup.training.network_step import NetworkStep, check_loss, failed_step
 from sparsegroup.training.plan import Epochs, check_epochs, of_epoch
@@ -524,13 +525,11 @@ class Trainer:
         Returns:
             The shift of the logits; 0 where the network has no such bias.
         """
-        found = [getattr(module, "logit_bias", None) for module in self.network.modules()]
-        biases = [bias for bias in found if isinstance(bias, nn.Parameter)]
-        if not biases:
+        if (bias := logit_bias_of(self.network)) is None:
             return 0.0
         window = self.predictions(stream)
         shift = calibrating_shift(window.logits(), window.labels(), window.weights())
-        biases[0].add_(shift)
+        bias.add_(shift)
         return shift
 
     def predictions(self, stream: Iterable[Sample]) -> PredictionWindow:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.kernels.cpu.jit import jitted, kernel
+from sparsegroup.training.metrics import exceeds_noise
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
 ROWS, UPDATES = 200_000, 40_000_000
@@ -134,7 +135,7 @@ class PairGains(Callback):
             sure: dict[tuple[int, int], float] = {}
             for left, right in candidates:
                 gains, _ = pair_gains(columns[left], columns[right], logits, labels, weights)
-                if _is_sure(gains[rows // 2 :]):
+                if exceeds_noise(gains[rows // 2 :], SURE):
                     sure[left, right] = float(gains[rows // 2 :].mean())
             if not sure:
                 break
@@ -143,7 +144,3 @@ class PairGains(Callback):
             chosen.append(best)
             candidates = [pair for pair in sure if pair != best]
         return chosen
-
-
-def _is_sure(gains: Float64s) -> bool:
-    return len(gains) > 1 and bool(gains.mean() > SURE * gains.std(ddof=1) / math.sqrt(len(gains)))

@@ -15,6 +15,7 @@ from sparsegroup.reporting.run_record import Metrics, Trial
 from sparsegroup.settings.auto import has_default_optimizer, has_default_target
 from sparsegroup.training.assessment import BEYOND_NOISE, by_block
 from sparsegroup.training.build import Config
+from sparsegroup.training.metrics import exceeds_noise
 from sparsegroup.training.selection.pair_gains import PairGains
 from sparsegroup.training.state import EpochProgress, TemporaryBest, table_figures
 from sparsegroup.training.trainer import Callback, Trainer
@@ -54,8 +55,7 @@ class _Score:
 
     def is_as_good_as(self, best: "_Score", errors: float) -> bool:
         """Whether the other is not better by more than this number of standard errors of the mean over blocks."""
-        behind = self.losses - best.losses
-        return bool(behind.mean() <= errors * behind.std(ddof=1) / np.sqrt(len(behind)))
+        return not exceeds_noise(self.losses - best.losses, errors)
 
 
 def settings_by_trials(
