@@ -40,8 +40,8 @@ from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.frozen_model import frozen_copy
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Config, HistoryPoint, predict
-from sparsegroup.training.compare import train_and_test
 from sparsegroup.training.predictions import EVALUATED, PredictionWindow, predicted_rows, write_predictions
+from sparsegroup.training.selection.sizes import train_and_test
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 BATCH, LARGE, DIM = 512, 8192, 8

@@ -22,7 +22,7 @@ from sparsegroup.data import Log, open_log
 from sparsegroup.serving.frozen import Embeddings
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import Config, Trainer
-from sparsegroup.training.compare import train_and_test
+from sparsegroup.training.selection.sizes import train_and_test
 
 RATES = (0.1, 0.03, 0.01)
 KEY_BYTES = 8

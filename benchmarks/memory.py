@@ -38,7 +38,7 @@ import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config, TrainedBatch, Trainer
-from sparsegroup.training.compare import train_and_test
+from sparsegroup.training.selection.sizes import train_and_test
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 ROWS, QUICK_ROWS, BATCH, RATE, UNSEEN, SKETCH = 12_000_000, 300_000, 2_048, 0.03, 500, "64MB"

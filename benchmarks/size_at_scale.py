@@ -22,7 +22,7 @@ import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config, predict
-from sparsegroup.training.compare import train_and_test
+from sparsegroup.training.selection.sizes import train_and_test
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.pruning import magnitude_pruning
 from sparsegroup_paper.public_shapes import DATASETS, synthesize

@@ -36,10 +36,16 @@ def pool_ragged(vectors: Tensor, offsets: Tensor, bags: int, mode: BagMode = "me
                 [0.],
                 [5.]])
     """
-    first, end = offsets.narrow(0, 0, bags), offsets.narrow(0, 1, bags)
     bag = bag_of_each(offsets, bags, vectors)
     sums = vectors.new_zeros(bags, vectors.shape[1]).index_add(0, bag, vectors)
-    return sums if mode == "sum" else sums / (end - first).clamp(min=1).unsqueeze(1).to(vectors.device)
+    return sums if mode == "sum" else means_of(sums, offsets)
+
+
+def means_of(sums: Tensor, offsets: Tensor) -> Tensor:
+    """The means `[bags, dim]` of bags whose sums are `sums` `[bags, dim]`; `offsets` are `pool_ragged`'s."""
+    bags = sums.shape[0]
+    counts = offsets.narrow(0, 1, bags) - offsets.narrow(0, 0, bags)
+    return sums / counts.clamp(min=1).unsqueeze(1).to(sums.device)
 
 
 def bag_of_each(offsets: Tensor, bags: int, vectors: Tensor) -> Tensor:

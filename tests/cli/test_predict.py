@@ -140,7 +140,8 @@ def test_columnar_logs_and_such_without_time_or_in_another_order_are_scored(plac
         from_csv(run("predict", place / "run", name).stdout) for name in ("log.parquet", "reversed.csv")
     )
     assert columnar[0] == backwards[0] == list(range(100))
-    assert columnar[1] == expected(place)[:100].tolist() == backwards[1][::-1]
+    np.testing.assert_allclose(columnar[1], expected(place)[:100], rtol=1e-6)  # rows of other batches: sums differ
+    np.testing.assert_allclose(backwards[1][::-1], expected(place)[:100], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

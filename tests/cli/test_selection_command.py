@@ -104,5 +104,11 @@ def test_pairs_are_given_by_name(place: Path, run: Run) -> None:
     fields = summary(Path("given"))["fields"]
     assert isinstance(fields, dict)
     assert list(fields)[5:] == ["a*b", "c*d"]
+    frame = pl.read_csv(place / "log.csv")
+    there = {f"{left} * {right}" for left, right in frame.select("a", "b").iter_rows()}
+    names = pl.read_parquet("given/names.parquet").filter(pl.col("field") == "a*b")
+    assert len(names) > 0
+    assert {*names["value"]} <= there
+    assert names["value"].n_unique() == len(names)
     run("train", place / "log.csv", *options[:2], "--pairs", "none", *options[4:-1], "without")
     assert len(summary(Path("without"))["fields"]) == 5  # type: ignore[arg-type]

@@ -43,8 +43,10 @@ def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
     assert run("train", log, "--out", "run", *options).returncode == 0
     assert opens.heads == 2
     head, columns, count = (["log.csv"], ["test.csv"]), ["log.csv"], ["log.csv", "test.csv"]
-    base_rate, train, evaluate, names = ["log.csv"], ["log.csv"], ["test.csv"], ["log.csv"]
-    assert opens.files == [*head[0], *columns, *head[1], *count, *base_rate, *train, *evaluate, *names]
+    base_rate, train, recalibrate, evaluate = ["log.csv"], ["log.csv"], ["log.csv"], ["test.csv"]
+    trained = [*base_rate, *train, *recalibrate, *evaluate]
+    passes_of_baseline, names = 2 * [*train, *evaluate], ["log.csv"]
+    assert opens.files == [*head[0], *columns, *head[1], *count, *trained, *passes_of_baseline, *names]
     opens.files.clear()
     assert run("predict", "run", log, "--out", "scores.csv", "--threads", 1).returncode == 0
     assert opens.files == ["log.csv"] * 3  # head, count, predict

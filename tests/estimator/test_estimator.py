@@ -21,6 +21,7 @@ from sparsegroup.estimator import Classifier
 from sparsegroup.serving import read_export
 from sparsegroup.settings.declared import SHORT
 from sparsegroup.settings.yaml_settings import SettingsError
+from sparsegroup.training.run_folder import RUN
 
 FRAME, LABELS = rows()
 NEW, _ = rows(seed=1)
@@ -44,6 +45,18 @@ def test_it_is_the_model_that_the_command_line_trains(tmp_path: Path, run: Run, 
     model = Classifier().fit(FRAME, LABELS)
     np.testing.assert_allclose(probabilities(model, FRAME), scores_of(run, tmp_path / "run", log), atol=1e-6)
     assert np.ptp(probabilities(model, FRAME)) > 0.01
+
+
+def test_trials_choose_as_for_the_command_line(tmp_path: Path, run: Run) -> None:
+    frame, labels = rows(5_500)
+    log = written(tmp_path / "log.csv", frame, labels)
+    done = run("train", log, "--label", "clicked", "--test-fraction", 0, "--out", "run", "--model", "lr", "--l2", 0)
+    assert done.returncode == 0, done.stderr
+    model = Classifier("lr", l2=0.0).fit(frame, labels)
+    assert model.trials_ == RUN.read(tmp_path / "run").summary.trials
+    assert len(model.trials_) > 1
+    np.testing.assert_allclose(probabilities(model, frame), scores_of(run, tmp_path / "run", log), atol=1e-6)
+    assert Classifier("lr", selection="never").fit(frame, labels).trials_ == ()
 
 
 def test_settings_are_those_of_the_command_line(tmp_path: Path, run: Run) -> None:

@@ -25,7 +25,7 @@ FRAME = POLARS.to_pandas()
 def test_it_is_searched_and_validated_in_folds() -> None:
     scores = cross_val_score(small(epochs=3), FRAME, LABELS.to_pandas(), cv=3, scoring="roc_auc")
     assert (scores > 0.55).all()
-    search = GridSearchCV(small(), {"lr": [1e-6, 0.05], "epochs": [3]}, cv=2, scoring="neg_log_loss")
+    search = GridSearchCV(small(), {"lr": [1e-6, 0.05], "epochs": [3]}, cv=2, scoring="roc_auc")
     search.fit(FRAME, LABELS.to_pandas())
     assert search.best_params_ == {"lr": 0.05, "epochs": 3}
     assert search.predict_proba(FRAME).shape == (len(FRAME), 2)

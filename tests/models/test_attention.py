@@ -25,10 +25,10 @@ from sparsegroup.training.model import LookupModel, by_field
 OFFSETS = torch.tensor([0, 2, 2, 5, 6])
 
 
-def pooling_of_two() -> ListPooling:
+def pooling_of_two(*, sums: bool = False) -> ListPooling:
     """Two lists of dimension 3, of which the second has attention, seen from the last of two fields."""
     torch.manual_seed(0)
-    pooling = ListPooling(3, {1: 1}, hidden=(4, 2)).double()
+    pooling = ListPooling(3, {1: 1}, hidden=(4, 2), sums=sums).double()
     for parameter in pooling.parameters():
         torch.nn.init.normal_(parameter)
     return pooling
@@ -76,13 +76,21 @@ class TestPooling:
                     p = torch.sigmoid((s - dice.mean) / (dice.variance + 1e-8).sqrt())
                     s = p * s + (1 - p) * dice.alpha * s
                 expected = expected + (unit[4].weight @ s + unit[4].bias) * k
-            torch.testing.assert_close(found[row], expected)
+            torch.testing.assert_close(found[row, 0], expected)
         assert not found[1].any()
 
     def test_a_list_without_attention_is_the_mean(self) -> None:
         values, fields = some(6, 3), some(4, 2, 3)
         expected = [values[:2].mean(0), torch.zeros(3, dtype=torch.float64), values[2:5].mean(0), values[5]]
-        torch.testing.assert_close(pooling_of_two()(0, values, OFFSETS, fields), torch.stack(expected))
+        torch.testing.assert_close(pooling_of_two()(0, values, OFFSETS, fields).squeeze(1), torch.stack(expected))
+
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_the_sum_is_a_second_vector(self, place: int) -> None:
+        values, fields = some(6, 3), some(4, 2, 3)
+        found, plain = (pooling_of_two(sums=sums).eval()(place, values, OFFSETS, fields) for sums in (True, False))
+        torch.testing.assert_close(found[:, :1], plain)
+        expected = [values[:2].sum(0), torch.zeros(3, dtype=torch.float64), values[2:5].sum(0), values[5]]
+        torch.testing.assert_close(found[:, 1], torch.stack(expected))
 
     def test_the_order_of_the_values_does_not_matter(self) -> None:
         values, fields = some(6, 3), some(4, 2, 3)
@@ -101,7 +109,7 @@ class TestPooling:
 
     def test_no_list_has_a_value(self) -> None:
         found = pooling_of_two()(1, some(0, 3), torch.zeros(5, dtype=torch.int64), some(4, 2, 3))
-        assert torch.equal(found, torch.zeros(4, 3, dtype=torch.float64))
+        assert torch.equal(found, torch.zeros(4, 1, 3, dtype=torch.float64))
 
 
 def stream(count: int = 5) -> list[Batch]:
@@ -132,7 +140,7 @@ def test_the_trainer_is_the_loop_that_one_would_write() -> None:
         (bag,) = batch.bags
         fields = plain_table(batch.keys)
         pooled = plain.pooling(0, plain_table(bag.keys), bag.offsets, fields)
-        logits = plain(torch.cat([fields, pooled.unsqueeze(1)], dim=1))
+        logits = plain(torch.cat([fields, pooled], dim=1))
         torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
         plain_optimizer.step()
     for name, value in plain.state_dict().items():
@@ -180,6 +188,7 @@ def viewed(tmp_path: Path) -> Path:
 def test_a_run_learns_what_matters_to_the_candidate(viewed: Path, run: Run) -> None:
     trains = ("train", viewed, "--schema", "schema.yaml", "--model", "mlp", "--optimizer", "adagrad")
     trains += ("--lr", 0.1, "--batch-size", 32, "--l21", 0, "--shuffle-buffer", 0, "--seed", 1, "--selection", "never")
+    trains += ("--set", "model.list_sums=false")
     attends = ("--set", "model.attention={history: item}")
     tested = {}
     for name, options in (("run", attends), ("mean", ())):

@@ -19,7 +19,7 @@ from run_folders import state_of
 from sparsegroup.data import FrameLog
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import HistoryPoint
-from sparsegroup.training import evaluate
+from sparsegroup.training import evaluate, load_run
 from sparsegroup.training.assessment import Assessment, assess, metrics_lost
 from sparsegroup.training.metrics import curves_of, gains_of, reliability_of
 from sparsegroup.training.predictions import PredictionWindow
@@ -237,6 +237,13 @@ def test_a_run_that_learns_nothing_is_warned_of(tmp_path: Path, run: Run) -> Non
         assert warning in done.stderr
 
 
+def baseline_state(folder: Path) -> dict[str, list[float]]:
+    """What the baseline has learnt in the first pass of a run."""
+    baseline = load_run(folder).baseline
+    assert baseline is not None
+    return {name: tensor.tolist() for name, tensor in baseline.state_dict().items()}
+
+
 def test_a_baseline_goes_on_over_resumed_and_continued_runs_with_the_same_bits(tmp_path: Path, run: Run) -> None:
     log = many_features(tmp_path / "log.csv")
     options = ("--batch-size", 100, "--shuffle-buffer", 0, "--checkpoint-steps", 7, "--keep-checkpoints", 9)
@@ -259,4 +266,4 @@ def test_a_baseline_goes_on_over_resumed_and_continued_runs_with_the_same_bits(t
     day2 = ("--continue", "day1", "--out", "day2", "--test-fraction", 300 / 1_800)
     done = run("train", "second.csv", *day2)
     assert done.returncode == 0, done.stderr
-    assert RUN.read(tmp_path / "day2").summary.baseline == whole.baseline
+    assert baseline_state(tmp_path / "day2") == baseline_state(tmp_path / "whole")

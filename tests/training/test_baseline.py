@@ -49,7 +49,7 @@ def test_it_is_group_ftrl_row_by_row() -> None:
         x[row, 1 + batch.keys[row, 0]] = 1
         x[row, 13 + batch.keys[row, 1] - (1 << 56)] = 1
         bag = batch.bags[0][row : row + 1].keys
-        x[row, 25 + bag - (2 << 56)] = 1 / len(bag)
+        x[row, 25 + bag - (2 << 56)] = 1
     weight = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
     # Each weight is a group of its own, so that one that no row has touched stays untouched.
     optimizer = GroupFTRL([weight], lr=2 / 3, beta=0.3, initial_accumulator_value=0.0, groups="all")

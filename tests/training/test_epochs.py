@@ -18,8 +18,8 @@ from sparsegroup.data.keys import FIELD_BITS, keys_of
 from sparsegroup.models import MLP
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer
-from sparsegroup.training.compare import train_and_test
 from sparsegroup.training.model import ClickModel
+from sparsegroup.training.selection.sizes import train_and_test
 
 ROWS = 4_000
 

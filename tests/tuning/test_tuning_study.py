@@ -13,7 +13,7 @@ from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
-from sparsegroup.training.compare import ModelScore, train_and_test
+from sparsegroup.training.selection.sizes import ModelScore, train_and_test
 from sparsegroup.tuning import Study, TuningError
 from sparsegroup.tuning import study as study_module
 

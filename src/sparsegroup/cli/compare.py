@@ -19,7 +19,7 @@ from sparsegroup.reporting.formatting import count, metric, percent, size
 from sparsegroup.settings.yaml_settings import Share
 
 if TYPE_CHECKING:
-    from sparsegroup.training.compare import ModelScore
+    from sparsegroup.training.selection.sizes import ModelScore
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def demo_command(
     with starting(threads):
         from sparsegroup.data import SyntheticConfig, synthetic_log
         from sparsegroup.training import Config
-        from sparsegroup.training.compare import compare
+        from sparsegroup.training.selection.sizes import compare
 
     configs = {
         "Group Adam, fixed λ": Config.of(model="dcn", lr=lr, l21=l21, seed=seed),
@@ -104,7 +104,7 @@ def path_command(
         from sparsegroup.artifact.validation import finite
         from sparsegroup.cli.logs import config_given, log_name, open_config_log
         from sparsegroup.reporting.charts import path_svg
-        from sparsegroup.training.compare import cheapest, size_path
+        from sparsegroup.training.selection.sizes import cheapest, size_path
 
     problem = f"--rates wants feature rates between 0 and 1, separated by commas, such as .3,.1: got {rates!r}"
     targets = parsed(list[Annotated[Share, Field(gt=0)]], [rate.strip() for rate in rates.split(",")], problem)

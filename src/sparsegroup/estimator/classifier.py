@@ -30,6 +30,7 @@ from sparsegroup.training.build import Config
 from sparsegroup.training.model import keys_to_look_up, logits_of
 from sparsegroup.training.plan import EpochPlan
 from sparsegroup.training.predictions import EVALUATED
+from sparsegroup.training.selection.trials import settings_by_trials
 
 EXPECTED_FAILED_CHECKS: Mapping[str, str] = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -75,6 +76,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config_: All settings of the training.
         feature_rate_: Live features over features seen.
         history_: Points along the training, see `HistoryPoint`.
+        trials_: The trials that chose settings, see `settings_by_trials`; none after `partial_fit`, or where nothing
+            was tried.
         model_, optimizer_: The trained model, and its optimizer.
         n_features_in_, feature_names_in_: Number of columns of X, and their names if X was a frame.
 
@@ -128,7 +131,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with self._restored_on_error():
             labels = _checked_labels(self, y)
             frame = _feature_frame(self, X)
-            log = self._begin(frame, y, labels, _two_classes(labels), sample_weight)
+            log = self._begin(frame, y, labels, _two_classes(labels), sample_weight, tries=True)
             self._train(log, self.config_, self.config_.training.plan(log.train_rows))
         return self
 
@@ -160,13 +163,13 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             labels = _checked_labels(self, y)
             frame = _feature_frame(self, X, None if is_first else list(self.columns_))
             if given is not None and is_first:
-                log = self._begin(frame, y, labels, given, sample_weight)
+                log = self._begin(frame, y, labels, given, sample_weight, tries=False)
             else:
                 log = self._log(frame, _codes_of(labels, self.classes_), self.columns_, sample_weight)
             plan = EpochPlan(log.train_rows, self.config_.training.batch_size)
             for group in self.optimizer_.param_groups:  # where a schedule has ended
                 group["lr"] = group.get("initial_lr", group["lr"])
-            self._train(log, self.config_.replace(schedule="constant", warmup=0.0), plan)
+            self._train(log, self.config_.replace(schedule="constant", warmup=0.0, average=0.0), plan)
         return self
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
@@ -245,9 +248,16 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise
 
     def _begin(
-        self, frame: pl.DataFrame, y: Any, labels: npt.NDArray[Any], classes: npt.NDArray[Any], weight: Any
+        self,
+        frame: pl.DataFrame,
+        y: Any,
+        labels: npt.NDArray[Any],
+        classes: npt.NDArray[Any],
+        weight: Any,
+        *,
+        tries: bool,
     ) -> FrameLog:
-        """Make the model for these rows."""
+        """Make the model for these rows, with settings by trials if it `tries` them."""
         kinds = _column_kinds(frame, self.columns or {})
         name = getattr(y, "name", None)
         is_named = isinstance(name, str) and name not in ("", *kinds) and classes.tolist() == [0, 1]
@@ -262,6 +272,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config.check_log(log)
         config = config.resolved_for(log).for_log(log)
         with _own_random_numbers():
+            config, self.trials_ = settings_by_trials(config, log) if tries else (config, ())
             model, optimizer = config.build(log)
             self._random_numbers = torch.get_rng_state()
         self.classes_, self.columns_, self.config_ = classes, kinds, config
@@ -278,7 +289,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with _own_random_numbers(self._random_numbers):
             trainer = config.trainer(self.model_, self.optimizer_, plan)
             trainer.go_on_after(self.history_)
-            trainer.fit(**plan.arguments(log))
+            trainer.fit_plan(plan, log)
             self._random_numbers = torch.get_rng_state()
         self.history_ = trainer.history
         self.model_.eval()

@@ -1,11 +1,11 @@
-"""Fields of several values as one vector each: their mean, or what a candidate's attention to them gives (DIN)."""
+"""Fields of several values as vectors: their mean, or what a candidate's attention to them gives (DIN); their sum."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.bags import bag_of_each, pool_ragged
+from sparsegroup.bags import bag_of_each, means_of, pool_ragged
 from sparsegroup.models.layers import RunningStatistics
 
 
@@ -68,16 +68,22 @@ class ActivationUnit(nn.Module):
 
 
 class ListPooling(nn.Module):
-    """One vector for each list: v = Σ_j a(e_j, q) e_j over its values' embeddings e_j (eq. 2 of DIN), or their mean.
+    """A vector for each list: v = Σ_j a(e_j, q) e_j over its values' embeddings e_j (eq. 2 of DIN), or their mean.
 
     The weights a are not normalized, as published: their sum says how much of the list matters to the candidate q, the
     embedding of another field of the same row. An empty list's vector is zero.
+
+    With `sums` a list has a second vector, Σ_j e_j: a mean does not show how many values there are.
 
     Args:
         dim: Embedding dimension.
         queries: Place of a list → place of the field that gives its q, each among its kind; other lists have their
             mean.
         hidden: Sizes of the hidden layers of each list's `ActivationUnit`.
+        sums: Whether each list has its sum as a second vector.
+
+    Attributes:
+        vectors: How many vectors a list has: 1 or 2.
 
     Examples:
         >>> import torch
@@ -85,16 +91,19 @@ class ListPooling(nn.Module):
         >>> pooling = ListPooling(4, {0: 2})  # the first list, seen from the third field
         >>> values, offsets, fields = torch.randn(5, 4), torch.tensor([0, 2, 2, 5]), torch.randn(3, 3, 4)
         >>> pooling(0, values, offsets, fields).shape
-        torch.Size([3, 4])
+        torch.Size([3, 1, 4])
     """
 
-    def __init__(self, dim: int, queries: Mapping[int, int], hidden: Sequence[int] = (36,)) -> None:
+    def __init__(
+        self, dim: int, queries: Mapping[int, int], hidden: Sequence[int] = (36,), *, sums: bool = False
+    ) -> None:
         super().__init__()
+        self.vectors = 2 if sums else 1
         self.queries = dict(queries)
         self.units = nn.ModuleDict({str(place): ActivationUnit(dim, hidden) for place in queries})
 
     def forward(self, place: int, values: Tensor, offsets: Tensor, fields: Tensor) -> Tensor:
-        """Vectors `[batch, dim]` of a list.
+        """Vectors `[batch, vectors, dim]` of a list.
 
         Args:
             place: Which of the lists.
@@ -102,11 +111,15 @@ class ListPooling(nn.Module):
             offsets: `[batch + 1]` int64: row i has `values[offsets[i] : offsets[i + 1]]`.
             fields: `[batch, fields, dim]`, the embeddings of the fields of one value.
         """
-        rows = fields.shape[0]
-        if place not in self.queries:
-            return pool_ragged(values, offsets, rows)
-        queries = fields[:, self.queries[place]].index_select(0, bag_of_each(offsets, rows, values))
-        return pool_ragged(self.units[str(place)](queries, values) * values, offsets, rows, "sum")
+        rows, has_query = fields.shape[0], place in self.queries
+        sums = None if has_query and self.vectors == 1 else pool_ragged(values, offsets, rows, "sum")
+        if has_query:
+            queries = fields[:, self.queries[place]].index_select(0, bag_of_each(offsets, rows, values))
+            pooled = pool_ragged(self.units[str(place)](queries, values) * values, offsets, rows, "sum")
+        else:
+            assert sums is not None
+            pooled = means_of(sums, offsets)
+        return pooled.unsqueeze(1) if self.vectors == 1 or sums is None else torch.stack([pooled, sums], dim=1)
 
 
 class WithPooling(nn.Module):

@@ -66,6 +66,12 @@ def _eps(log: "Log", given: Given) -> float | None:
     return EVIDENCE / (given.get("training", {}).get("batch_size") or _batch_size(log, given))
 
 
+def _recalibrates(log: "Log", given: Given) -> bool:
+    """The end of a long log's order is its newest rows: a shift by more than these would undo what they taught."""
+    buffer = given.get("training", {}).get("shuffle_buffer")
+    return (_shuffle_buffer(log, given) if buffer is None else buffer) >= log.train_rows
+
+
 def _shuffle_buffer(log: "Log", given: Given) -> int:
     """Blocks follow what drifts in a long log, while no stretch of like rows makes up a batch: see docs/training.md."""
     if isinstance(given.get("model", {}).get("evict_unseen"), str):  # an age by the log's own clock, so by its order
@@ -100,9 +106,16 @@ RULES: Mapping[str, Rule] = {
     "training.batch_size": Rule(_batch_size, "rows/1000, as a power of two from 128 to 8192"),
     "training.epochs": Rule(lambda log, given: 1, "1, or what trials choose"),
     "training.after_first_epoch": Rule(lambda log, given: "train", "train, or what trials choose"),
+    "training.recalibrate": Rule(_recalibrates, "for a log that is shuffled whole"),
     "training.shuffle_buffer": Rule(_shuffle_buffer, "all rows, if there are up to 300,000; otherwise 10,000"),
 }
 """Setting → the rule that decides it if it is not given."""
 
-PER_LOG = ("training.batch_size", "training.epochs", "training.after_first_epoch", "training.shuffle_buffer")
+PER_LOG = (
+    "training.batch_size",
+    "training.epochs",
+    "training.after_first_epoch",
+    "training.recalibrate",
+    "training.shuffle_buffer",
+)
 """Settings that depend on the log's rows, so that a run that is continued on another log decides them again."""

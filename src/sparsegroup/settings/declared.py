@@ -253,6 +253,8 @@ class ModelSettings(StrictSettings):
     attention: dict[str, str] = setting({})
     """Field of several values → field of one value, the candidate, whose attention to the values makes one vector of
     them; for other fields of several values it is their mean. See `ListPooling`."""
+    list_sums: bool = setting(True)
+    """Give the network the sum of a list's vectors besides their mean: it shows how many values there are."""
 
 
 ADMISSION_SETTINGS = ("admit_after", "admit_sketch", "evict_unseen", "max_table_bytes")
@@ -339,9 +341,11 @@ class TrainingSettings(StrictSettings):
     """Shuffle the training rows in blocks of this many; 0 keeps the order of the log."""
     after_first_epoch: Decided[AfterFirstEpoch] = setting(None, TRAINING, kind=AfterFirstEpoch)
     """What to do with the embeddings in later epochs: go on training them, reset them in each, or freeze them."""
-    recalibrate: bool = setting(False, TRAINING)
-    """In the end, shift all logits by what makes the predictions for the last tenth of the training rows add up to
-    their positives."""
+    average: Share = setting(0.1, TRAINING)
+    """Share of an epoch's steps, from the end, whose network weights are averaged; 0 keeps the last ones."""
+    recalibrate: Decided[bool] = setting(None, TRAINING)
+    """In the end, shift all logits by what makes the predictions for the last 200,000 rows trained on add up to their
+    positives."""
     selection: Literal["auto", "never"] = setting("auto", TRAINING)
     """Choose pairs, passes, l2 and size, where not given, by trials on held-out training rows; of more than 500,000
     rows pairs alone, on the last 300,000."""

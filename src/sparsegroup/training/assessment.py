@@ -4,23 +4,26 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import torch
 
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.inference import LEAK, leaks_of
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import write_parquet
 from sparsegroup.data.log import Log
+from sparsegroup.models import PairKeys
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, ScoreCurves
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import Table
 from sparsegroup.training.metrics import curves_of, evaluate, exceeds_noise
-from sparsegroup.training.predictions import PredictionWindow
+from sparsegroup.training.predictions import EVALUATED, PredictionWindow
 from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 
 SHOWN = 10
@@ -236,14 +239,18 @@ class Largest:
 
 
 def named_features(
-    log: Log, names: Sequence[str], tables: Iterable[Table], ranks: RankGroup = SINGLE_PROCESS
+    log: Log,
+    names: Sequence[str],
+    tables: Iterable[Table],
+    ranks: RankGroup = SINGLE_PROCESS,
+    pairs: PairKeys | None = None,
 ) -> list[LargestFeature]:
     """The features of the largest vectors, those with a known text and the first ten, the largest first.
 
-    `names` has the field of each number.
+    `names` has the field of each number; `pairs` are the last ones.
 
-    The text is that of the log's vocabulary, or, of a raw log, what about its first 100,000 rows have. All ranks that
-    store the tables call it, and the first gets them.
+    The text is that of the log's vocabulary, or, of a raw log, what about its first 100,000 rows have; of a combination
+    that of both parts. All ranks that store the tables call it, and the first gets them.
     """
     own, largest = Largest(NAMED), Largest(NAMED)
     for table in tables:
@@ -254,7 +261,11 @@ def named_features(
         largest.add(keys, norms)
     if ranks.rank:
         return []
-    values = log.values_of(largest.keys, MOST_ROWS)
+    parts = {} if pairs is None else _parts_of(pairs, log, largest.keys)
+    values = log.values_of(np.array([*largest.keys, *chain(*parts.values())], np.int64), MOST_ROWS)
+    for key, both in parts.items():
+        if all(one in values for one in both):
+            values[key] = " * ".join(values[one] for one in both)
     fields = fields_of(largest.keys).tolist()
     found, room = [], MOST_BYTES
     for place, (key, norm) in enumerate(zip(largest.keys.tolist(), largest.values.tolist(), strict=True)):
@@ -264,6 +275,17 @@ def named_features(
             break
         if (value is not None or place < SHOWN) and fields[place] < len(names):
             found.append(LargestFeature(names[fields[place]], key, value, norm))
+    return found
+
+
+def _parts_of(pairs: PairKeys, log: Log, keys: Int64s) -> dict[int, tuple[int, int]]:
+    """The keys of both parts of combinations, of those among `keys` that a log's first 100,000 rows have."""
+    wanted, found = torch.from_numpy(keys), dict[int, tuple[int, int]]()
+    for batch in log.batches(0, min(log.train_rows, MOST_ROWS), EVALUATED):
+        combined = pairs(batch.keys)[:, -len(pairs) :]
+        for row, pair in torch.isin(combined, wanted).nonzero().tolist():
+            left, right = int(pairs.left[pair]), int(pairs.right[pair])
+            found[int(combined[row, pair])] = int(batch.keys[row, left]), int(batch.keys[row, right])
     return found
 
 

@@ -48,6 +48,7 @@ from sparsegroup.settings.declared import (
 from sparsegroup.settings.names import OptimizerName, ScheduleName
 from sparsegroup.settings.yaml_settings import SettingsError, checked, read_yaml
 from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
+from sparsegroup.training.averaging import AveragedNetwork
 from sparsegroup.training.model import NETWORKS, ClickModel, logit_bias_of
 from sparsegroup.training.network_step import WORTH_COMPILING
 from sparsegroup.training.plan import EpochPlan
@@ -170,14 +171,16 @@ class ModelConfig(ModelSettings):
         fields, numbers = len(self.features(columns)), len(columns.numbers)
         encoded = numbers > 0 and (self.standardize or self.number_buckets > 0)
         more = numbers if encoded and self.number_buckets else 0
+        more += len(columns.lists) if self.list_sums else 0
         network: nn.Module = NETWORKS[self.name](
             fields + more, self.network_dim, numbers, **self._layers, **self.options
         )
         if encoded:
             encoder = NumberEncoder(numbers, self.network_dim, self.number_buckets, self.standardize)
             network = WithNumbers(encoder, network)
-        if self.attention:
-            network = WithPooling(ListPooling(self.network_dim, self.queries(columns)), network)
+        if self.attention or (self.list_sums and columns.lists):
+            pooling = ListPooling(self.network_dim, self.queries(columns), sums=self.list_sums)
+            network = WithPooling(pooling, network)
         if self.pairs:
             network = WithPairs(PairKeys(self.places(columns), len(columns.fields), FIELD_BITS), network)
         return network
@@ -304,7 +307,7 @@ class TrainingConfig(TrainingSettings):
         held_out = max(1, round(self.validation * train_rows)) if self.validation else 0
         if held_out >= train_rows:
             raise SettingsError(f"training.validation={self.validation:g} leaves none of {train_rows} rows to train on")
-        same = ("batch_size", "epochs", "patience", "after_first_epoch", "shuffle_buffer", "seed")
+        same = ("batch_size", "epochs", "patience", "after_first_epoch", "shuffle_buffer", "seed", "recalibrate")
         of_all = {name: value for name in same if (value := getattr(self, name)) is not None}
         return EpochPlan(rows=train_rows - held_out, validation_rows=held_out, **of_all)
 
@@ -389,6 +392,8 @@ class Config(Settings):
     ) -> Trainer:
         """The trainer of a model and its optimizer, whose target and learning rates follow the steps of a plan."""
         window = max(1, math.ceil(plan.samples / plan.batch_size / self.training.windows)) * plan.batch_size
+        if share := self.training.average:
+            callbacks = [AveragedNetwork(plan.epoch_steps, share), *callbacks]
         return Trainer(
             model.embedding,
             model.network,

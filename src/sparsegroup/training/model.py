@@ -32,7 +32,7 @@ Network = Callable[[Tensor, Tensor | None], Tensor]
 """From embeddings `[batch, fields, dim]` and numbers `[batch, numbers]` or None to logits `[batch]`."""
 
 Pooling = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""From a list's place, its values' vectors, their offsets and the single fields' embeddings to one vector per row."""
+"""From a list's place, its values' vectors, their offsets and the single fields' embeddings to each row's vectors."""
 
 
 class LookupModel(nn.Module):
@@ -89,7 +89,7 @@ def logit_bias_of(network: nn.Module) -> nn.Parameter | None:
 
 def mean_of_list(place: int, values: Tensor, offsets: Tensor, fields: Tensor) -> Tensor:
     """The mean of each row's values, zero without any; the arguments are `ListPooling`'s."""
-    return pool_ragged(values, offsets, fields.shape[0])
+    return pool_ragged(values, offsets, fields.shape[0]).unsqueeze(1)
 
 
 def by_field(
@@ -107,7 +107,7 @@ def by_field(
     fields = [single]
     for place, bag in enumerate(bags):
         begin, end = end, end + bag.keys.shape[0]
-        fields.append(pooling(place, vectors.narrow(0, begin, end - begin), bag.offsets, single).unsqueeze(1))
+        fields.append(pooling(place, vectors.narrow(0, begin, end - begin), bag.offsets, single))
     return torch.cat(fields, dim=1)
 
 

@@ -42,8 +42,8 @@ def check_epochs(
             )
 
 
-RECENT = 0.1
-"""Share of the rows trained on, from the end, on which a model is recalibrated."""
+RECALIBRATED = 200_000
+"""Rows on which a model is recalibrated, at most."""
 
 Rows = Callable[[int, int, int], Iterator[Batch]]
 """From the first row, the one after the last, and the size of a batch to batches, as `Log.batches`."""
@@ -61,6 +61,7 @@ class EpochPlan:
         patience, after_first_epoch: See `Trainer.fit`.
         shuffle_buffer: See `ShuffledLog`; 0 for the log's order.
         seed: The seed of that.
+        recalibrate: Whether the model is recalibrated in the end, see `Trainer.fit_plan`.
     """
 
     rows: int
@@ -71,6 +72,7 @@ class EpochPlan:
     after_first_epoch: AfterFirstEpoch = "train"
     shuffle_buffer: int = 0
     seed: int = 0
+    recalibrate: bool = False
 
     @property
     def epoch_steps(self) -> int:
@@ -88,11 +90,6 @@ class EpochPlan:
         return self.epochs * self.rows
 
     @property
-    def recent(self) -> tuple[int, int]:
-        """The last tenth of the rows trained on: the first of them, and the row after the last."""
-        return self.rows - max(1, round(RECENT * self.rows)), self.rows
-
-    @property
     def target_steps(self) -> dict[str, int]:
         """`steps`, `ramp` and `interval` of a `TargetRate`: the size is reached at the end of the last epoch.
 
@@ -106,11 +103,20 @@ class EpochPlan:
             return {"steps": self.steps, "ramp": ramp, "interval": interval}
         return {"steps": self.steps}
 
-    def batches(self, log: Log, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def batches(self, log: Log, epoch: int, start: int = 0, size: int | None = None) -> Iterator[Batch]:
         """The rows of an epoch, numbered from 0, in its order, from row `start` of that order on."""
         if self.shuffle_buffer:
             log = ShuffledLog(log, self.shuffle_buffer, rows=self.rows, seed=self.seed, epoch=epoch)
-        return complete(log.batches(start, self.rows, self.batch_size), max(self.rows - start, 0), log.name)
+        return complete(log.batches(start, self.rows, size or self.batch_size), max(self.rows - start, 0), log.name)
+
+    @property
+    def first_recalibrated(self) -> int:
+        """The place in the first epoch's order from which on its rows recalibrate: the last 200,000, or all."""
+        return max(0, self.rows - RECALIBRATED)
+
+    def recalibration(self, log: Log) -> Iterator[Batch]:
+        """The rows on which the model is recalibrated."""
+        return self.batches(log, 0, self.first_recalibrated, EVALUATED)
 
     def arguments(self, log: Log, rows: Rows | None = None) -> dict[str, Any]:
         """Arguments for `Trainer.fit`; `rows` gives the rows to evaluate, by default all of the log's."""
@@ -164,6 +170,12 @@ class RankRows:
             return iter([next(log.batches(0, 1, 1))[:0]] * len(sizes))
         rows = piece_batches(log, remaining(share, edges[0]), plan.shuffle_buffer, plan.seed, epoch)
         return resized(read_ahead(rows, depth=1), sizes)
+
+    def recalibration(self) -> Iterator[Batch]:
+        """The rows of this rank on which the model is recalibrated."""
+        if self.count == 1:
+            return self.plan.recalibration(self.log)
+        return self.of_epoch(0, self.plan.first_recalibrated // self.plan.batch_size)
 
     def of_range(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """The rows that this rank evaluates of rows `start` to `stop`: those behind the part of the rank before it."""

@@ -20,19 +20,27 @@ from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.log import Log
 from sparsegroup.errors import RunError
+from sparsegroup.models import WithPairs
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, RankFigures, Summary, Trial
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.assessment import SHOWN, Assessment, assess, named_features
-from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
+from sparsegroup.training.baseline import (
+    MOST_ROWS,
+    PASSES,
+    BaselineCallback,
+    LogisticBaseline,
+    after_more_passes,
+    predicting,
+)
 from sparsegroup.training.build import Config
 from sparsegroup.training.callbacks import tracking_callbacks
 from sparsegroup.training.model import ClickModel
 from sparsegroup.training.network_step import check_weights
 from sparsegroup.training.plan import EarlierRanks, RankRows
-from sparsegroup.training.predictions import EVALUATED, numbers_named, probabilities_of
+from sparsegroup.training.predictions import EVALUATED, numbers_named
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_folder import (
     CHECKPOINTS,
@@ -93,10 +101,12 @@ class Session:
         self.run, self.config, self.log, self.provenance = run, config, log, provenance
         self.model, self.optimizer = model, optimizer
         self.plan = config.training.plan(log.train_rows)
-        numbers = len(log.numbers)
-        self._baseline = BaselineCallback(LogisticBaseline(numbers=numbers)) if config.training.baseline else None
+        self._pairs = model.network.pairs if isinstance(model.network, WithPairs) else None
+        baseline = LogisticBaseline(numbers=len(log.numbers), pairs=self._pairs)
+        self._baseline = BaselineCallback(baseline) if config.training.baseline else None
         own = [] if self._baseline is None else [self._baseline]
         self.trainer = config.trainer(model, optimizer, self.plan, own)
+        self._own_callbacks = self.trainer.callbacks
         self.ranks = self.trainer.ranks
         self.rows = RankRows(self.plan, log, self.ranks.rank, self.ranks.count)
         self._earlier: tuple[EarlierRanks, ...] = ()
@@ -112,6 +122,7 @@ class Session:
             self.trainer.go_on_after(before.history)
             if before.baseline is not None and self._baseline is not None:
                 self._baseline.model = before.baseline
+                before.baseline.pairs = self._pairs
 
     @classmethod
     def begin(
@@ -294,8 +305,7 @@ class Session:
             RunStoppedError: A callback has called `Trainer.stop`; there is a checkpoint of that moment.
         """
         tracking = [] if self.ranks.rank else tracking_callbacks(self.config.tracking, self.folder)
-        own: list[Callback] = [_Recorder(self), *([] if self._baseline is None else [self._baseline])]
-        callbacks = self.trainer.callbacks = [*own, *callbacks, *tracking]
+        callbacks = self.trainer.callbacks = [_Recorder(self), *self._own_callbacks, *callbacks, *tracking]
         with self._lock or nullcontext(), numbers_named(self.log):
             summary = None
             for callback in callbacks:
@@ -332,8 +342,8 @@ class Session:
                 raise RunStoppedError(
                     f"{self.folder}: stopped at row {self.position:,}; `resume` continues it", "resume"
                 )
-            if self.config.training.recalibrate:
-                trainer.recalibrate(self.rows.of_range(*self.plan.recent, EVALUATED))
+            if self.plan.recalibrate:
+                trainer.recalibrate(self.rows.recalibration())
         self.checkpoints.pinned = None
         if self._saved_step != self.step:
             self.checkpoint(whole=True)
@@ -343,15 +353,20 @@ class Session:
     def _finish(self) -> Summary:
         """Evaluate the model on the test rows, and complete the folder; all ranks do."""
         log, trainer, ranks = self.log, self.trainer, self.ranks
-        stream, baseline_logits = self.rows.of_range(log.train_rows, len(log), EVALUATED), list[Tensor]()
-        if self._baseline is not None:
-            stream = predicting(self._baseline.of_all_ranks(ranks), stream, baseline_logits)
+        test, baseline_logits = partial(self.rows.of_range, log.train_rows, len(log), EVALUATED), list[Tensor]()
+        baseline = None if self._baseline is None else self._baseline.of_all_ranks(ranks)
+        stream = test() if baseline is None else predicting(baseline, test(), baseline_logits)
         predictions = trainer.predictions(stream) if len(log) > log.train_rows else None
         baseline_logits = ranks.all_gather(baseline_logits, "the baseline's predictions")
-        assessment = assess(
-            predictions, trainer.history, log, probabilities_of(baseline_logits) if baseline_logits else None
+        of_baseline = None
+        if baseline is not None and predictions is not None:
+            passes = PASSES if ranks.is_alone and self.plan.rows <= MOST_ROWS else 1
+            further = (self.plan.batches(log, epoch) for epoch in range(1, passes))
+            of_baseline = after_more_passes(baseline, baseline_logits, further, test, predictions)
+        assessment = assess(predictions, trainer.history, log, of_baseline)
+        named = named_features(
+            log, self.config.model.features(log.schema), self.model.rows.values(), ranks, self._pairs
         )
-        named = named_features(log, self.config.model.features(log.schema), self.model.rows.values(), ranks)
         summary = self._summary(assessment, named)
         finish = partial(self.run.finish, self.config, log, named, trainer.history, summary)
         ranks.on_rank_0(finish, "the run's files")

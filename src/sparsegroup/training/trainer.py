@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
+from sparsegroup.data.log import Log
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
 from sparsegroup.settings.declared import Settings
@@ -30,7 +31,7 @@ from sparsegroup.training.model import (
     logit_bias_of,
 )
 from sparsegroup.training.network_step import NetworkStep, check_loss, failed_step
-from sparsegroup.training.plan import Epochs, check_epochs, of_epoch
+from sparsegroup.training.plan import EpochPlan, Epochs, check_epochs, of_epoch
 from sparsegroup.training.predictions import PredictionWindow, Sample, as_batch, predict, with_checked_labels
 from sparsegroup.training.ranks import GlobalBatch, RankGroup, SharedStatistics, StopRequest
 from sparsegroup.training.state import (
@@ -287,6 +288,12 @@ class Trainer:
         self.progress.is_over = is_over
         self._record.points = self.ranks.broadcast(self.history, "the history")
         return self.history[begin:]
+
+    def fit_plan(self, plan: EpochPlan, log: Log) -> None:
+        """Train on the rows of a log in all epochs of a plan and, if it says so, recalibrate on the last ones."""
+        self.fit(**plan.arguments(log))
+        if plan.recalibrate:
+            self.recalibrate(plan.recalibration(log))
 
     def stop(self, *, finish: bool = False) -> None:
         """End `fit` after the batch under way: from a callback, another thread, or a signal handler.

@@ -33,7 +33,7 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.training import Callback, TrainedBatch, Trainer
 from sparsegroup.training.build import Config
-from sparsegroup.training.compare import train_and_test
+from sparsegroup.training.selection.sizes import train_and_test
 from sparsegroup.tuning.space import SearchSpace
 
 STUDY_FILE, JOURNAL, BEST, TRIALS = "study.json", "trials.journal", "best.yaml", "trials.csv"

@@ -15,7 +15,7 @@ from sparsegroup.reporting.run_record import Metrics, Trial
 from sparsegroup.settings.auto import has_default_optimizer, has_default_target
 from sparsegroup.training.assessment import BEYOND_NOISE, by_block
 from sparsegroup.training.build import Config
-from sparsegroup.training.metrics import exceeds_noise
+from sparsegroup.training.metrics import calibrating_shift, evaluate, exceeds_noise
 from sparsegroup.training.selection.pair_gains import PairGains
 from sparsegroup.training.state import EpochProgress, TemporaryBest, table_figures
 from sparsegroup.training.trainer import Callback, Trainer
@@ -32,8 +32,11 @@ SHRINKAGE = 0.25
 LARGER = 0.3
 """The size that is tried between the default and all features, where the default is too small."""
 
-SPARE = 500_000
+SPARE = 450_000
 """Samples that the trials of resets, λ2 and size may take together."""
+
+MOST_RESET = 200_000
+"""Rows of a pass up to which resets are tried: of longer logs none has needed them, and λ2 and size are worth more."""
 
 SAMPLE = 300_000
 """The last training rows of a longer log than that, on which pairs of fields are tried."""
@@ -63,9 +66,10 @@ def settings_by_trials(
 ) -> tuple[Config, tuple[Trial, ...]]:
     """The settings that trials on a log choose, and the trials.
 
-    The last tenth of the training rows is held out, models are trained on the others, and the lowest log loss on these
-    rows decides, where it is lower by more than noise: for pairs and λ2 a standard error of the mean over 20 blocks of
-    rows, for passes and size a paired t-test over them at 5 %. Otherwise the first is taken. In this order:
+    The last tenth of the training rows is held out, and models are trained on the others. The lowest log loss on these
+    rows decides, with each model's logits shifted so that its predictions add up, where it is lower by more than noise:
+    for pairs and λ2 a standard error of the mean over 20 blocks of rows, for passes and size a paired t-test over them
+    at 5 %. Otherwise the first is taken. In this order:
 
     1. pairs of fields (`model.pairs`): none, or the up to five that `PairGains` finds in the first pass;
     2. passes, and whether the embeddings are reset in each (`training.epochs`, `training.after_first_epoch`): fewer
@@ -73,8 +77,8 @@ def settings_by_trials(
     3. shrinkage (`optimizer.l2`): none, or 1/4 over the batch size;
     4. size (`optimizer.target_rate`): the default, .3 or all features.
 
-    Resets, λ2 and size are tried as long as that takes about 500,000 samples together. Of a log of more than 500,000
-    training rows only pairs are tried, on the last 300,000.
+    Resets, λ2 and size are tried as long as that takes about 450,000 samples together, resets on up to 200,000 rows.
+    On a log of more than 500,000 training rows only pairs are tried, on the last 300,000.
 
     Given settings are not tried; nor are any where `training.selection` is "never", rows are held out or
     learning rates scheduled by given settings, or the log has fewer than 5,000 training rows.
@@ -150,7 +154,7 @@ class _Search:
                     training, first = other, other.scores[0]
             self._train(training, most)
             scores = [*training.scores]
-            if self._is_open and self._pays(training.plan.rows):
+            if self._is_open and training.plan.rows <= MOST_RESET and self._pays(training.plan.rows):
                 training.reset_after_first_epoch(first)
                 self._train(training, most)
                 scores += training.scores[1:]
@@ -225,6 +229,7 @@ class _Training:
         self.plan = config.decided(held_out).training.plan(log.train_rows)
         self._model, self._optimizer = config.build(log)
         self.trainer = config.trainer(self._model, self._optimizer, self.plan)
+        self._own_callbacks = self.trainer.callbacks
         self._first = _AfterFirst(folder, self._model, [self._optimizer], None, self.trainer.target)
         self.scores: list[_Score] = []
 
@@ -236,7 +241,8 @@ class _Training:
         if not trainer.progress.goes_on(epochs, self.plan.patience):
             return
         with reporting(samples, self._name) as shown:
-            trainer.callbacks = [_Curve(self.config, self.scores), *callbacks, *([] if shown is None else [shown])]
+            more = [*callbacks, *([] if shown is None else [shown])]
+            trainer.callbacks = [*self._own_callbacks, _Curve(self.config, self.scores), *more]
             trainer.fit(**{**self.plan.arguments(self.log), "epochs": epochs}, best=self._first)
         self._first.keep()
 
@@ -246,6 +252,7 @@ class _Training:
         self.config = first.config.decided({"training.after_first_epoch": "reset"})
         self.plan = replace(self.plan, after_first_epoch="reset")
         self.trainer = self.config.trainer(self._model, self._optimizer, self.plan)
+        self._own_callbacks = self.trainer.callbacks
         self.trainer.progress = EpochProgress(epoch=1, best=1, validation=first.metrics)
         self.scores = [first]
 
@@ -280,11 +287,16 @@ class _Curve(Callback):
 
     def on_validation(self, trainer: Trainer, metrics: Metrics) -> None:
         """See `Callback`."""
-        assert trainer.validated is not None
+        window = trainer.validated
+        assert window is not None
         epochs, optimizer = trainer.progress.epoch, self.config.optimizer
         rate = table_figures(trainer.table)[0]["feature_rate"]
         mode = self.config.training.after_first_epoch
         pairs = tuple(self.config.model.pairs or ())
-        trial = Trial(epochs, mode, pairs, optimizer.l2, rate, metrics.auc, metrics.log_loss)
-        losses = [one.log_loss for one in by_block(trainer.validated, trainer.validated.probabilities())]
+        logits, labels, weights = window.logits(), window.labels(), window.weights()
+        # The level of a model's predictions hangs on its last batches, and is mended in the end of a run.
+        calibrated = 1 / (1 + np.exp(-(logits + calibrating_shift(logits, labels, weights))))
+        log_loss = evaluate(labels, calibrated, weights).log_loss
+        trial = Trial(epochs, mode, pairs, optimizer.l2, rate, metrics.auc, log_loss)
+        losses = [one.log_loss for one in by_block(window, calibrated)]
         self.scores.append(_Score(self.config.decided({"training.epochs": epochs}), trial, metrics, np.array(losses)))

@@ -64,7 +64,7 @@ def train_and_test(
     """
     plan = config.training.plan(log.train_rows)
     trainer = config.trainer(model, optimizer, plan, callbacks)
-    trainer.fit(**plan.arguments(log))
+    trainer.fit_plan(plan, log)
     test = trainer.evaluate(log.batches(log.train_rows, len(log), EVALUATED))
     return ModelScore.of(name, config, model, optimizer, log, test)
 
