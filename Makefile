@@ -4,6 +4,8 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 new-venv = $(PYTHON) -m venv $(1) || { $(PYTHON) -m pip install --quiet virtualenv && $(PYTHON) -m virtualenv $(1); }
+# Which knows dependency groups.
+NEW_PIP = -m pip install --quiet --upgrade 'pip>=25.1'
 INSTALL := $(CONSTRAINED) $(RUN)/python -m pip install --quiet
 
 .PHONY: help demo test test-fast test-slow test-wheel test-torch test-clients check bench docs paper-small paper-criteo clean
@@ -68,8 +70,9 @@ test-clients: $(CLIENTS)/.installed  ## In Lightning, Hugging Face, DeepCTR-Torc
 $(CLIENTS)/.installed: pyproject.toml tests/clients/constraints.txt
 	rm -rf $(CLIENTS)
 	$(call new-venv,$(CLIENTS))
+	$(CLIENTS)/bin/python $(NEW_PIP)
 	$(IN_CLIENTS) torch
-	$(IN_CLIENTS) --editable '.[clients]' hypothesis pytest pytest-xdist
+	$(IN_CLIENTS) --editable '.[all]' --group clients hypothesis pytest pytest-xdist
 	$(IN_CLIENTS) --no-deps torchrec # it asks for fbgemm-gpu, whose build for the CPU has a name of its own
 	touch $@
 
@@ -121,13 +124,14 @@ $(RUN)/python:
 	$(call new-venv,$(VENV))
 
 $(VENV)/.installed: pyproject.toml paper/pyproject.toml constraints.txt | $(RUN)/python
+	$(CONSTRAINED) $(RUN)/python $(NEW_PIP)
 	$(INSTALL) --editable '.[cli]' --editable paper
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --editable '.[all]' --group dev
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(INSTALL) --editable '.[docs]'
+	$(INSTALL) --group docs
 	touch $@
