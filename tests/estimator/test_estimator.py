@@ -228,7 +228,14 @@ def test_the_callers_random_numbers_stay_as_they_are(state: Any) -> None:
     assert np.array_equal(probabilities(model), probabilities(again)) == isinstance(state, int)
 
 
-PLAIN = {"base_rate": False, "standardize": False, "number_buckets": 0, "shuffle_buffer": 0, "epochs": 1}
+PLAIN = {
+    "average": 0.0,
+    "base_rate": False,
+    "standardize": False,
+    "number_buckets": 0,
+    "shuffle_buffer": 0,
+    "epochs": 1,
+}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,6 @@ from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.models import MLP
 from sparsegroup.training import AveragedNetwork, Callback, Config, Trainer
-from sparsegroup.training.selection.sizes import train_and_test
 
 STEPS = 10
 
@@ -107,8 +105,13 @@ def test_a_short_log_ends_calibrated_on_its_own_rows() -> None:
     assert calibrations[False] != pytest.approx(1, abs=1e-3)
 
 
-def test_a_long_log_is_not_recalibrated_by_itself() -> None:
-    log = synthetic_log(SyntheticConfig(rows=6_000), seed=0)
-    config = Config.of(shuffle_buffer=1_000).resolved_for(log)
-    assert not config.training.recalibrate
-    assert np.isfinite(train_and_test(config, *config.build(log), log).test.log_loss)
+def test_a_log_in_blocks_and_a_model_with_pairs_are_not_recalibrated_by_themselves() -> None:
+    log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
+    pair = "*".join(log.fields[:2])
+    for given in ({"shuffle_buffer": 100}, {"pairs": (pair,)}):
+        assert not Config.of(**given).resolved_for(log).training.recalibrate
+        assert Config.of(**given, recalibrate=True).resolved_for(log).training.recalibrate
+    config = Config.of().resolved_for(log)
+    assert config.training.recalibrate
+    chosen = config.decided({"model.pairs": (pair,)})  # as trials do
+    assert not chosen.resolved_again_for(log).training.recalibrate

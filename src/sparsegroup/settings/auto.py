@@ -67,9 +67,14 @@ def _eps(log: "Log", given: Given) -> float | None:
 
 
 def _recalibrates(log: "Log", given: Given) -> bool:
-    """The end of a long log's order is its newest rows: a shift by more than these would undo what they taught."""
+    """Where its own rows, in no order, show the level of a model's predictions.
+
+    The end of a long log's order is its newest rows: a shift by more than these would undo what they taught. A model
+    with pairs of fields remembers its rows too well.
+    """
     buffer = given.get("training", {}).get("shuffle_buffer")
-    return (_shuffle_buffer(log, given) if buffer is None else buffer) >= log.train_rows
+    is_whole = (_shuffle_buffer(log, given) if buffer is None else buffer) >= log.train_rows
+    return is_whole and not given.get("model", {}).get("pairs")
 
 
 def _shuffle_buffer(log: "Log", given: Given) -> int:
@@ -106,7 +111,7 @@ RULES: Mapping[str, Rule] = {
     "training.batch_size": Rule(_batch_size, "rows/1000, as a power of two from 128 to 8192"),
     "training.epochs": Rule(lambda log, given: 1, "1, or what trials choose"),
     "training.after_first_epoch": Rule(lambda log, given: "train", "train, or what trials choose"),
-    "training.recalibrate": Rule(_recalibrates, "for a log that is shuffled whole"),
+    "training.recalibrate": Rule(_recalibrates, "for a log that is shuffled whole, without pairs"),
     "training.shuffle_buffer": Rule(_shuffle_buffer, "all rows, if there are up to 300,000; otherwise 10,000"),
 }
 """Setting → the rule that decides it if it is not given."""

@@ -341,7 +341,7 @@ class TrainingSettings(StrictSettings):
     """Shuffle the training rows in blocks of this many; 0 keeps the order of the log."""
     after_first_epoch: Decided[AfterFirstEpoch] = setting(None, TRAINING, kind=AfterFirstEpoch)
     """What to do with the embeddings in later epochs: go on training them, reset them in each, or freeze them."""
-    average: Share = setting(0.1, TRAINING)
+    average: Share = setting(0.2, TRAINING)
     """Share of an epoch's steps, from the end, whose network weights are averaged; 0 keeps the last ones."""
     recalibrate: Decided[bool] = setting(None, TRAINING)
     """In the end, shift all logits by what makes the predictions for the last 200,000 rows trained on add up to their
@@ -471,17 +471,19 @@ class Settings(StrictSettings):
         Raises:
             SettingsError: The decided values contradict the given ones.
         """
-        return self if self.given is not None else self._decided(log, RULES)
+        return self if self.given is not None else self._decided(log, RULES, self.given_sections())
 
     def resolved_again_for(self, log: "Log") -> Self:
         """These resolved settings for another log that the same model is trained on next.
 
         Settings in `PER_LOG` are decided again unless they were given; all others stay.
         """
-        return self._decided(log, PER_LOG)
+        given = self.given_sections()
+        given["model"] = {**given.get("model", {}), "pairs": self.model.pairs}  # also pairs that trials chose
+        return self._decided(log, PER_LOG, given)
 
-    def _decided(self, log: "Log", keys: Iterable[str]) -> Self:
-        given, given_keys = self.given_sections(), self.given_keys
+    def _decided(self, log: "Log", keys: Iterable[str], given: Mapping[str, Mapping[str, Any]]) -> Self:
+        given_keys = self.given_keys
         return self.decided({key: RULES[key].decide(log, given) for key in keys if key not in given_keys})
 
     def decided(self, values: Mapping[str, Any]) -> Self:

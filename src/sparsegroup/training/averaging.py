@@ -47,7 +47,7 @@ class AveragedNetwork(Callback):
         >>> points = trainer.fit(stream)
     """
 
-    def __init__(self, steps: int, share: float = 0.1) -> None:
+    def __init__(self, steps: int, share: float = 0.2) -> None:
         if steps < 1 or not 0 < share <= 1:
             raise ValueError(f"steps must be >= 1 and share in (0, 1], got {steps} and {share}")
         self.steps, self.first = steps, steps - max(1, round(share * steps))

@@ -73,6 +73,7 @@ def test_a_pair_that_matters_becomes_a_feature() -> None:
     log = pair_log(1.5)
     config, tried = settings_by_trials(Config.of(model="lr"), log)
     assert config.model.pairs == ("b*d",)
+    assert not config.training.recalibrate
     assert chosen_of(tried).pairs == ("b*d",)
     assert chosen_of(tried).auc > tried[0].auc + 0.02
 

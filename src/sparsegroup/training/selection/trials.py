@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -146,7 +147,7 @@ class _Search:
             first = training.scores[0]
             self.scores.append(first)
             if pairs:
-                paired = config.decided({"model.pairs": pairs})
+                paired = config.decided({"model.pairs": pairs, **_without_recalibration(config)})
                 other = _Training(paired, self.log, most, Path(folder, "pairs"), patience)
                 self._train(other, 1)
                 self.scores += other.scores
@@ -208,6 +209,11 @@ class _Search:
             return False
         self._spare -= samples
         return True
+
+
+def _without_recalibration(config: Config) -> dict[str, Any]:
+    """A model with pairs remembers its rows too well to be recalibrated by them, unless that is given."""
+    return {} if "training.recalibrate" in config.given_keys else {"training.recalibrate": False}
 
 
 def _simplest(scores: Sequence[_Score], errors: float = 1.0) -> _Score:
