@@ -136,6 +136,9 @@ def test_predictions_that_are_off_by_a_tenth_are_told(shift: float, word: str) -
     logits, labels, _ = drawn()
     (warning,) = assessed(logits + shift, None, labels, [POINT]).warnings
     assert f"% too {word} on the test rows: calibration" in warning
+    assert "(1.000), so the share of positives has moved: train on rows closer in time" in warning
+    (warning,) = assessed(logits + shift, None, labels, [replace(POINT, calibration=1.3)]).warnings
+    assert warning.endswith("Try a lower learning rate (lr).")
     assert assessed(logits + 0.05, None, labels, [POINT]).warnings == ()
     few = slice(0, 60)  # of which some 11 are positive: off by more than a tenth, but nobody can tell
     assert assessed((logits + shift / 3)[few], None, labels[few], [POINT]).warnings == ()

@@ -91,7 +91,7 @@ def assess(
         _too_good(test, log),
         _against_baseline(window, baseline, test, of_baseline),
         _against_the_mean(window, test, of_baseline),
-        _calibration(labels, own, weights, test),
+        _calibration(window, test, history),
     )
     return Assessment(
         test,
@@ -178,20 +178,26 @@ def _too_good(test: Metrics, log: Log | None) -> str | None:
     )
 
 
-def _calibration(
-    labels: npt.NDArray[np.float32], probabilities: Float64s, weights: npt.NDArray[np.float32] | None, test: Metrics
-) -> str | None:
+def _calibration(window: PredictionWindow, test: Metrics, history: Sequence[HistoryPoint]) -> str | None:
     """Off by more than 10 %, and by more than two standard deviations of the number of positives."""
     if not abs(test.calibration - 1) > OFF_BY:
         return None
+    labels, weights, probabilities = window.labels(), window.weights(), window.probabilities()
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     deviation = math.sqrt(float(np.square(counts) @ (probabilities * (1 - probabilities))))
     if abs(float(counts @ (probabilities - labels))) <= 2 * deviation:
         return None
+    before = [one.calibration for one in history[-max(1, len(history) // 5) :] if one.calibration > 0]
+    if before and abs(mean(before) - 1) <= OFF_BY / 2:
+        why = (
+            f"In training they added up to the positives ({mean(before):.3f}), so the share of positives has moved: "
+            "train on rows closer in time."
+        )
+    else:
+        why = "Try a lower learning rate (lr)."
     return (
         f"The predictions are {abs(test.calibration - 1):.0%} too {'high' if test.calibration > 1 else 'low'} on the "
-        f"test rows: calibration {test.calibration:.3f}. Try a lower learning rate (lr), training on rows closer in "
-        "time, or calibrating on recent ones."
+        f"test rows: calibration {test.calibration:.3f}. {why}"
     )
 
 
