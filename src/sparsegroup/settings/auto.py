@@ -66,15 +66,15 @@ def _eps(log: "Log", given: Given) -> float | None:
     return EVIDENCE / (given.get("training", {}).get("batch_size") or _batch_size(log, given))
 
 
-def _recalibrates(log: "Log", given: Given) -> bool:
-    """Where its own rows, in no order, show the level of a model's predictions.
-
-    The end of a long log's order is its newest rows: a shift by more than these would undo what they taught. A model
-    with pairs of fields remembers its rows too well.
-    """
+def _is_shuffled_whole(log: "Log", given: Given) -> bool:
+    """If not, the last rows are the newest, and an end that looks further back would undo what they taught."""
     buffer = given.get("training", {}).get("shuffle_buffer")
-    is_whole = (_shuffle_buffer(log, given) if buffer is None else buffer) >= log.train_rows
-    return is_whole and not given.get("model", {}).get("pairs")
+    return bool((_shuffle_buffer(log, given) if buffer is None else buffer) >= log.train_rows)
+
+
+def _recalibrates(log: "Log", given: Given) -> bool:
+    """Where its own rows show the level of a model's predictions: with pairs of fields it remembers them too well."""
+    return _is_shuffled_whole(log, given) and not given.get("model", {}).get("pairs")
 
 
 def _shuffle_buffer(log: "Log", given: Given) -> int:
@@ -111,6 +111,9 @@ RULES: Mapping[str, Rule] = {
     "training.batch_size": Rule(_batch_size, "rows/1000, as a power of two from 128 to 8192"),
     "training.epochs": Rule(lambda log, given: 1, "1, or what trials choose"),
     "training.after_first_epoch": Rule(lambda log, given: "train", "train, or what trials choose"),
+    "training.average": Rule(
+        lambda log, given: 0.2 if _is_shuffled_whole(log, given) else 0.0, "0.2 for a log that is shuffled whole"
+    ),
     "training.recalibrate": Rule(_recalibrates, "for a log that is shuffled whole, without pairs"),
     "training.shuffle_buffer": Rule(_shuffle_buffer, "all rows, if there are up to 300,000; otherwise 10,000"),
 }
@@ -120,6 +123,7 @@ PER_LOG = (
     "training.batch_size",
     "training.epochs",
     "training.after_first_epoch",
+    "training.average",
     "training.recalibrate",
     "training.shuffle_buffer",
 )

@@ -341,7 +341,7 @@ class TrainingSettings(StrictSettings):
     """Shuffle the training rows in blocks of this many; 0 keeps the order of the log."""
     after_first_epoch: Decided[AfterFirstEpoch] = setting(None, TRAINING, kind=AfterFirstEpoch)
     """What to do with the embeddings in later epochs: go on training them, reset them in each, or freeze them."""
-    average: Share = setting(0.2, TRAINING)
+    average: Decided[Share] = setting(None, TRAINING)
     """Share of an epoch's steps, from the end, whose network weights are averaged; 0 keeps the last ones."""
     recalibrate: Decided[bool] = setting(None, TRAINING)
     """In the end, shift all logits by what makes the predictions for the last 200,000 rows trained on add up to their
