@@ -6,9 +6,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 
 from command import Run, call
 from pair_logs import write_pair_log
+from sparsegroup.data import open_log
+from sparsegroup.training import evaluate, load_run
+from sparsegroup.training.baseline import LogisticBaseline
 
 ROWS = 9_000
 
@@ -96,6 +100,24 @@ def test_a_continued_run_keeps_the_pairs_and_makes_one_pass(place: Path, run: Ru
 def test_a_pair_of_other_fields_is_an_error(place: Path, run: Run, pairs: str, message: str) -> None:
     assert message in run("train", place / "log.csv", "--pairs", pairs, "--out", "none").stderr
     assert not Path("none").exists()
+
+
+def test_the_baseline_has_the_pairs_of_the_run(place: Path) -> None:
+    trained, log = load_run(place / "run"), open_log(place / "log.csv")
+    assert trained.baseline is not None
+    assert trained.baseline.pairs is not None
+    plan = trained.config.training.plan(log.train_rows)
+    fresh, without = (LogisticBaseline(numbers=0, pairs=pairs) for pairs in (trained.baseline.pairs, None))
+    for batch in plan.batches(log, 0):
+        fresh.learn(batch)
+        without.learn(batch)
+    (test,) = log.batches(log.train_rows, len(log), len(log))
+    assert torch.equal(trained.baseline.predict(test), fresh.predict(test))
+    with_pair, plain = (
+        evaluate(test.labels.numpy(), one.predict(test).double().sigmoid().numpy()).auc for one in (fresh, without)
+    )
+    assert with_pair > plain + 0.05
+    assert summary(place / "run")["baseline"]["auc"] >= plain + 0.05  # type: ignore[index]
 
 
 def test_pairs_are_given_by_name(place: Path, run: Run) -> None:

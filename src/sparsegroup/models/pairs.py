@@ -51,6 +51,11 @@ class PairKeys(nn.Module):
         return torch.cat([keys, mixed + self.fields.to(keys.device)], dim=1)
 
 
+def pairs_of(network: nn.Module) -> PairKeys | None:
+    """The pairs of a network, or None."""
+    return network.pairs if isinstance(network, WithPairs) else None
+
+
 class WithPairs(nn.Module):
     """A network, and the pairs of fields whose embeddings it takes after the fields' own.
 

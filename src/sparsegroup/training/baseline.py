@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsegroup.artifact.validation import STRICT, validated
 from sparsegroup.data.batches import Batch
@@ -20,6 +20,7 @@ from sparsegroup.errors import RunError
 from sparsegroup.kernels.cpu.jit import jitted, kernel, prefetch
 from sparsegroup.models import PairKeys
 from sparsegroup.models.layers import merged_moments
+from sparsegroup.models.pairs import pairs_of
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.predictions import PredictionWindow, check_tensor, probabilities_of
 from sparsegroup.training.ranks import RankGroup
@@ -422,12 +423,12 @@ class BaselineCallback(Callback):
         return torch.cat(self._logits) if self._logits else torch.zeros(0)
 
 
-def baseline_of(metadata: CheckpointMetadata, checkpoint: Path) -> LogisticBaseline | None:
-    """The baseline of all ranks in a checkpoint, or None; RunError if its state is damaged."""
+def baseline_of(metadata: CheckpointMetadata, checkpoint: Path, network: nn.Module) -> LogisticBaseline | None:
+    """The baseline of all ranks in a checkpoint of a network, or None; RunError if its state is damaged."""
     states = metadata.trainer.callbacks().get(BaselineCallback.__name__, [])
     if not states:
         return None
-    baseline = LogisticBaseline(numbers=len(metadata.columns.numbers))
+    baseline = LogisticBaseline(numbers=len(metadata.columns.numbers), pairs=pairs_of(network))
     try:
         baseline.load_state_dict(*states)
     except ValueError as error:

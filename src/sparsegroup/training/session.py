@@ -20,7 +20,7 @@ from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.log import Log
 from sparsegroup.errors import RunError
-from sparsegroup.models import WithPairs
+from sparsegroup.models.pairs import pairs_of
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, RankFigures, Summary, Trial
 from sparsegroup.settings.yaml_settings import SettingsError
@@ -101,7 +101,7 @@ class Session:
         self.run, self.config, self.log, self.provenance = run, config, log, provenance
         self.model, self.optimizer = model, optimizer
         self.plan = config.training.plan(log.train_rows)
-        self._pairs = model.network.pairs if isinstance(model.network, WithPairs) else None
+        self._pairs = pairs_of(model.network)
         baseline = LogisticBaseline(numbers=len(log.numbers), pairs=self._pairs)
         self._baseline = BaselineCallback(baseline) if config.training.baseline else None
         own = [] if self._baseline is None else [self._baseline]
@@ -122,7 +122,6 @@ class Session:
             self.trainer.go_on_after(before.history)
             if before.baseline is not None and self._baseline is not None:
                 self._baseline.model = before.baseline
-                before.baseline.pairs = self._pairs
 
     @classmethod
     def begin(
