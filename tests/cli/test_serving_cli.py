@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from cli_cases import click_log
@@ -171,3 +172,27 @@ def test_a_test_set_needs_labels(tmp_path: Path, run: Run) -> None:
     done = run("export", "run", "out", "--no-onnx", "--test", "other.csv")
     assert (done.returncode, done.stderr) == (2, "error: other.csv: has no labels, which a test set needs\n")
     assert run("predict", "run", "other.csv").returncode == 0
+
+
+def test_an_export_is_recalibrated_on_newer_rows(tmp_path: Path, run: Run) -> None:
+    random = np.random.default_rng(0)
+    for name, rate in (("log", 0.2), ("newer", 0.5)):
+        lines = [f"{int(random.random() < rate)},{random.integers(20)},{random.integers(9)}" for _ in range(2_000)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["clicked,user,item", *lines]) + "\n")
+    assert run("train", "log.csv", "--model", "lr", "--out", "run").returncode == 0
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+    done = run("export", "run", "out", "--recalibrate", "newer.csv", "--no-onnx", "--json")
+    assert done.returncode == 0, done.stderr
+    shift = json.loads(done.stdout)["shift"]
+    assert run("export", "run", "plain", "--no-onnx").returncode == 0
+    scored = {}
+    for name in ("out", "plain"):
+        assert run("predict", name, "newer.csv", "--out", f"{name}.scores.csv").returncode == 0
+        scores = pl.read_csv(f"{name}.scores.csv")
+        scored[name] = scores["probability"].to_numpy()
+        labels = scores["label"].to_numpy()
+    assert scored["out"].sum() / labels.sum() == pytest.approx(1, abs=2e-3)
+    assert scored["plain"].sum() / labels.sum() < 0.6
+    logits = {name: np.log(one / (1 - one)) for name, one in scored.items()}
+    np.testing.assert_allclose(logits["out"] - logits["plain"], shift, atol=1e-4)
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before

@@ -50,6 +50,14 @@ def export_command(
     since: Annotated[
         Path | None, typer.Option(metavar="EXPORT", help="Write a delta: what has changed since this export or delta.")
     ] = None,
+    recalibrate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOG",
+            help="Shift all logits so that the predictions for this log add up to its positives: newer rows, say. The "
+            "same rows are taken as by --test.",
+        ),
+    ] = None,
     sweep: Annotated[
         bool,
         typer.Option(
@@ -64,11 +72,13 @@ def export_command(
     if since is not None and (onnx or program):
         raise UsageError("a delta holds no model; write --onnx and --program when it is applied")
     with starting(threads):
-        from sparsegroup.serving import export_delta, export_trained, open_trained
+        from sparsegroup.serving import export_delta, export_trained, open_trained, recalibrate_on
         from sparsegroup.serving.manifest import check_free
 
     check_free(out, overwrite)
     trained = open_trained(model, sweep=sweep)
+    newer = _test_rows(recalibrate, trained.config, threads)
+    shift = None if newer is None else recalibrate_on(trained, newer)
     rows = _test_rows(test, trained.config, threads)
     if since is not None:
         manifest = export_delta(trained, out, since, dtype, test=rows, overwrite=overwrite)
@@ -77,7 +87,7 @@ def export_command(
         manifest = export_trained(
             trained, out, dtype or "float32", formats, test=rows, threads=threads, overwrite=overwrite
         )
-    _show(manifest, out)
+    _show(manifest, out, shift)
 
 
 def apply_command(
@@ -127,7 +137,7 @@ def _formats(onnx: bool | None, program: bool) -> list[ProgramName]:
     return [name for name in wanted if wanted[name]]
 
 
-def _show(manifest: "ExportManifest", out: Path) -> None:
+def _show(manifest: "ExportManifest", out: Path, shift: float | None = None) -> None:
     changes, test = manifest.changes, manifest.test
     result: dict[str, Any] = {
         "folder": str(out),
@@ -139,13 +149,14 @@ def _show(manifest: "ExportManifest", out: Path) -> None:
         "upserts": None if changes is None else changes.upserts,
         "tombstones": None if changes is None else changes.tombstones,
         "test_rows": None if test is None else test.rows,
+        "shift": shift,
     }
     for name, score in {} if test is None else test.scores.items():
         result |= {f"{name}_auc": score.auc, f"{name}_log_loss": score.log_loss}
-    show(result, figures(_outcome(manifest, out)))
+    show(result, figures(_outcome(manifest, out, shift)))
 
 
-def _outcome(manifest: "ExportManifest", out: Path) -> Iterator[tuple[str, str]]:
+def _outcome(manifest: "ExportManifest", out: Path, shift: float | None) -> Iterator[tuple[str, str]]:
     from sparsegroup.serving.manifest import MANIFEST
 
     changes, before = manifest.changes, manifest.before
@@ -153,6 +164,8 @@ def _outcome(manifest: "ExportManifest", out: Path) -> Iterator[tuple[str, str]]
     yield "feature rate", f"{manifest.feature_rate:.4f}  ({features})"
     if manifest.zero_rows:
         yield "left out", f"{manifest.zero_rows:,} rows that are all zeros in {manifest.dtype}"
+    if shift is not None:
+        yield "recalibrated", f"all logits shifted by {shift:+.4f}"
     yield "before", f"{size(before.table)} table in training, {size(before.dense)} dense float32 vectors"
     if changes is not None:
         yield "changes", f"{changes.upserts:,} upserts, {changes.tombstones:,} tombstones, the network"

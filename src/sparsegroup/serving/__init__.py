@@ -6,7 +6,7 @@ from sparsegroup.importing import document_constructors
 require("cli", __name__)
 
 from sparsegroup.serving.deltas import apply_deltas, export_delta
-from sparsegroup.serving.evaluation import TestRows, open_test_rows
+from sparsegroup.serving.evaluation import TestRows, open_test_rows, recalibrate_on
 from sparsegroup.serving.exporting import export, export_trained, load_export
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.frozen_model import ServingModel
@@ -30,6 +30,7 @@ __all__ = [
     "open_trained",
     "read_export",
     "read_manifest",
+    "recalibrate_on",
 ]
 
 document_constructors(globals())

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from sparsegroup.artifact.validation import finite
 from sparsegroup.data.batches import Batch
@@ -18,8 +19,24 @@ from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.settings.declared import DataSettings
 from sparsegroup.training import Config
-from sparsegroup.training.metrics import GroupedAuc, ValueMetrics, curves_of, evaluate, grouped_auc, metrics_by_value
-from sparsegroup.training.predictions import EVALUATED, PredictionWindow, logits_over, numbers_named, probabilities_of
+from sparsegroup.training.metrics import (
+    GroupedAuc,
+    ValueMetrics,
+    calibrating_shift,
+    curves_of,
+    evaluate,
+    grouped_auc,
+    metrics_by_value,
+)
+from sparsegroup.training.model import logit_bias_of
+from sparsegroup.training.predictions import (
+    EVALUATED,
+    PredictionWindow,
+    logits_over,
+    numbers_named,
+    predict,
+    probabilities_of,
+)
 
 LEAST_ROWS = 100
 """Values of fewer rows are not listed."""
@@ -87,6 +104,28 @@ def open_test_rows(
     if not log.labelled:
         raise ExportError(f"{shown(path)}: has no labels, which a test set needs")
     return TestRows(log, log.train_rows if log.train_rows < len(log) else 0)
+
+
+@torch.no_grad()
+def recalibrate_on(trained: TrainedModel, rows: TestRows) -> float:
+    """Shift a model's `logit_bias`, in place, so that its predictions for rows of a log add up to their positives.
+
+    Returns:
+        The shift of the logits.
+
+    Raises:
+        ExportError: The network has no `logit_bias`.
+        ClickLogError: The log has other columns than the model.
+        MissingNumberError: A number is missing that the model needs.
+    """
+    trained.columns.check_fits(rows.log.schema, rows.log.name)
+    if (bias := logit_bias_of(trained.model.network)) is None:
+        raise ExportError(f"{trained.path}: the network has no logit_bias, by which it could be recalibrated")
+    with numbers_named(rows.log, rows.start):
+        window = predict(trained.model, rows.batches())
+    shift = calibrating_shift(window.logits(), window.labels(), window.weights())
+    bias.add_(shift)
+    return shift
 
 
 @dataclass(frozen=True)
