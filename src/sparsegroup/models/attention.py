@@ -111,15 +111,14 @@ class ListPooling(nn.Module):
             offsets: `[batch + 1]` int64: row i has `values[offsets[i] : offsets[i + 1]]`.
             fields: `[batch, fields, dim]`, the embeddings of the fields of one value.
         """
-        rows, has_query = fields.shape[0], place in self.queries
-        sums = None if has_query and self.vectors == 1 else pool_ragged(values, offsets, rows, "sum")
-        if has_query:
+        rows = fields.shape[0]
+        sums = pool_ragged(values, offsets, rows, "sum")
+        if place in self.queries:
             queries = fields[:, self.queries[place]].index_select(0, bag_of_each(offsets, rows, values))
             pooled = pool_ragged(self.units[str(place)](queries, values) * values, offsets, rows, "sum")
         else:
-            assert sums is not None
             pooled = means_of(sums, offsets)
-        return pooled.unsqueeze(1) if self.vectors == 1 or sums is None else torch.stack([pooled, sums], dim=1)
+        return torch.stack([pooled, sums][: self.vectors], dim=1)
 
 
 class WithPooling(nn.Module):

@@ -15,7 +15,7 @@ from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
 @dataclass(frozen=True)
 class _State:
-    """The means so far, of how many steps, and the position in the epoch they end at."""
+    """The means so far, and of how many steps."""
 
     __pydantic_config__: ClassVar = STRICT
 
