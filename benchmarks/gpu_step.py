@@ -305,11 +305,13 @@ def main() -> int:
     with runtime.rehearsal() if arguments.rehearse else nullcontext(), timing.undisturbed():
         bench = Bench(device, REHEARSAL if arguments.rehearse else QUICK if arguments.quick else Sizes())
         figures: Figures = {"device": name, "copy_gb_per_second": bench.bandwidth / 1e9}
+        print(f"on {name}, which copies {bench.bandwidth / 1e9:,.0f} GB/s (read and written)")
         for part in (dense, sparse, table, end_to_end):
-            figures |= part(bench)
-    lines = ((key, value if isinstance(value, str) else f"{value:,.4g}") for key, value in figures.items())
-    timing.show(f"on {name}", ("", ""), lines)
-    timing.write_json(arguments.json, figures)
+            found = part(bench)
+            lines = ((key, f"{value:,.4g}") for key, value in found.items())
+            timing.show(part.__name__.replace("_", " "), ("", ""), lines)
+            figures |= found
+            timing.write_json(arguments.json, figures)
     return 0
 
 

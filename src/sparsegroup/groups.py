@@ -147,9 +147,8 @@ def grouping(spec: GroupSpec, shape: torch.Size, device: torch.device) -> Groupi
     return Along(shape, 1 if spec == "columns" else 0)
 
 
-def mean_square(x: Tensor, spec: GroupSpec) -> Tensor:
-    """The mean of x² over the group of each element, shaped as `x`, of the groups that a checked `spec` makes."""
-    groups = grouping(spec, x.shape, x.device)
+def mean_square(x: Tensor, groups: Grouping) -> Tensor:
+    """The mean of x² over the group of each element, shaped as `x`."""
     size = groups.sqrt_size
     root = groups.norm(x) / (size.to(x.dtype) if isinstance(size, Tensor) else size)
     return (root * root).expand_as(x).contiguous()

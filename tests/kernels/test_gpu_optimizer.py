@@ -273,13 +273,13 @@ def test_capturable_keeps_step_and_learning_rate_on_the_device():
     optimizer = GroupAdam([x], lr=lr, l21=0.1, capturable=True)
     for t, rate in enumerate((0.1, 0.0, 0.05)):
         x.grad = torch.ones_like(x)
-        before, moment = x.detach().clone(), optimizer.state[x].get("exp_avg", torch.zeros(())).clone()
+        before, moment = x.detach().clone(), optimizer.state[x].get("exp_avg", torch.zeros_like(x)).clone()
         lr.fill_(rate)
         with NoWaiting() if t else nullcontext():
             optimizer.step()
         assert optimizer.state[x]["step"].device == x.device
         assert torch.equal(x, before) == (rate == 0)
-        assert not torch.equal(optimizer.state[x]["exp_avg"], moment.expand_as(x))
+        assert not torch.equal(optimizer.state[x]["exp_avg"], moment)
     y = nn.Parameter(x.detach().clone())
     plain = GroupAdam([y], lr=0.1, l21=0.1)
     plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))

@@ -81,6 +81,19 @@ def test_repeated_rows_that_begin_and_end_anywhere() -> None:
     assert torch.equal(x, torch.zeros_like(x).index_add_(0, rows, g))
 
 
+@over("known", [False, True])
+def test_rows_that_come_thousands_of_times(known: bool) -> None:
+    """Blocks of chunks: none, one, several, from and to everywhere; the host may know how long runs are."""
+    size = launch.CHUNK
+    for lengths in ([5, 3 * size**2, 1], [2500, 1023, 1024, 3000, 40], [size**2 - 1, 2, 2 * size**2 - 1], [33, 31, 64]):
+        rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        rows = rows[shuffled(len(rows)).cpu()]
+        g = torch.randint(-50, 50, (len(rows), 3), generator=torch.Generator().manual_seed(0)).float()
+        runs = launch.runs_of(g.to(DEVICE), rows.to(DEVICE))
+        x, _ = summed(replace(runs, longest=max(lengths)) if known else runs, len(lengths))
+        assert torch.equal(x, torch.zeros_like(x).index_add_(0, rows, g))
+
+
 @over("width", [1, 3, 16, 100])
 def test_rows_that_come_any_number_of_times(width: int) -> None:
     generator = torch.Generator().manual_seed(width)

@@ -66,7 +66,8 @@ def expected_step(optimizer: GroupOptimizer, group: Mapping[str, Any], parameter
     )
     second_input = [parameter.curvature.to(dtype).abs()] if rule.second_order else []
     if rule.mean_square:
-        second_input = [mean_square(gradient, "rows" if parameter.grad.is_sparse else group["groups"])]
+        spec = "rows" if parameter.grad.is_sparse else group["groups"]
+        second_input = [mean_square(gradient, grouping(spec, gradient.shape, gradient.device))]
     result = eager.advance(
         rule,
         block,

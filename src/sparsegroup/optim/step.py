@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sparsegroup.groups import Grouping, grouping
 from sparsegroup.kernels.step import (
     Backend,
     ParameterMemory,
@@ -234,6 +235,7 @@ class GroupStep:
         self.wants_u = self.regularizer.active or rule.sigma_0 is not None  # whether parameters carry u
         self._arguments = rule.scalar_arguments(group, rate)
         self._scalars: dict[float, StepScalars] = {}
+        self._groupings: dict[tuple[torch.Size, torch.device], Grouping] = {}
         self._counters: dict[int, tuple[Tensor, int, npt.NDArray[Any]]] = {}  # by id of a table's step count
         self.repeated: RepeatedPlans | None = None
         if before is not None and self.wants_u == before.wants_u and self.shares_memory(before):
@@ -266,6 +268,13 @@ class GroupStep:
             start = (constants.sigma_0 or 0.0, 0.0 if constants.frozen else 1.0)
             known = self._scalars[t] = StepScalars(scalars, start, seed)
         return known
+
+    def grouping_of(self, x: Tensor) -> Grouping:
+        """The groups of a tensor shaped as its parameter. An index is brought to its device once."""
+        key = x.shape, x.device
+        if key not in self._groupings:
+            self._groupings[key] = grouping(self.groups, *key)
+        return self._groupings[key]
 
     def site(self, number: int) -> ParameterSite:
         """Where a parameter of the group is, for messages."""

@@ -173,7 +173,9 @@ def _read(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> 
         plan.gradient = plan.gradient.to(dtype).add(parameter.to(dtype), alpha=group["weight_decay"])
     if step.rule.mean_square:
         plan.gradient = plan.gradient.to(compute_dtype(plan.gradient.dtype))
-        plan.hessian = mean_square(plan.gradient, step.groups if plan.rows is None else "rows")
+        g = plan.gradient
+        groups = step.grouping_of(g) if plan.rows is None else grouping("rows", g.shape, g.device)
+        plan.hessian = mean_square(g, groups)
     return plan
 
 

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from torch import Tensor
 
-from sparsegroup.groups import mean_square
+from sparsegroup.groups import grouping, mean_square
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu import intrinsics, jit
 from sparsegroup.kernels.cpu.intrinsics import Int32Lanes, on_stack
@@ -201,7 +201,7 @@ def are_finite(values: Tensor) -> bool:
 def mean_squares_of_rows(gradient: Tensor) -> Tensor:
     """The mean of g² over its row for each element of `gradient`, `[n, d]`, shaped as it; of any device."""
     if gradient.device.type != "cpu" or gradient.dtype not in NUMPY_DTYPES:
-        return mean_square(gradient, "rows")
+        return mean_square(gradient, grouping("rows", gradient.shape, gradient.device))
     values = gradient.contiguous()
     out = torch.empty_like(values)
     _mean_squares(array_of(values), array_of(out))

@@ -33,7 +33,7 @@ _MARK = (rounding.mark_updated, rounding.keep_mark, rounding.tile_was_updated)
 _ARRAY_FUNCTIONS = {"sqrt": "tl.sqrt_rn", "where": "tl.where", "maximum": "nan_maximum"}
 """What rules and prox take from the array namespace `xp`."""
 
-_NOT_SPECIALIZED = ("count", "seed", "height")
+_NOT_SPECIALIZED = ("chunks", "blocks", "count", "seed", "height")
 """Numbers that change from step to step: a kernel is not compiled again if 16 divides one."""
 
 

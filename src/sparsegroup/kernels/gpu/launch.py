@@ -15,11 +15,11 @@ from sparsegroup.kernels.gpu import bind
 from sparsegroup.kernels.step import ParameterMemory, StepConstants, StepScalars, TensorPlan, as_stored
 from sparsegroup.rules import Rule
 
-TILE = 1024
+TILE = 512
 """Elements that a program takes."""
 
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-"""Without fused multiply-add the numbers are the CPU's; the kernels wait for memory in any case."""
+LANES = 128
+"""Elements of a program for each of its warps, of which there are at most four."""
 
 MOST_TENSORS = 256
 """How many tensors one launch steps at most."""
@@ -39,9 +39,11 @@ def groups_of_program(width: int, tile: int = TILE) -> int:
 
 def launch(kernel: Any, on: Tensor, groups: int, width: int, tile: int = TILE, /, **arguments: Any) -> None:
     """Run a kernel over `groups` groups (or rows) of `width` elements, on the device of `on`."""
-    taken = groups_of_program(width, tile)
+    taken, lanes = groups_of_program(width, tile), padded(width)
+    # Without fused multiply-add the numbers are the CPU's; the kernels wait for memory in any case.
+    options = {"num_warps": min(max(taken * lanes // LANES, 1), 4), "enable_fp_fusion": False}
     with torch.cuda.device_of(on):  # type: ignore[no-untyped-call]
-        kernel[(-(-groups // taken),)](WIDTH=width, PADDED=padded(width), GROUPS=taken, **arguments, **OPTIONS)
+        kernel[(-(-groups // taken),)](WIDTH=width, PADDED=lanes, GROUPS=taken, **arguments, **options)
 
 
 def kernels_of(rule: Rule, carries_u: bool, settings: StepConstants) -> SimpleNamespace:
@@ -175,11 +177,11 @@ def _line_of(tensor: TensorPlan, width: int) -> list[int]:
     return [memory.x.numel() // width, g, hessian, *memory.addresses]
 
 
-ROW_TILE = 512
+ROW_TILE = 128
 """Elements that a program takes of rows, which come in small numbers."""
 
 CHUNK = 32
-"""Keys of one row that are summed apart, where a row has many."""
+"""Keys of one row that are summed apart, where a row has many; and of these sums again as many."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,7 @@ class GradientRuns:
     hessian: Tensor | None = None  # the Hessian's diagonal, shaped as `values`; then each row comes once
     order: Tensor | None = None  # `[lines]`, the lines sorted by row; None where each row comes once
     starts: Tensor | None = None  # `[runs + 1]`, where in `order` each run begins; runs may be empty
+    longest: int | None = None  # at most as many lines has a run; None if the host does not know
 
     @property
     def runs(self) -> int:
@@ -214,13 +217,17 @@ def runs_of(values: Tensor, rows: Tensor) -> GradientRuns:
 def _launch_step(kernel: Any, gradient: GradientRuns, width: int, **arguments: Any) -> None:
     """Launch a step over rows; what there is not is another tensor, never looked at."""
     g, rows, order = gradient.values, gradient.rows, gradient.order
-    sums = g
+    sums, chunks, blocks = g, 0, 0
     if order is not None:
-        chunks = len(order) // CHUNK
-        sums = g.new_empty(max(chunks, 1), width, dtype=torch.float32)
-        if chunks:
-            of_chunks = {"g": g, "rows": rows, "order": order, "sums": sums, "count": chunks}
-            launch(bind.row_kernels().sum_chunks, g, chunks, width, ROW_TILE, CHUNK=CHUNK, **of_chunks)
+        longest = len(order) if gradient.longest is None else gradient.longest
+        chunks = len(order) // CHUNK if longest >= CHUNK else 0
+        blocks = chunks // CHUNK if longest >= CHUNK * CHUNK else 0
+        sums = g.new_empty(max(chunks + blocks, 1), width, dtype=torch.float32)
+        of_chunks = {"g": g, "rows": rows, "order": order, "sums": sums, "chunks": chunks, "CHUNK": CHUNK}
+        for level, count in ((1, chunks), (2, blocks)):
+            if count:
+                kernels = bind.row_kernels()
+                launch(kernels.sum_chunks, g, count, width, ROW_TILE, count=count, LEVEL=level, **of_chunks)
     launch(
         kernel,
         g,
@@ -233,6 +240,8 @@ def _launch_step(kernel: Any, gradient: GradientRuns, width: int, **arguments: A
         order=rows if order is None else order,
         starts=rows if gradient.starts is None else gradient.starts,
         sums=sums,
+        chunks=chunks,
+        blocks=blocks,
         count=gradient.runs,
         CHUNK=CHUNK,
         SUMMED=order is None,

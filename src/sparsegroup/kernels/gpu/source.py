@@ -152,52 +152,70 @@ def step_tile(
 
 
 def sum_chunks(
-    g: Any, rows: Any, order: Any, sums: Any, count: Any, WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any
-) -> None:
-    """The sums of those chunks of `CHUNK` sorted keys that are all of one row; long runs are made of these."""
+    g: Any, rows: Any, order: Any, sums: Any, chunks: Any, count: Any,
+    WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, LEVEL: Any,
+) -> None:  # fmt: skip
+    """The sums of those chunks of `CHUNK` sorted keys that are all of one row; long runs are made of these.
+
+    At LEVEL 2 those of blocks, of `CHUNK` chunks each. `sums` has `chunks` lines for the chunks, then those for blocks.
+    """
     chunk, lane = groups_and_lanes(GROUPS, PADDED)
     here = chunk < count
-    first = tl.load(order + chunk * CHUNK, mask=here, other=0)
-    last = tl.load(order + chunk * CHUNK + (CHUNK - 1), mask=here, other=0)
+    span = CHUNK * (CHUNK if LEVEL == 2 else 1)
+    first = tl.load(order + chunk * span, mask=here, other=0)
+    last = tl.load(order + chunk * span + (span - 1), mask=here, other=0)
     here = here & (tl.load(rows + first, mask=here, other=0) == tl.load(rows + last, mask=here, other=1))
     if tl.max(here.to(tl.int32)) != 0:
         inside = here & (lane < WIDTH)
         total = tl.zeros([GROUPS, PADDED], tl.float32)
         for j in range(0, CHUNK, UNROLL):
             for i in tl.static_range(UNROLL):
-                key = tl.load(order + chunk * CHUNK + (j + i), mask=here, other=0).to(tl.int64)
-                total += tl.load(g + key * WIDTH + lane, mask=inside, other=0.0).to(tl.float32)
-        tl.store(sums + chunk * WIDTH + lane, total, mask=inside)
+                line = chunk * CHUNK + (j + i)
+                if LEVEL == 2:
+                    total += tl.load(sums + line * WIDTH + lane, mask=inside, other=0.0)
+                else:
+                    key = tl.load(order + line, mask=here, other=0).to(tl.int64)
+                    total += tl.load(g + key * WIDTH + lane, mask=inside, other=0.0).to(tl.float32)
+        tl.store(sums + (chunk + (chunks if LEVEL == 2 else 0)) * WIDTH + lane, total, mask=inside)
 
 
 def sum_of_run(
-    g: Any, order: Any, sums: Any, first: Any, last: Any, lane: Any,
+    g: Any, order: Any, sums: Any, chunks: Any, blocks: Any, first: Any, last: Any, lane: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any,
 ) -> Any:  # fmt: skip
-    """Σ g over the keys of each run, `[GROUPS, PADDED]`: what precedes whole chunks, those, and what follows."""
+    """Σ g over the keys of each run, `[GROUPS, PADDED]`: of whole blocks, whole chunks around these, single keys.
+
+    `chunks` and `blocks`: how many have been summed.
+    """
     from_chunk = (first + (CHUNK - 1)) // CHUNK
-    to_chunk = last // CHUNK
-    whole = tl.maximum(to_chunk - from_chunk, 0)
-    head = tl.where(whole > 0, from_chunk * CHUNK, last) - first
-    tail = tl.where(whole > 0, to_chunk * CHUNK, last)
-    steps = head + whole + (last - tail)
+    to_chunk = tl.maximum(tl.minimum(last // CHUNK, chunks), from_chunk)
+    from_block = (from_chunk + (CHUNK - 1)) // CHUNK
+    to_block = tl.maximum(tl.minimum(to_chunk // CHUNK, blocks), from_block)
+    # Keys, chunks, blocks, chunks, keys: where in the loop each part ends.
+    head = tl.where(to_chunk > from_chunk, from_chunk * CHUNK, last) - first
+    chunks_before = head + tl.where(to_block > from_block, from_block * CHUNK, to_chunk) - from_chunk
+    whole_blocks = chunks_before + (to_block - from_block)
+    chunks_after = whole_blocks + tl.where(to_block > from_block, to_chunk - to_block * CHUNK, 0)
+    end = chunks_after + tl.where(to_chunk > from_chunk, last - to_chunk * CHUNK, 0)
     total = tl.zeros([GROUPS, PADDED], tl.float32)
-    longest = tl.max(steps).to(tl.int32)
+    longest = tl.max(end).to(tl.int32)
     for j in range(0, longest, UNROLL):
         for i in tl.static_range(UNROLL):
             k = j + i
-            chunked = (k >= head) & (k < head + whole)
-            single = (k < steps) & (k < head) | (k >= head + whole) & (k < steps)
-            position = tl.where(k < head, first + k, tail + (k - head - whole))
+            single = (k < head) | ((k >= chunks_after) & (k < end))
+            position = tl.where(k < head, first + k, to_chunk * CHUNK + (k - chunks_after))
             key = tl.load(order + position, mask=single, other=0).to(tl.int64)
             total += tl.load(g + key * WIDTH + lane, mask=single & (lane < WIDTH), other=0.0).to(tl.float32)
-            chunk = from_chunk + (k - head)
-            total += tl.load(sums + chunk * WIDTH + lane, mask=chunked & (lane < WIDTH), other=0.0)
+            summed = (k >= head) & (k < chunks_after)
+            line = tl.where(k < chunks_before, from_chunk + (k - head), to_block * CHUNK + (k - whole_blocks))
+            line = tl.where((k >= chunks_before) & (k < whole_blocks), chunks + from_block + (k - chunks_before), line)
+            total += tl.load(sums + line * WIDTH + lane, mask=summed & (lane < WIDTH), other=0.0)
     return total
 
 
 def gradient_of(
-    g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any, run: Any, lane: Any, count: Any,
+    g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any, chunks: Any, blocks: Any,
+    run: Any, lane: Any, count: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any,
 ) -> Any:  # fmt: skip
     """Which runs there are, their rows, their gradient, and the Hessian's diagonal."""
@@ -213,7 +231,7 @@ def gradient_of(
         here = first < last
         key = tl.load(order + first, mask=here, other=0).to(tl.int64)
         row = tl.load(rows + key, mask=here, other=-1)
-        total = sum_of_run(g, order, sums, first, last, lane, WIDTH, PADDED, GROUPS, CHUNK)
+        total = sum_of_run(g, order, sums, chunks, blocks, first, last, lane, WIDTH, PADDED, GROUPS, CHUNK)
         return here, row, total, total
 
 
@@ -226,7 +244,7 @@ def report(counters: Any, bad: Any, row: Any) -> None:
 
 def tensor_rows(
     x: Any, u: Any, state: Any, g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any,
-    count: Any, height: Any, counters: Any,
+    chunks: Any, blocks: Any, count: Any, height: Any, counters: Any,
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
 ) -> None:  # fmt: skip
@@ -237,7 +255,7 @@ def tensor_rows(
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
     here, row, value, curvature = gradient_of(
-        g, hessian, rows, order, starts, sums, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
+        g, hessian, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
     )
     report(counters, here & ((row < 0) | (row >= height)), row)
     here = here & (row >= 0) & (row < height)
@@ -250,7 +268,7 @@ def tensor_rows(
 
 def table_rows(
     pages: Any, g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any,
-    count: Any, height: Any, counters: Any,
+    chunks: Any, blocks: Any, count: Any, height: Any, counters: Any,
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     X: Any, STATE: Any, SHIFT: Any, ROW_BYTES: Any, FIRST_PART: Any, PART_BYTES: Any, ALIGNED: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
@@ -265,7 +283,7 @@ def table_rows(
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
     _, row, value, curvature = gradient_of(
-        g, hessian, rows, order, starts, sums, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
+        g, hessian, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
     )
     here = (row >= 0) & (row < height)
     not_finite = (value * 0.0 != 0.0) | (curvature * 0.0 != 0.0)

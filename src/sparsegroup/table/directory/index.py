@@ -183,7 +183,7 @@ class Index:
         while (buckets := self._buckets_for(count)) > self.state[NEW]:
             self._stretch(int(self.state[OLD]) + 1)  # to the end; it has arrived long since, but in a small table
             self._lay_out(buckets)
-        if count > 2 * self.num_keys:  # more at a time than the frontier keeps pace with
+        if 8 * (count - self.num_keys) > self.num_keys:  # more at a time than the frontier keeps pace with
             self._stretch(int(self.state[OLD]) + 1)
 
     def settle(self, inserted: int) -> None:

@@ -152,6 +152,7 @@ class GradientLines:
     # has one line
     order: int | None = None
     starts: int = 0  # where in it the beginnings of the rows' runs in that order are, int32 `[distinct + 1]`
+    longest: int = 0  # the most lines of a row, if they are sorted
     on_host: Int64s | None = None  # `[distinct]`, the rows, where the host knows them
 
     @property

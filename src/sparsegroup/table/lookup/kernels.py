@@ -303,13 +303,18 @@ def _add_up(inverse: Any, gradient: Any, out: Any) -> None:
             add(source + i * dim * size, target + inverse[i] * dim * size, dim, size, zero)
 
 
-def _sort_runs(inverse: Any, order: Any, starts: Any) -> None:
-    """The keys sorted by `inverse`, equal ones in their order, and where each run of equal ones begins and ends."""
+def _sort_runs(inverse: Any, order: Any, starts: Any) -> int:
+    """The keys sorted by `inverse`, equal ones in their order, and where each run of equal ones begins and ends.
+
+    Gives the length of the longest.
+    """
     for k in range(len(starts)):
         starts[k] = 0
     for i in range(len(inverse)):
         starts[inverse[i] + 1] += 1
+    longest = 0
     for k in range(1, len(starts)):
+        longest = max(longest, starts[k])
         starts[k] += starts[k - 1]
     for i in range(len(inverse)):
         order[starts[inverse[i]]] = i
@@ -317,6 +322,7 @@ def _sort_runs(inverse: Any, order: Any, starts: Any) -> None:
     for k in range(len(starts) - 1, 0, -1):
         starts[k] = starts[k - 1]
     starts[0] = 0
+    return longest
 
 
 look_up = kernel(_look_up, "the table's lookup")

@@ -278,10 +278,10 @@ class DeviceStorage(RowStorage):
         of_keys = rows[search.inverse]
         lines = None
         if torch.is_grad_enabled():
-            order, starts = _runs(search.inverse, len(rows))
+            order, starts, longest = _runs(search.inverse, len(rows))
             sent, *sorted_ones = self._transfer.send(of_keys, order, starts)
             at_order, at_starts = (int(one.storage_offset()) for one in sorted_ones)
-            lines = GradientLines(numbering, len(of_keys), at_order, at_starts, rows.copy())
+            lines = GradientLines(numbering, len(of_keys), at_order, at_starts, longest, rows.copy())
         else:
             (sent,) = self._transfer.send(of_keys)
         info = LookupInfo(numbering, sent, None, search.absent > 0, lines)
@@ -327,13 +327,14 @@ class DeviceStorage(RowStorage):
             step.constants,
             scalars,
         )
-        self._watch.send()
+        if not self.config.skips_nonfinite:  # else nobody asks before `num_live`, which waits
+            self._watch.send()
 
 
-def _runs(inverse: Int32s, distinct: int) -> tuple[Int32s, Int32s]:
+def _runs(inverse: Int32s, distinct: int) -> tuple[Int32s, Int32s, int]:
     order, starts = np.empty(len(inverse), np.int32), np.empty(distinct + 1, np.int32)
-    kernels.sort_runs(inverse, order, starts)
-    return order, starts
+    longest = int(kernels.sort_runs(inverse, order, starts))
+    return order, starts, longest
 
 
 def _runs_of(gradient: RowGradient) -> launch.GradientRuns:
@@ -348,4 +349,5 @@ def _runs_of(gradient: RowGradient) -> launch.GradientRuns:
     def at(offset: int, length: int) -> Tensor:
         return torch.empty(0, dtype=torch.int32, device=rows.device).set_(memory, offset, (length,), (1,))
 
-    return launch.GradientRuns(values, rows, None, at(lines.order, lines.count), at(lines.starts, count + 1))
+    order, starts = at(lines.order, lines.count), at(lines.starts, count + 1)
+    return launch.GradientRuns(values, rows, None, order, starts, lines.longest)
