@@ -2,8 +2,9 @@
 
 *dense* is one weight of 64M × 16; *sparse* an `nn.Embedding(sparse=True)` and *table* a `HashEmbedding`, with 64k and
 1M distinct rows in a step (*zipf*: 256k keys, 64k of them distinct); *end to end* a DCN over 26 fields and 13 numbers,
-d = 16. They are compared with torch.optim.Adam(fused=True), torch.optim.SparseAdam, and with the bytes that a step must
-move, at the speed at which the device copies 4 GiB.
+d = 16; *train* a pass of the same as `sparsegroup train` makes it, over a prepared log in Criteo's shape whose keys are
+new to the table, on the GPU and on the host's `--threads`. They are compared with torch.optim.Adam(fused=True),
+torch.optim.SparseAdam, and with the bytes that a step must move, at the speed at which the device copies 4 GiB.
 
 Times are medians between two events on the device, after a warm-up. Before each repetition 4 GiB are read, so that the
 second-level cache holds nothing of the step, and the host is done with its part before the device starts. (SparseAdam
@@ -18,10 +19,12 @@ number, 8, in a table also its key's place, 4.
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -33,6 +36,8 @@ from sparsegroup import GroupAdam, HashEmbedding, param_groups
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.models import DCN
+from sparsegroup.training import Config
+from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 LR, L21, ZIPF, DIM, FIELDS, NUMBERS = 1e-3, 1e-4, 1.05, 16, 26, 13
 Run = Callable[[], object]
@@ -61,6 +66,7 @@ class Sizes:
         zipf: Keys of the batch in which keys repeat, and how many are distinct.
         values: Of each field, end to end.
         steps: Of a repetition, end to end.
+        log_rows: Of the log that is trained on.
         repeats: The number of times of which the median is taken.
     """
 
@@ -74,12 +80,26 @@ class Sizes:
     values: int = 200_000
     batches: tuple[int, ...] = (4096, 16384)
     steps: int = 50
+    log_rows: int = 1_000_000
     repeats: int = 30
 
 
-QUICK = replace(Sizes(), dense=4 << 20, dims=(16, 64), touched=(64 << 10,), batches=(4096,), repeats=10)
+QUICK = replace(
+    Sizes(), dense=4 << 20, dims=(16, 64), touched=(64 << 10,), batches=(4096,), log_rows=500_000, repeats=10
+)
 REHEARSAL = Sizes(
-    1 << 16, 96, 1 << 12, 128, (8,), touched=(8,), zipf=(80, 8), values=20, batches=(4,), steps=2, repeats=1
+    1 << 16,
+    96,
+    1 << 12,
+    128,
+    (8,),
+    touched=(8,),
+    zipf=(80, 8),
+    values=20,
+    batches=(4,),
+    steps=2,
+    log_rows=40,
+    repeats=1,
 )
 
 
@@ -285,6 +305,31 @@ def end_to_end(bench: Bench) -> Figures:
     return figures
 
 
+def train(bench: Bench) -> Figures:
+    """A pass over a prepared log by the trainer, reading included; the second one, when all is compiled."""
+    figures: Figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        log = synthesize(DATASETS["criteo"], bench.sizes.log_rows, Path(folder, "log"))
+        for batch in bench.sizes.batches:
+            config = Config.of(model="dcn", dim=DIM, lr=LR, l21=L21, batch_size=batch, compile="never", fallback=True)
+            speed = {}
+            for name, device in (("gpu", bench.device.type), ("host", "cpu")):
+                on_device = config.replace(device=device).resolved_for(log)
+                for _ in range(2):
+                    model, optimizer = on_device.build(log)
+                    plan = on_device.training.plan(log.train_rows)
+                    trainer = on_device.trainer(model, optimizer, plan)
+                    trainer.fit_plan(plan, log)
+                last = trainer.history[-1]
+                speed[name] = last.samples / last.seconds
+                figures |= {
+                    f"train_samples_per_s_{name}_{batch}": speed[name],
+                    f"train_loss_{name}_{batch}": last.log_loss,
+                }
+            figures[f"train_speedup_{batch}"] = speed["gpu"] / speed["host"]
+    return figures
+
+
 def main() -> int:
     parser = timing.parser(__doc__, quick="4M × 16, 64k rows, d = 16 and 64, batches of 4096, fewer repetitions")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes in Triton's interpreter, on the CPU")
@@ -306,7 +351,7 @@ def main() -> int:
         bench = Bench(device, REHEARSAL if arguments.rehearse else QUICK if arguments.quick else Sizes())
         figures: Figures = {"device": name, "copy_gb_per_second": bench.bandwidth / 1e9}
         print(f"on {name}, which copies {bench.bandwidth / 1e9:,.0f} GB/s (read and written)")
-        for part in (dense, sparse, table, end_to_end):
+        for part in (dense, sparse, table, end_to_end, train):
             found = part(bench)
             lines = ((key, f"{value:,.4g}") for key, value in found.items())
             timing.show(part.__name__.replace("_", " "), ("", ""), lines)

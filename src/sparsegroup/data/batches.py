@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.errors import ClickLogError
+from sparsegroup.kernels.gpu.runtime import sent
 
 T = TypeVar("T")
 
@@ -71,8 +72,8 @@ class Batch:
         """The same with numbers, labels and weights on `device`; what is looked up stays where the index is."""
         if device == self.labels.device:
             return self
-        numbers, labels = self.numbers.to(device), self.labels.to(device)
-        weights = None if self.weights is None else self.weights.to(device)
+        numbers, labels = sent(self.numbers, device), sent(self.labels, device)
+        weights = None if self.weights is None else sent(self.weights, device)
         return replace(self, numbers=numbers, labels=labels, weights=weights)
 
     def __getitem__(self, rows: slice | Tensor) -> "Batch":

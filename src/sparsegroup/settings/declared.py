@@ -76,6 +76,12 @@ def _pairs(given: object) -> object:
     return tuple(one.strip() for one in given.split(",")) if isinstance(given, str) else given
 
 
+def _device(given: object) -> object:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(given)):
+        raise ValueError(f"must be cpu, cuda or cuda:N, got {given!r}")
+    return given
+
+
 def _size(given: object) -> object:
     bytes_of(given)
     return given if isinstance(given, int) else str(given)
@@ -351,6 +357,8 @@ class TrainingSettings(StrictSettings):
     rows pairs alone, on the last 300,000."""
     seed: int = setting(0, TRAINING, ge=0)
     """Seed of the initialization, the dropout, the row order and the synthetic log."""
+    device: Annotated[str, BeforeValidator(_device)] = setting("cpu", TRAINING, kind=str, metavar="cpu|cuda|cuda:N")
+    """Where to train: a GPU holds the rows of the table and the network; keys stay on the host."""
     windows: int = setting(50, ge=1)
     """Points of the history along all epochs."""
     compile: Literal["auto", "always", "never"] = setting("auto")

@@ -142,11 +142,15 @@ class ModelConfig(ModelSettings):
         return found
 
     def embedding(
-        self, columns: LogSchema, seed: int, process_group: dist.ProcessGroup | None = None
+        self,
+        columns: LogSchema,
+        seed: int,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
     ) -> HashEmbedding | FieldTables:
         """An empty table for the columns of a log, or with `dims` one for each size of vectors; its rows start small.
 
-        ValueError: a table that cannot be so small, or fields that the log does not have.
+        ValueError: a table that cannot be so small, fields that the log does not have, or a device without a GPU.
         """
         sizes, age = self.sizes(columns), age_of(self.evict_unseen)
         sketch_bytes = None if self.admit_sketch is None else bytes_of(self.admit_sketch)
@@ -158,6 +162,7 @@ class ModelConfig(ModelSettings):
             "eviction": UnusedFor(**age) if any(age.values()) else None,
             "max_bytes": self.max_table_bytes,
             "process_group": process_group,
+            "device": device,
         }
         if set(sizes.values()) <= {self.network_dim}:
             return HashEmbedding(self.network_dim, **options)
@@ -294,7 +299,7 @@ class TrainingConfig(TrainingSettings):
     def compiles(self, samples: int) -> bool:
         """Whether to compile for a training on this many samples."""
         if self.compile == "auto":
-            return samples >= WORTH_COMPILING * self.batch_size
+            return self.device == "cpu" and samples >= WORTH_COMPILING * self.batch_size
         return self.compile == "always"
 
     def plan(self, train_rows: int) -> EpochPlan:
@@ -362,9 +367,14 @@ class Config(Settings):
             )
 
     def build_for(
-        self, columns: LogSchema, process_group: dist.ProcessGroup | None = None
+        self, columns: LogSchema, process_group: dist.ProcessGroup | None = None, *, device: str | None = None
     ) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for the columns of a log, and its optimizer; see `build`.
+
+        Args:
+            columns: Those of the log.
+            process_group: The ranks that store the tables.
+            device: Where the rows and the network are; None: where the settings train.
 
         Raises:
             SettingsError: A table or network cannot be as the settings say, or the log has not the fields they name; or
@@ -374,14 +384,20 @@ class Config(Settings):
             section, name = key.split(".")
             if getattr(getattr(self, section), name) is None:
                 raise SettingsError(f"{key} is decided for a log: take `config.resolved_for(log)`")
+        device = device or self.training.device
+        if process_group is not None and device != "cpu":
+            raise SettingsError(f"training.device: several ranks train on the CPU, got {device}")
         torch.manual_seed(self.training.seed)
         try:
             network = self.model.network(columns)
-            model = ClickModel(self.model.embedding(columns, self.training.seed, process_group), network)
+            embedding = self.model.embedding(columns, self.training.seed, process_group, device)
+            model = ClickModel(embedding, network.to(device))
         except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach
             message = str(error).partition("\n")[0].replace("max_bytes", "max_table_bytes")  # as the setting is called
             if message.startswith("max_table_bytes"):
                 raise SettingsError(f"model.{message}") from error
+            if message.startswith("device="):
+                raise SettingsError(f"training.{message}") from error
             if isinstance(error, MemoryError) or "memory" in message or "Storage size" in message:
                 message = f"the network does not fit into the memory ({message}); take smaller layers (hidden)"
             raise SettingsError(f"model: {message}") from error

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sparsegroup.bags import pool_ragged
 from sparsegroup.data.batches import Bags
+from sparsegroup.kernels.gpu.runtime import sent
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, WithPairs, XDeepFM
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.settings.names import ModelName
@@ -74,7 +75,7 @@ def inputs_of(
     network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor | None, bags: Sequence[Bags]
 ) -> tuple[Tensor, Tensor | None]:
     """The inputs of a network: lists pooled by its own `pooling`, as `WithPooling` has one, or by their mean."""
-    given = None if numbers is None or numbers.shape[1] == 0 else numbers.to(vectors.device)
+    given = None if numbers is None or numbers.shape[1] == 0 else sent(numbers, vectors.device)
     fields, inner = keys.shape[1], network
     if isinstance(network, WithPairs):
         fields, inner = fields + len(network.pairs), network.network

@@ -266,8 +266,9 @@ class NetworkStep:
         with warnings.catch_warnings(), torch.random.fork_rng():
             warnings.simplefilter("ignore")
             try:
+                on_cpu = all(one.device.type == "cpu" for one in self._parameters)
                 compiled: Callable[..., Any] = torch.compile(
-                    function, dynamic=False, options={"cpp_wrapper": True, **options}
+                    function, dynamic=False, options={"cpp_wrapper": on_cpu, **options}
                 )
                 compiled(*arguments)
             except Exception as error:

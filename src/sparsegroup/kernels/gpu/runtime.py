@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 
 import torch
+from torch import Tensor
 
 WIDEST_GROUP = 4096
 """Elements: a group is one tile of a kernel, which takes the longer to compile the wider it is."""
@@ -57,6 +58,13 @@ def _told_that_triton_is_missing() -> bool:
         stacklevel=2,
     )
     return False
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`. From the host to a GPU it goes through pinned memory, so that the host does not wait."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @contextmanager

@@ -179,11 +179,25 @@ def sum_chunks(
         tl.store(sums + (chunk + (chunks if LEVEL == 2 else 0)) * WIDTH + lane, total, mask=inside)
 
 
+def term_of_run(run: Any, k: Any, lane: Any, WIDTH: Any, CHUNK: Any) -> Any:
+    """The k-th term of `sum_of_run`: a key's gradient, or the sum of a chunk or block; zeros after the last."""
+    g, order, sums, chunks, first, from_chunk, to_chunk, from_block, to_block = run[:9]
+    head, chunks_before, whole_blocks, chunks_after, end = run[9:]
+    single = (k < head) | ((k >= chunks_after) & (k < end))
+    position = tl.where(k < head, first + k, to_chunk * CHUNK + (k - chunks_after))
+    key = tl.load(order + position, mask=single, other=0).to(tl.int64)
+    of_key = tl.load(g + key * WIDTH + lane, mask=single & (lane < WIDTH), other=0.0).to(tl.float32)
+    summed = (k >= head) & (k < chunks_after)
+    line = tl.where(k < chunks_before, from_chunk + (k - head), to_block * CHUNK + (k - whole_blocks))
+    line = tl.where((k >= chunks_before) & (k < whole_blocks), chunks + from_block + (k - chunks_before), line)
+    return of_key + tl.load(sums + line * WIDTH + lane, mask=summed & (lane < WIDTH), other=0.0)
+
+
 def sum_of_run(
     g: Any, order: Any, sums: Any, chunks: Any, blocks: Any, first: Any, last: Any, lane: Any,
-    WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any,
+    WIDTH: Any, CHUNK: Any,
 ) -> Any:  # fmt: skip
-    """Σ g over the keys of each run, `[GROUPS, PADDED]`: of whole blocks, whole chunks around these, single keys.
+    """Σ g over the keys of each run, `[groups, PADDED]`: of whole blocks, whole chunks around these, single keys.
 
     `chunks` and `blocks`: how many have been summed.
     """
@@ -197,26 +211,18 @@ def sum_of_run(
     whole_blocks = chunks_before + (to_block - from_block)
     chunks_after = whole_blocks + tl.where(to_block > from_block, to_chunk - to_block * CHUNK, 0)
     end = chunks_after + tl.where(to_chunk > from_chunk, last - to_chunk * CHUNK, 0)
-    total = tl.zeros([GROUPS, PADDED], tl.float32)
-    longest = tl.max(end).to(tl.int32)
-    for j in range(0, longest, UNROLL):
+    places = (g, order, sums, chunks, first, from_chunk, to_chunk, from_block, to_block)
+    run = places + (head, chunks_before, whole_blocks, chunks_after, end)
+    total = term_of_run(run, 0, lane, WIDTH, CHUNK)
+    for j in range(1, tl.max(end).to(tl.int32), UNROLL):  # most runs are of one key
         for i in tl.static_range(UNROLL):
-            k = j + i
-            single = (k < head) | ((k >= chunks_after) & (k < end))
-            position = tl.where(k < head, first + k, to_chunk * CHUNK + (k - chunks_after))
-            key = tl.load(order + position, mask=single, other=0).to(tl.int64)
-            total += tl.load(g + key * WIDTH + lane, mask=single & (lane < WIDTH), other=0.0).to(tl.float32)
-            summed = (k >= head) & (k < chunks_after)
-            line = tl.where(k < chunks_before, from_chunk + (k - head), to_block * CHUNK + (k - whole_blocks))
-            line = tl.where((k >= chunks_before) & (k < whole_blocks), chunks + from_block + (k - chunks_before), line)
-            total += tl.load(sums + line * WIDTH + lane, mask=summed & (lane < WIDTH), other=0.0)
+            total += term_of_run(run, j + i, lane, WIDTH, CHUNK)
     return total
 
 
 def gradient_of(
     g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any, chunks: Any, blocks: Any,
-    run: Any, lane: Any, count: Any,
-    WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any,
+    run: Any, lane: Any, count: Any, WIDTH: Any, CHUNK: Any, SUMMED: Any,
 ) -> Any:  # fmt: skip
     """Which runs there are, their rows, their gradient, and the Hessian's diagonal."""
     here = run < count
@@ -231,7 +237,7 @@ def gradient_of(
         here = first < last
         key = tl.load(order + first, mask=here, other=0).to(tl.int64)
         row = tl.load(rows + key, mask=here, other=-1)
-        total = sum_of_run(g, order, sums, chunks, blocks, first, last, lane, WIDTH, PADDED, GROUPS, CHUNK)
+        total = sum_of_run(g, order, sums, chunks, blocks, first, last, lane, WIDTH, CHUNK)
         return here, row, total, total
 
 
@@ -255,7 +261,7 @@ def tensor_rows(
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
     here, row, value, curvature = gradient_of(
-        g, hessian, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
+        g, hessian, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, CHUNK, SUMMED
     )
     report(counters, here & ((row < 0) | (row >= height)), row)
     here = here & (row >= 0) & (row < height)
@@ -283,7 +289,7 @@ def table_rows(
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
     _, row, value, curvature = gradient_of(
-        g, hessian, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, PADDED, GROUPS, CHUNK, SUMMED
+        g, hessian, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, CHUNK, SUMMED
     )
     here = (row >= 0) & (row < height)
     not_finite = (value * 0.0 != 0.0) | (curvature * 0.0 != 0.0)

@@ -26,6 +26,15 @@ _MOST_REMEMBERED = 1 << 22
 """Keys of the lookups that are remembered between two steps, in 20 bytes each; the last lookup is always remembered."""
 
 
+class SortedKeys(NamedTuple):
+    """The keys of a batch by row, for rows on a device."""
+
+    rows: Int64s  # `[n]`, each key's row
+    order: Int32s  # `[n]`, the keys sorted by row
+    starts: Int32s  # `[distinct + 1]`, where in `order` the keys of each row begin, and the last ones end
+    longest: int  # the most keys of a row
+
+
 class KeySearch:
     """The rows of a batch of `keys` `[n]`.
 
@@ -39,6 +48,7 @@ class KeySearch:
     first_new: int = np.iinfo(np.int64).max  # rows from this number on belong to keys that are new
     stale: "KeySearch | None" = None  # a search of the same keys ahead of time whose rows are no longer valid
     masked: Int64s = np.empty(0, np.int64)  # the places of new keys whose vectors fallback vectors have replaced
+    sorted_keys: SortedKeys | None = None  # if a search ahead of time has sorted them
 
     def __init__(
         self, keys: Int64s, inverse: Int32s, rows: Tensor, row_array: Int64s, absent: int, numbering: "RowNumbering"

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.kernels.gpu.runtime import sent
 from sparsegroup.table.directory.buckets import mixed
 from sparsegroup.table.lookup.autograd import LookupResult
 from sparsegroup.table.lookup.compile import wants_operator
@@ -37,10 +38,10 @@ def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: 
     Its gradient reaches both: the fallback vector learns, and the row still receives its key's gradient. If no
     vector is zero, the gradient of the fallback vectors is zero, not None: as in a graph, and as DDP expects.
     """
-    if wants_operator():  # without a shape that depends on the vectors
+    if wants_operator() or vectors.device.type == "cuda":  # without a shape that depends on the vectors, or waiting
         is_zero = (vectors.detach() == 0).all(dim=-1, keepdim=True)
-        fields = field_numbers(keys, field_bits).to(fallback.device)
-        return torch.where(is_zero, vectors + fallback[fields], vectors)
+        fields = sent(field_numbers(keys, field_bits), fallback.device)
+        return torch.where(is_zero, vectors + nn.functional.embedding(fields, fallback), vectors)
     flat = vectors.reshape(-1, vectors.shape[-1])
     at = (flat.detach() == 0).all(dim=1).nonzero().squeeze(1)
     fields = field_numbers(keys.reshape(-1)[at.to(keys.device)], field_bits).to(fallback.device)

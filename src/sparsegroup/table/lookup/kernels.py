@@ -303,14 +303,15 @@ def _add_up(inverse: Any, gradient: Any, out: Any) -> None:
             add(source + i * dim * size, target + inverse[i] * dim * size, dim, size, zero)
 
 
-def _sort_runs(inverse: Any, order: Any, starts: Any) -> int:
-    """The keys sorted by `inverse`, equal ones in their order, and where each run of equal ones begins and ends.
+def _sort_runs(inverse: Any, rows: Any, of_keys: Any, order: Any, starts: Any) -> int:
+    """The rows of all keys, the keys sorted by `inverse`, equal ones in their order, and where each run begins.
 
-    Gives the length of the longest.
+    The last of `starts` is where the last run ends. Gives the length of the longest.
     """
     for k in range(len(starts)):
         starts[k] = 0
     for i in range(len(inverse)):
+        of_keys[i] = rows[inverse[i]]
         starts[inverse[i] + 1] += 1
     longest = 0
     for k in range(1, len(starts)):

@@ -263,11 +263,15 @@ class RowLookup:
                 self._scratch = kernels.Scratch(0, self._starts.dim, self._starts.dtype)
 
     def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
-        """The first half of `look_up`, ahead of time, in this thread only; of at most `CHUNK` keys."""
+        """The first half of `look_up`, ahead of time; of at most `CHUNK` keys.
+
+        In this thread only, as others compute meanwhile; on several if it is a device that computes.
+        """
         if len(keys) > CHUNK:
             raise ValueError(f"{len(keys):,} keys are not looked up ahead of time")
-        search = self._find(keys, admission, None, alone=True)
+        search = self._find(keys, admission, None, alone=not self._storage.is_on_device)
         search.num_rows = self._directory.num_rows
+        self._storage.prepare(search)
         return search
 
     def _is_current(self, ahead: KeySearch, admission: AdmissionPolicy | None) -> bool:

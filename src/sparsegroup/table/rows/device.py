@@ -19,7 +19,7 @@ from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.lookup import kernels
-from sparsegroup.table.lookup.autograd import GradientLines, Int32s, Int64s, KeySearch, LookupInfo, LookupResult
+from sparsegroup.table.lookup.autograd import GradientLines, Int64s, KeySearch, LookupInfo, LookupResult, SortedKeys
 from sparsegroup.table.rows.rows import WEIGHT, Floats, NewRowBuffer, RowGradient, Rows, RowStorage, pieces_of
 
 Float32s = npt.NDArray[np.float32]
@@ -272,18 +272,25 @@ class DeviceStorage(RowStorage):
 
     # Lookup
 
+    def prepare(self, search: KeySearch) -> None:
+        inverse, rows, n = search.inverse, search.row_array, len(search.inverse)
+        of_keys, order, starts = np.empty(n, np.int64), np.empty(n, np.int32), np.empty(len(rows) + 1, np.int32)
+        longest = int(kernels.sort_runs(inverse, rows, of_keys, order, starts))
+        search.sorted_keys = SortedKeys(of_keys, order, starts, longest)
+
     def fetch(self, search: KeySearch) -> LookupResult:
         """See `RowStorage`. If autograd is on, the keys are sorted by row for the step to come."""
-        rows, numbering = search.row_array, search.numbering
-        of_keys = rows[search.inverse]
-        lines = None
+        rows, numbering, lines = search.row_array, search.numbering, None
         if torch.is_grad_enabled():
-            order, starts, longest = _runs(search.inverse, len(rows))
+            if search.sorted_keys is None:
+                self.prepare(search)
+            assert search.sorted_keys is not None
+            of_keys, order, starts, longest = search.sorted_keys
             sent, *sorted_ones = self._transfer.send(of_keys, order, starts)
             at_order, at_starts = (int(one.storage_offset()) for one in sorted_ones)
             lines = GradientLines(numbering, len(of_keys), at_order, at_starts, longest, rows.copy())
         else:
-            (sent,) = self._transfer.send(of_keys)
+            (sent,) = self._transfer.send(rows[search.inverse])
         info = LookupInfo(numbering, sent, None, search.absent > 0, lines)
         return LookupResult(info, self.rows.gather(sent), search)
 
@@ -329,12 +336,6 @@ class DeviceStorage(RowStorage):
         )
         if not self.config.skips_nonfinite:  # else nobody asks before `num_live`, which waits
             self._watch.send()
-
-
-def _runs(inverse: Int32s, distinct: int) -> tuple[Int32s, Int32s, int]:
-    order, starts = np.empty(len(inverse), np.int32), np.empty(distinct + 1, np.int32)
-    longest = int(kernels.sort_runs(inverse, order, starts))
-    return order, starts, longest
 
 
 def _runs_of(gradient: RowGradient) -> launch.GradientRuns:

@@ -208,6 +208,9 @@ class RowStorage(ABC):
         """
         return _NO_PAGES.ctypes.data, 62, 0
 
+    def prepare(self, search: KeySearch) -> None:  # noqa: B027  # rows on the host need none of it
+        """Do what can be done of `fetch` ahead of time, in another thread."""
+
     def fetch(self, search: KeySearch) -> LookupResult:
         """The vectors of a search, zeros for absent keys, if the rows are on a device."""
         raise NotImplementedError
