@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).parent
 CRITEO, DATA = "{criteo}", "{data}"
 BENCHMARKS = {
@@ -24,6 +26,7 @@ BENCHMARKS = {
     "table_growth": ("table_growth.py",),
     "optimizer_step": ("optimizer_step.py",),
     "first_step": ("first_step.py",),
+    "gpu_step": ("gpu_step.py", "--threads", "8"),
     "serving": ("serving.py",),
     "epoch": ("epoch.py", CRITEO),
     "memory": ("memory.py",),
@@ -74,6 +77,8 @@ def main() -> int:
 
 def _command(name: str, arguments: argparse.Namespace, folder: Path) -> list[str] | None:
     """The benchmark's command line, or None where it needs what is not given."""
+    if name == "gpu_step" and not torch.cuda.is_available():
+        return None
     script, *rest = BENCHMARKS[name]
     command = [sys.executable, str(HERE / script)]
     if arguments.quick:

@@ -5,8 +5,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparsegroup.kernels.gpu.runtime import sent
-
 BagMode = Literal["sum", "mean"]
 
 
@@ -47,7 +45,7 @@ def means_of(sums: Tensor, offsets: Tensor) -> Tensor:
     """The means `[bags, dim]` of bags whose sums are `sums` `[bags, dim]`; `offsets` are `pool_ragged`'s."""
     bags = sums.shape[0]
     counts = offsets.narrow(0, 1, bags) - offsets.narrow(0, 0, bags)
-    return sums / sent(counts.clamp(min=1).unsqueeze(1), sums.device)
+    return sums / counts.clamp(min=1).unsqueeze(1).to(sums.device)
 
 
 def bag_of_each(offsets: Tensor, bags: int, vectors: Tensor) -> Tensor:
@@ -61,4 +59,4 @@ def bag_of_each(offsets: Tensor, bags: int, vectors: Tensor) -> Tensor:
     # `narrow`, as a slice's size would be a condition on the program that torch.export makes.
     end, count = offsets.narrow(0, 1, bags), vectors.shape[0]
     ends = offsets.new_zeros(count + 1).index_add(0, end, torch.ones_like(end))
-    return sent(ends.cumsum(0).narrow(0, 0, count), vectors.device)  # the bags that end before it
+    return ends.cumsum(0).narrow(0, 0, count).to(vectors.device)  # the bags that end before it

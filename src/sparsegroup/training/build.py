@@ -372,7 +372,7 @@ class Config(Settings):
         """A freshly initialized model for the columns of a log, and its optimizer; see `build`.
 
         Args:
-            columns: Those of the log.
+            columns: The log's columns.
             process_group: The ranks that store the tables.
             device: Where the rows and the network are; None: where the settings train.
 

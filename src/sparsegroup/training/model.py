@@ -108,7 +108,7 @@ def by_field(
     fields = [single]
     for place, bag in enumerate(bags):
         begin, end = end, end + bag.keys.shape[0]
-        fields.append(pooling(place, vectors.narrow(0, begin, end - begin), bag.offsets, single))
+        fields.append(pooling(place, vectors.narrow(0, begin, end - begin), sent(bag.offsets, vectors.device), single))
     return torch.cat(fields, dim=1)
 
 

@@ -155,9 +155,9 @@ def sum_chunks(
     g: Any, rows: Any, order: Any, sums: Any, chunks: Any, count: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, LEVEL: Any,
 ) -> None:  # fmt: skip
-    """The sums of those chunks of `CHUNK` sorted keys that are all of one row; long runs are made of these.
+    """The sums of the chunks of `CHUNK` sorted keys that are all of one row; long runs are made of these.
 
-    At LEVEL 2 those of blocks, of `CHUNK` chunks each. `sums` has `chunks` lines for the chunks, then those for blocks.
+    At LEVEL 2 the sums of blocks, of `CHUNK` chunks each. `sums` has `chunks` lines for them, then some for blocks.
     """
     chunk, lane = groups_and_lanes(GROUPS, PADDED)
     here = chunk < count

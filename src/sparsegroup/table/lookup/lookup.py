@@ -265,7 +265,7 @@ class RowLookup:
     def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
         """The first half of `look_up`, ahead of time; of at most `CHUNK` keys.
 
-        In this thread only, as others compute meanwhile; on several if it is a device that computes.
+        On several threads for rows on a device, else in this thread only: the others compute.
         """
         if len(keys) > CHUNK:
             raise ValueError(f"{len(keys):,} keys are not looked up ahead of time")

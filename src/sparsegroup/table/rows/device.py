@@ -334,7 +334,7 @@ class DeviceStorage(RowStorage):
             step.constants,
             scalars,
         )
-        if not self.config.skips_nonfinite:  # else nobody asks before `num_live`, which waits
+        if not self.config.skips_nonfinite:  # else `num_live`, which waits, is first to ask
             self._watch.send()
 
 
