@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from over import over
-from panel.family import FAMILY, KEPT, Shape, made, write
+from panel.family import FAMILY, KEPT, UNSEEN, Shape, made, write
 from sparsegroup.data import open_log
 
 SMALL = Shape(4_000, (60, 40, 9))
@@ -17,11 +17,11 @@ SMALL = Shape(4_000, (60, 40, 9))
 
 def shape_of(name: str) -> Shape:
     """A short log like that of the name."""
-    shape = {**FAMILY, **KEPT}[name]
+    shape = {**FAMILY, **KEPT, **UNSEEN}[name]
     return replace(shape, rows=6_000, rate=max(shape.rate, 0.02))
 
 
-@over("name", [*FAMILY, *KEPT])
+@over("name", [*FAMILY, *KEPT, *UNSEEN])
 def test_labels_follow_the_probabilities_of_the_shape(name: str) -> None:
     shape = shape_of(name)
     frame, probabilities = made(shape)

@@ -29,7 +29,7 @@ def summary_of(folder: Path) -> dict[str, object]:
     return content
 
 
-OPTIONS = ("--lr", 0.05, "--batch-size", 128, "--target-rate", 0.05)
+OPTIONS = ("--lr", 0.05, "--batch-size", 128, "--target-rate", 0.05, "--selection", "never")
 LIMITS = ("--max-table-bytes", "4MB", "--admit-after", 2, "--admit-sketch", "64KiB", "--fallback")
 
 
@@ -78,7 +78,7 @@ def test_a_run_under_all_limits_is_resumed_to_the_same_bits(
 def test_deltas_name_what_was_evicted(log: Path, tmp_path: Path, run: Run) -> None:
     """Live features that lose their row are gone from the server too."""
     for arguments in (
-        ("train", log, "--lr", 0.05, "--l21", 0, "--batch-size", 128, "--out", "first"),
+        ("train", log, "--lr", 0.05, "--l21", 0, "--batch-size", 128, "--selection", "never", "--out", "first"),
         ("export", "first", "served", "--no-onnx"),
         ("train", log, "--continue", "first", "--out", "second", "--max-table-bytes", "4MB"),
         ("export", "second", "change", "--since", "served"),

@@ -45,10 +45,11 @@ def test_what_a_network_cannot_have_is_one_line(tmp_path: Path, run: Run) -> Non
     assert "model.options cannot change to {'cross_layers': 3}" in other.stderr
 
 
-def test_training_on_a_device_is_training_on_the_host(run: Run) -> None:
+def test_training_on_a_device_is_training_on_the_host(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--device` in Triton's interpreter, whose tables have their rows on a device; and missing devices."""
     pytest.importorskip("triton")
-    arguments = ("train", "--rows", 150, "--batch-size", 64, "--model", "mlp", "--selection", "never", "--no-baseline")
+    monkeypatch.setattr("sparsegroup.kernels.gpu.launch.ROW_TILE", 4096)
+    arguments = ("train", "--rows", 100, "--batch-size", 64, "--model", "mlp", "--selection", "never", "--no-baseline")
     rows = {}
     for name, place in (("host", nullcontext()), ("device", runtime.rehearsal())):
         with place, np.errstate(all="ignore"):

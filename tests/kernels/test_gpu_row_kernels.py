@@ -85,7 +85,7 @@ def test_repeated_rows_that_begin_and_end_anywhere() -> None:
 def test_rows_that_come_thousands_of_times(known: bool) -> None:
     """Blocks of chunks: none, one, several, from and to everywhere; the host may know how long runs are."""
     size = launch.CHUNK
-    for lengths in ([5, 3 * size**2, 1], [2500, 1023, 1024, 3000, 40], [size**2 - 1, 2, 2 * size**2 - 1], [33, 31, 64]):
+    for lengths in ([5, 2 * size**2, 1], [size**2 + 500, size**2 - 1, size**2, 40]):
         rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         rows = rows[shuffled(len(rows)).cpu()]
         g = torch.randint(-50, 50, (len(rows), 3), generator=torch.Generator().manual_seed(0)).float()

@@ -27,6 +27,9 @@ from sparsegroup.kernels.step import ParameterMemory, Regularizer, StepConstants
 from sparsegroup.optim.step import step_seed
 from sparsegroup.rules import Rule
 
+if DEVICE.type == "cpu":
+    launch.ROW_TILE = 2048  # the interpreter takes its time for each program
+
 RULES = (rules.ADAM, rules.SGD, rules.FTRL, rules.ADAHESSIAN, rules.AMSGRAD, rules.MOMENTUM, rules.ADAGRAD)
 KINDS = (rules.SGD, rules.ADAM, rules.FTRL, rules.ADAHESSIAN)
 """Rules without state, with two moments, with a σ at the start, and with a second input: one of each kind."""
