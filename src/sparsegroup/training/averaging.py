@@ -78,10 +78,11 @@ class AveragedNetwork(Callback):
 
     def load_state_dict(self, trainer: Trainer, states: Sequence[Any]) -> None:
         """See `Callback`; the means of all ranks are the same."""
-        state, shapes = validated(_State, states[0]), [one.shape for one in _weights_of(trainer.network)]
-        if [one.shape for one in state.means] != shapes:
+        state, weights = validated(_State, states[0]), _weights_of(trainer.network)
+        if [one.shape for one in state.means] != [one.shape for one in weights]:
             raise ValueError("means: are not of the network's weights")
-        self._means, self._count = [one.clone() for one in state.means], state.count
+        means = zip(state.means, weights, strict=True)
+        self._means, self._count = [mean.to(weight.device, copy=True) for mean, weight in means], state.count
 
 
 def _weights_of(network: nn.Module) -> list[Tensor]:
