@@ -193,7 +193,7 @@ class GradientRuns:
     hessian: Tensor | None = None  # the Hessian's diagonal, shaped as `values`; then each row comes once
     order: Tensor | None = None  # `[lines]`, the lines sorted by row; None where each row comes once
     starts: Tensor | None = None  # `[runs + 1]`, where in `order` each run begins; runs may be empty
-    longest: int | None = None  # at most as many lines has a run; None if the host does not know
+    longest: int | None = None  # no run has more lines; None if the host does not know
 
     @property
     def runs(self) -> int:
