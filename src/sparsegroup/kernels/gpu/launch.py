@@ -226,8 +226,7 @@ def _launch_step(kernel: Any, gradient: GradientRuns, width: int, **arguments: A
         of_chunks = {"g": g, "rows": rows, "order": order, "sums": sums, "chunks": chunks, "CHUNK": CHUNK}
         for level, count in ((1, chunks), (2, blocks)):
             if count:
-                kernels = bind.row_kernels()
-                launch(kernels.sum_chunks, g, count, width, ROW_TILE, count=count, LEVEL=level, **of_chunks)
+                launch(bind.row_kernels().sum_chunks, g, count, width, ROW_TILE, count=count, LEVEL=level, **of_chunks)
     launch(
         kernel,
         g,
