@@ -46,11 +46,13 @@ class Said:
         probabilities: `[test rows]` float64.
         settings: The hyperparameters that it has chosen.
         seconds: That it took, choosing included.
+        served_bytes: What must be kept to predict; None where that was not measured.
     """
 
     probabilities: np.ndarray
     settings: Mapping[str, Any]
     seconds: float
+    served_bytes: int | None = None
 
 
 class BaselineCache:
@@ -75,10 +77,13 @@ class BaselineCache:
             return kept
         start = perf_counter()
         chosen = run(*log.frames, self._quick)
-        said = Said(chosen.probabilities.astype(np.float64), chosen.settings, perf_counter() - start)
+        said = Said(
+            chosen.probabilities.astype(np.float64), chosen.settings, perf_counter() - start, chosen.served_bytes
+        )
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "probabilities.npy", said.probabilities)
         facts = {"made_of": made_of, "settings": dict(said.settings), "seconds": said.seconds}
+        facts["served_bytes"] = said.served_bytes
         (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
         return said
 
@@ -103,7 +108,8 @@ def _kept(folder: Path, made_of: Mapping[str, str] | None) -> Said | None:
     facts = json.loads((folder / "facts.json").read_text())
     if made_of is not None and facts["made_of"] != made_of:
         return None
-    return Said(np.load(folder / "probabilities.npy"), facts["settings"], facts["seconds"])
+    probabilities = np.load(folder / "probabilities.npy")
+    return Said(probabilities, facts["settings"], facts["seconds"], facts.get("served_bytes"))
 
 
 def _digest(files: list[Path]) -> str:

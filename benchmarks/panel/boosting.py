@@ -1,10 +1,12 @@
 """LightGBM, XGBoost and CatBoost, each with its own way with categories."""
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import nan
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,11 +69,13 @@ class Fitted(NamedTuple):
         predict: From a matrix of `Table` to `[rows]` probabilities.
         rounds: How many trees there are up to the best one on the rows that were held out.
         loss: The log loss there; NaN where no rows were.
+        saved: The model in the format of its library, `bytes`.
     """
 
     predict: Callable[[np.ndarray], np.ndarray]
     rounds: int
     loss: float
+    saved: Callable[[], bytes]
 
 
 Rows = tuple[np.ndarray, np.ndarray]
@@ -133,7 +137,7 @@ def boosting(
     table = Table(train, kinds, best["most"], best["integers"])
     inside, categories = table.matrix(train)
     fitted = library.fit((inside, train[label].to_numpy()), categories, chosen, best["rounds"], None)
-    return Chosen(fitted.predict(table.matrix(test)[0]), best)
+    return Chosen(fitted.predict(table.matrix(test)[0]), best, len(fitted.saved()))
 
 
 def _lightgbm(rows: Rows, categories: list[int], settings: Mapping[str, Any], rounds: int, held: Rows | None) -> Fitted:
@@ -154,10 +158,11 @@ def _lightgbm(rows: Rows, categories: list[int], settings: Mapping[str, Any], ro
     data = lightgbm.Dataset(*rows, categorical_feature=categories, params={"verbose": -1})
     if held is None:
         model = lightgbm.train(parameters, data, rounds)
-        return Fitted(partial(model.predict, num_threads=1), rounds, nan)
+        return Fitted(partial(model.predict, num_threads=1), rounds, nan, lambda: model.model_to_string().encode())
     stopping = lightgbm.early_stopping(PATIENCE, verbose=False)
     model = lightgbm.train(parameters, data, rounds, valid_sets=[data.create_valid(*held)], callbacks=[stopping])
-    return Fitted(model.predict, model.best_iteration, model.best_score["valid_0"]["binary_logloss"])
+    loss = model.best_score["valid_0"]["binary_logloss"]
+    return Fitted(model.predict, model.best_iteration, loss, lambda: model.model_to_string().encode())
 
 
 def _xgboost(rows: Rows, categories: list[int], settings: Mapping[str, Any], rounds: int, held: Rows | None) -> Fitted:
@@ -179,12 +184,13 @@ def _xgboost(rows: Rows, categories: list[int], settings: Mapping[str, Any], rou
     }
     if held is None:
         model = xgboost.train(parameters, data(*rows), rounds)
-        return Fitted(lambda matrix: model.predict(data(matrix)), rounds, nan)
+        return Fitted(lambda matrix: model.predict(data(matrix)), rounds, nan, model.save_raw)
     held_out = [(data(*held), "held")]
     model = xgboost.train(
         parameters, data(*rows), rounds, evals=held_out, early_stopping_rounds=PATIENCE, verbose_eval=False
     )
-    return Fitted(lambda matrix: model.predict(data(matrix)), model.best_iteration + 1, float(model.best_score))
+    loss, best = float(model.best_score), model.best_iteration + 1
+    return Fitted(lambda matrix: model.predict(data(matrix)), best, loss, model.save_raw)
 
 
 def _catboost(rows: Rows, categories: list[int], settings: Mapping[str, Any], rounds: int, held: Rows | None) -> Fitted:
@@ -203,12 +209,19 @@ def _catboost(rows: Rows, categories: list[int], settings: Mapping[str, Any], ro
         iterations=rounds, learning_rate=0.1, thread_count=1, random_seed=0, allow_writing_files=False, verbose=False,
         **settings,
     )  # fmt: skip
+
+    def saved() -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_model(f"{folder}/model.cbm")
+            return Path(folder, "model.cbm").read_bytes()
+
     if held is None:
         model.fit(data(*rows))
-        return Fitted(lambda matrix: model.predict_proba(data(matrix), thread_count=1)[:, 1], rounds, nan)
+        return Fitted(lambda matrix: model.predict_proba(data(matrix), thread_count=1)[:, 1], rounds, nan, saved)
     model.fit(data(*rows), eval_set=data(*held), early_stopping_rounds=PATIENCE, use_best_model=True)
     loss = model.get_best_score()["validation"]["Logloss"]
-    return Fitted(lambda matrix: model.predict_proba(data(matrix))[:, 1], model.get_best_iteration() + 1, loss)
+    best = model.get_best_iteration() + 1
+    return Fitted(lambda matrix: model.predict_proba(data(matrix))[:, 1], best, loss, saved)
 
 
 LIGHTGBM = Library(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from panel.baselines import Said
-from panel.ours import OwnRun
+from panel.ours import ROW_BYTES, OwnRun
 from sparsegroup.training.metrics import evaluate
 from sparsegroup_paper.resampling import resampled_aucs
 
@@ -35,6 +35,7 @@ def contest(labels: np.ndarray, runs: Sequence[OwnRun], baselines: Mapping[str, 
         methods[name] = {
             **asdict(evaluate(labels, said.probabilities)),
             "seconds": said.seconds,
+            "served_bytes": said.served_bytes,
             "settings": dict(said.settings),
         }
     found = {"test_rows": len(labels), "positives": int(labels.sum()), "methods": methods}
@@ -45,6 +46,7 @@ def contest(labels: np.ndarray, runs: Sequence[OwnRun], baselines: Mapping[str, 
         **{metric: float(np.mean([one[metric] for one in each])) for metric in each[0]},
         "feature_rate": float(np.mean([run.feature_rate for run in runs])),
         "features": float(np.mean([run.features for run in runs])),
+        "served_bytes": float(np.mean([ROW_BYTES * run.features for run in runs])),
         "seconds": float(np.mean([run.seconds for run in runs])),
         "seeds": len(runs),
     }

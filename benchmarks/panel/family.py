@@ -103,6 +103,7 @@ UNSEEN: Mapping[str, Shape] = {
     "parts": Shape(25_000, (3_000, 1_000, 200, 80), rate=0.8, cross=1.2, codes=True, copies=1),
     "courses": Shape(45_000, (7_000, 500, 30), rate=0.3, formatted=True, tags=0.6, main=0.7),
     "visits": Shape(140_000, (50_000, 6_000, 700, 40, 9), rate=0.06, skew=1.05, live=0.4, main=1.2, drift=0.4),
+    "feeds": Shape(3_000_000, (400_000, 30_000, 1_000, 60), rate=0.04, live=0.5, pair=0.5, taste=0.8),
 }
 """The logs of the second check."""
 

@@ -53,10 +53,17 @@ class Chosen(NamedTuple):
     Attributes:
         probabilities: `[test rows]` float64.
         settings: The hyperparameters.
+        served_bytes: What must be kept to predict: weights other than 0 with their keys, or the file that the library
+            saves.
     """
 
     probabilities: np.ndarray
     settings: Mapping[str, Any]
+    served_bytes: int
+
+
+WEIGHT_BYTES = 8 + 4
+"""A feature's key and its weight as float32."""
 
 
 def tail_of(train: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -158,20 +165,20 @@ def logistic(
     inside, held, y_held = design.matrix(head), design.matrix(tail), tail[label].to_numpy()
     tried: list[tuple[dict[str, float], float]] = []
     for c in CS[5:6] if quick else CS:  # the larger, the slower; none is tried beyond one that is worse
-        tried.append(({"C": c}, loss_of(y_held, _logistic_probabilities(inside, head[label].to_numpy(), held, c))))
+        tried.append(({"C": c}, loss_of(y_held, _fit_logistic(inside, head[label].to_numpy(), held, c)[0])))
         if len(tried) > 1 and tried[-1][1] > tried[-2][1]:
             break
     best = best_of(tried)
     design = Design(train, kinds)
-    return Chosen(
-        _logistic_probabilities(design.matrix(train), train[label].to_numpy(), design.matrix(test), best["C"]), best
-    )
+    p, weights = _fit_logistic(design.matrix(train), train[label].to_numpy(), design.matrix(test), best["C"])
+    return Chosen(p, best, WEIGHT_BYTES * int(weights))
 
 
-def _logistic_probabilities(train: csr_matrix, labels: np.ndarray, test: csr_matrix, c: float) -> np.ndarray:
+def _fit_logistic(train: csr_matrix, labels: np.ndarray, test: csr_matrix, c: float) -> tuple[np.ndarray, int]:
+    """Probabilities of the test rows, and how many weights there are."""
     used = np.flatnonzero(np.bincount(train.indices, minlength=train.shape[1]))
     model = LogisticRegression(C=c, solver="liblinear", tol=1e-3, max_iter=200).fit(train[:, used], labels)
-    return model.predict_proba(test[:, used])[:, 1]
+    return model.predict_proba(test[:, used])[:, 1], int(np.count_nonzero(model.coef_))
 
 
 @njit(cache=True, error_model="numpy")
@@ -201,6 +208,15 @@ def _learn(starts, columns, values, labels, z, n, bias, alpha, beta, l1, l2):
 
 
 @njit(cache=True, error_model="numpy")
+def _weights(z, n, alpha, beta, l1, l2):
+    """How many weights are not 0."""
+    count = 0
+    for column in range(len(z)):
+        count += n[column] > 0 and _weight(z[column], n[column], alpha, beta, l1, l2) != 0.0
+    return count
+
+
+@njit(cache=True, error_model="numpy")
 def _scores(starts, columns, values, z, n, bias, alpha, beta, l1, l2):
     logits = np.empty(len(starts) - 1)
     for row in range(len(logits)):
@@ -212,13 +228,14 @@ def _scores(starts, columns, values, z, n, bias, alpha, beta, l1, l2):
 
 def passes_of(
     train: csr_matrix, labels: np.ndarray, test: csr_matrix, alpha: float, l1: float, l2: float, passes: int
-) -> Iterator[np.ndarray]:
-    """Probabilities of the test rows after each pass over the training rows, in their order."""
+) -> Iterator[tuple[np.ndarray, int]]:
+    """After each pass over the training rows, in their order: probabilities of the test rows, weights other than 0."""
     z, n, bias = np.zeros(train.shape[1]), np.zeros(train.shape[1]), np.zeros(2)
     settings = alpha, BETA, l1, l2
     for _ in range(passes):
         _learn(train.indptr, train.indices, train.data, labels, z, n, bias, *settings)
-        yield 1 / (1 + np.exp(-_scores(test.indptr, test.indices, test.data, z, n, bias, *settings)))
+        logits = _scores(test.indptr, test.indices, test.data, z, n, bias, *settings)
+        yield 1 / (1 + np.exp(-logits)), _weights(z, n, *settings)
 
 
 def ftrl(train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], label: str, quick: bool = False) -> Chosen:
@@ -232,11 +249,11 @@ def ftrl(train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], lab
         best = best_of(
             ({**best, name: value, "passes": number + 1}, loss_of(y_held, p))
             for value in values
-            for number, p in enumerate(passes_of(inside, y, held, **{**best, name: value, "passes": PASSES}))
+            for number, (p, _) in enumerate(passes_of(inside, y, held, **{**best, name: value, "passes": PASSES}))
         )
     design = Design(train, kinds)
-    *_, p = passes_of(design.matrix(train), train[label].to_numpy(), design.matrix(test), **best)
-    return Chosen(p, best)
+    *_, (p, weights) = passes_of(design.matrix(train), train[label].to_numpy(), design.matrix(test), **best)
+    return Chosen(p, best, WEIGHT_BYTES * int(weights))
 
 
 def vw(train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], label: str, quick: bool = False) -> Chosen:
@@ -255,7 +272,8 @@ def vw(train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], label
         design = Design(train, kinds)
         _write_vw(folder / "train", design.matrix(train), train[label].to_numpy())
         _write_vw(folder / "test", design.matrix(test), test[label].to_numpy())
-        return Chosen(_run_vw(folder, "train", "test", best["flags"]), best)
+        p = _run_vw(folder, "train", "test", best["flags"])
+        return Chosen(p, best, (folder / "model").stat().st_size)
 
 
 def _write_vw(path: Path, matrix: csr_matrix, labels: np.ndarray) -> None:

@@ -12,6 +12,10 @@ import numpy as np
 import polars as pl
 
 from panel.logs import PanelLog
+from sparsegroup.models import DCN
+
+ROW_BYTES = 8 + 4 * DCN.default_dim
+"""A feature's key and its vector, of as many numbers as DCN and DCNv2 have by default."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from panel.baselines import BASELINES
 from panel.contest import CALIBRATION, FEATURE_RATE, MARGIN, OURS, verdict_of
 from panel.family import KEPT, UNSEEN
 from panel.linear import CHOOSING
-from sparsegroup.models import DCN
 from sparsegroup.reporting.charts import COLOURS
 from sparsegroup_paper.figures import INK, STYLE
 
@@ -39,7 +38,9 @@ looked at when all of that was done: {", ".join(UNSEEN)}.
 The goal is met where ours is at most {MARGIN} worse than the best baseline, in AUC and in log loss, at a calibration of
 {CALIBRATION[0]}–{CALIBRATION[1]} with at most {FEATURE_RATE:.0%} of the features. ± is the standard error of a
 difference, over test rows (paired) and seeds: what is missed by less than twice that is said to be within noise. MB:
-the keys of the features that are kept, and their vectors as float32.
+what must be kept to predict: of ours the keys of the features that are kept, with their vectors as float32; of logistic
+regression and FTRL-Proximal the keys of the weights other than 0, with these; of the others the file that the library
+saves, without the dictionary that numbers the categories of the trees.
 
 Where it is missed: the share of positives moves (ratings, mixed, season, visits, nycflights13), and the training rows
 do not say whether following the last of them would help; negatives and plays, where users keep to a few items among
@@ -87,8 +88,11 @@ def _ranking(results: Mapping[str, Any]) -> Iterator[str]:
     if not entries:
         return
     yield f"Over the {len(entries)} logs on which all methods were run, mean ranks among {len(every)}:\n"
-    yield "| method | rank, AUC | worst AUC − best | rank, log loss | worst log loss − best | seconds, median |"
-    yield "|---|---:|---:|---:|---:|---:|"
+    yield (
+        "| method | rank, AUC | worst AUC − best | rank, log loss | worst log loss − best | seconds, median "
+        "| MB, median |"
+    )
+    yield "|---|---:|---:|---:|---:|---:|---:|"
     lines = []
     for method in every:
         cells: list[float] = []
@@ -97,8 +101,10 @@ def _ranking(results: Mapping[str, Any]) -> Iterator[str]:
             cells.append(mean(1 + sum(other > one[method] for other in one.values()) for one in values))
             cells.append(sign * min(one[method] - max(one.values()) for one in values))
         seconds = median(of[method]["seconds"] for of in entries)
-        line = f"| {method} | {cells[0]:.1f} | {cells[1]:+.4f} | {cells[2]:.1f} | {cells[3]:+.4f} | {seconds:,.0f} |"
-        lines.append((cells[2], line))
+        served = [of[method]["served_bytes"] for of in entries if of[method].get("served_bytes") is not None]
+        size = f"{median(served) / 1e6:,.2f}" if len(served) == len(entries) else ""
+        figures = f"{cells[0]:.1f} | {cells[1]:+.4f} | {cells[2]:.1f} | {cells[3]:+.4f} | {seconds:,.0f} | {size}"
+        lines.append((cells[2], f"| {method} | {figures} |"))
     yield from (line for _, line in sorted(lines))
     yield ""
 
@@ -116,8 +122,9 @@ def _log(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
     for method, figures in sorted(entry["methods"].items(), key=lambda one: -one[1]["auc"]):
         cells = [method, *(f"{figures[metric]:.4f}" for metric in ("auc", "log_loss", "normalized_entropy"))]
         cells.append(f"{figures['calibration']:.3f}")
-        features = figures.get("features")
-        cells += ["", ""] if features is None else [f"{features:,.0f}", f"{ROW_BYTES * features / 1e6:,.2f}"]
+        served = figures.get("served_bytes")
+        cells.append(f"{figures['features']:,.0f}" if "features" in figures else "")
+        cells.append("" if served is None else f"{served / 1e6:,.2f}")
         cells.append(f"{figures['seconds']:,.0f}")
         cells.append(", ".join(f"{key} {value}" for key, value in figures.get("settings", {}).items()))
         yield f"| {' | '.join(cells)} |"
@@ -136,9 +143,6 @@ _MARKERS = {
     "vw": "v",
     "FTRL-Proximal": "D",
 }
-ROW_BYTES = 8 + 4 * DCN.default_dim
-"""A feature's key and its vector, of as many numbers as DCN and DCNv2 have by default."""
-
 _FAR = 0.03
 """What is further ahead or behind is drawn at the edge."""
 

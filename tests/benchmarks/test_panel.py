@@ -90,7 +90,7 @@ def test_ftrl_is_algorithm_1() -> None:
     expected = 1 / (1 + np.exp(-np.column_stack([x, np.ones(60)]) @ weights()))
     from scipy.sparse import csr_matrix
 
-    (probabilities,) = passes_of(csr_matrix(x), y, csr_matrix(x), alpha, l1, l2, 1)
+    ((probabilities, weights),) = passes_of(csr_matrix(x), y, csr_matrix(x), alpha, l1, l2, 1)
     np.testing.assert_allclose(probabilities, expected, rtol=1e-10)
 
 
@@ -110,7 +110,7 @@ def test_a_baseline_is_run_once_for_a_log(log: PanelLog, tmp_path: Path, monkeyp
 
     def run(*arguments: object) -> Chosen:
         calls.append(arguments)
-        return Chosen(np.full(300, 0.25), {"C": 1})
+        return Chosen(np.full(300, 0.25), {"C": 1}, 12)
 
     monkeypatch.setattr(baselines, "BASELINES", {"logistic regression": (run, "numpy")})
     cache = BaselineCache(tmp_path / "cache")
@@ -121,7 +121,7 @@ def test_a_baseline_is_run_once_for_a_log(log: PanelLog, tmp_path: Path, monkeyp
     assert again is not None
     np.testing.assert_array_equal(first.probabilities, again.probabilities)
     assert (again.settings, again.seconds) == ({"C": 1}, first.seconds)
-    monkeypatch.setitem(baselines.BASELINES, "vw", (lambda *arguments: Chosen(np.full(300, 0.5), {}), "numpy"))
+    monkeypatch.setitem(baselines.BASELINES, "vw", (lambda *arguments: Chosen(np.full(300, 0.5), {}, 12), "numpy"))
     other = cache.said(log, "vw")
     assert other is not None
     assert other.probabilities[0] == 0.5
