@@ -1,6 +1,7 @@
 """Names and sizes in arguments of the core; nothing that takes time to import."""
 
 import re
+from datetime import UTC, datetime
 from typing import Literal
 
 _UNITS = {
@@ -27,3 +28,18 @@ NormName = Literal["s", "s_tilde", "metric"]
 
 PenaltyName = Literal["lasso", "mcp", "hard"]
 """The names of `Lasso`, `MCP` and `Hard`."""
+
+
+def moment_of(given: object) -> int:
+    """Seconds since 1970 of a date or a time in ISO 8601, such as "2026-05-12" or "2026-05-12 06:00"; UTC if no zone
+    is given. ValueError for anything else.
+
+    Examples:
+        >>> moment_of("1970-01-02"), moment_of("1970-01-01 01:00+01:00")
+        (86400, 0)
+    """
+    try:
+        moment = datetime.fromisoformat(str(given).strip())
+    except ValueError:
+        raise ValueError(f"wants a date or a time, such as 2026-05-12 or 2026-05-12T06:00: got {given!r}") from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())

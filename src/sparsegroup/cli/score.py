@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_READING = tuple(name for name in OF_THE_LOG if name not in ("test", "test_fraction", "rows"))
+_READING = tuple(name for name in OF_THE_LOG if name not in ("test", "test_fraction", "test_from", "rows"))
 """How to read a raw log whose rows a model scores."""
 _THE_MODELS = {name: {"show_default": "the model's"} for name in FORMAT}
 """How commands that score a log show the defaults of what tells its format."""

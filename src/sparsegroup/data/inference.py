@@ -24,9 +24,9 @@ from sparsegroup.data.kinds import (
     MISSING,
     PER_SECOND,
     SIGN,
-    SPELLED_LABELS,
     ColumnFinding,
     ColumnKind,
+    Label,
     as_seconds,
     json_list,
     words_of,
@@ -465,11 +465,11 @@ _LEAK_ROWS, _LEAST_OF_A_CLASS = 10_000, 10
 """Rows that are looked at, and rows of each class below which nothing is said."""
 
 
-def with_aucs(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: str) -> tuple[ColumnFinding, ...]:
+def with_aucs(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: Label) -> tuple[ColumnFinding, ...]:
     """The findings for the columns of texts of `frame`, with their AUCs, and a warning at each above `LEAK`."""
     rows = frame.gather_every(max(1, len(frame) // _LEAK_ROWS))
-    spelled = rows[label].str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
-    rows, labels = rows.filter(spelled.is_not_null()), (spelled.drop_nulls() == "1").to_numpy()
+    read = label.read(rows[label.column])
+    rows, labels = rows.filter(read.is_not_null()), (read.drop_nulls() == 1).to_numpy()
     measured = []
     for one in findings:
         auc = _auc_of_finding(one, rows, labels)

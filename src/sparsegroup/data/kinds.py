@@ -4,13 +4,16 @@ Every column is read as texts: that of a CSV unchanged, a typed one (Parquet, Ar
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import isfinite
+from operator import ge, gt, le, lt
 from typing import Any, Self
 
 import polars as pl
 
-from sparsegroup.errors import ClickLogError
+from sparsegroup.errors import ClickLogError, LogOptionError
 
 # fmt: off
 _PLAIN = (
@@ -56,6 +59,13 @@ BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), "1") | dict.fromkeys(("
 SPELLED_LABELS = {"0": "0", "0.0": "0", "false": "0", "no": "0", "1": "1", "1.0": "1", "true": "1", "yes": "1"}
 """Label in lower case → 0 or 1."""
 
+NUMBERS = "numbers"
+"""Rule of a label that is any finite number."""
+
+_COMPARISON = re.compile(r"(?P<column>.*?\S)\s*(?P<sign>>=|<=|==|!=|>|<|=)\s*(?P<value>\S.*)")
+_COMPARED = re.compile(r"(>=|<=|==|!=|>|<)(.*)")
+_BY_ORDER: Mapping[str, Callable[[pl.Expr, float], pl.Expr]] = {">=": ge, "<=": le, ">": gt, "<": lt}
+
 ISO = (
     r"^\s*(?P<date>\d{4}-\d\d-\d\d)(?:[T ](?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,]\d+)?)?"
     r"\s*(?P<zone>Z|UTC|[+-]\d\d(?::?\d\d)?)?)?\s*$"
@@ -63,6 +73,105 @@ ISO = (
 """A date, or a date and a time, with or without a zone."""
 
 _DAY = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Label:
+    """How the labels are read of a column.
+
+    Attributes:
+        column: The column.
+        rule: "" for 0 or 1, as `SPELLED_LABELS` spells them; `NUMBERS` for finite numbers; or a comparison, such as
+            ">=4" or "==click": the label is 1 where it holds. Texts are compared by == and != alone.
+    """
+
+    column: str
+    rule: str = ""
+
+    @classmethod
+    def of(cls, given: str, columns: Collection[str] | None = None, rule: str = "") -> "Label":
+        """The label that a text names: a column, or a comparison of one such as `rating>=4`.
+
+        Args:
+            given: The text; a column of that name comes first.
+            columns: The log's columns, where they are known.
+            rule: How a column's own values are read.
+
+        Raises:
+            LogOptionError: A comparison by order with something that is no number.
+        """
+        match = _COMPARISON.fullmatch(given)
+        if match is None or given in (columns or ()) or (columns is not None and match["column"] not in columns):
+            return cls(given, rule)
+        sign, value = match["sign"].replace("==", "="), match["value"]
+        if sign in ("=", "!="):
+            return cls(match["column"], ("==" if sign == "=" else sign) + value)
+        if _number(value) is None:
+            raise LogOptionError(f"`label` {given!r}: {match['sign']} compares with a number, got {value!r}", "label")
+        return cls(match["column"], sign + value)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether all labels are 0 or 1."""
+        return self.rule != NUMBERS
+
+    def read(self, texts: pl.Series) -> pl.Series:
+        """Labels `[n]` float32 of texts `[n]`; null where there is none, or it cannot be read."""
+        if not self.rule and texts.is_in(["0", "1"]).fill_null(False).all():
+            return (texts == "1").cast(pl.Float32)
+        return pl.DataFrame({"text": texts}).select(self._value.cast(pl.Float32)).to_series()
+
+    @property
+    def _value(self) -> pl.Expr:
+        text = pl.col("text").str.strip_chars()
+        if not self.rule:
+            return (
+                pl.col("text").str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
+            )
+        numbers = text.cast(pl.Float64, strict=False)
+        if not self.is_binary:
+            return pl.when(numbers.cast(pl.Float32).is_finite()).then(numbers)
+        sign, value = _COMPARED.fullmatch(self.rule).groups()  # type: ignore[union-attr]
+        number = _number(value)
+        if sign in _BY_ORDER:
+            assert number is not None
+            return _BY_ORDER[sign](numbers, number)
+        # 1 and 1.0 are one number; a text equals none.
+        holds = text == value if number is None else (numbers == number).fill_null(False)
+        return pl.when(text.is_not_null()).then(holds if sign == "==" else ~holds)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with a text that cannot be read."""
+        if not self.rule:
+            return f"label {self.column!r} must be 0 or 1, true or false, yes or no"
+        if self.is_binary:
+            return f"label {self.column!r} cannot be compared ({self.rule})"
+        return f"label {self.column!r} must be a finite number"
+
+    def check(self, texts: pl.Series, where: str) -> None:
+        """Raise ClickLogError where most of some texts `[n]` are numbers that are no labels: what to do with these."""
+        if self.rule or not (read := self.read(texts)).null_count():
+            return
+        strange = texts.filter(read.is_null()).drop_nulls()
+        if len(strange) > max(10, len(texts) // 2) and Label(self.column, NUMBERS).read(strange).is_not_null().all():
+            shown = ", ".join(strange.unique(maintain_order=True).head(3))
+            raise ClickLogError(
+                f"{where}: label {self.column!r} has numbers such as {shown}: compare it, as in `label` "
+                f"'{self.column}>={strange[0]}', or train on the numbers, with `objective` squared or another",
+                "label",
+            )
+
+    def __str__(self) -> str:
+        return self.column + (self.rule if self.is_binary else "")
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
 
 
 @dataclass(frozen=True)

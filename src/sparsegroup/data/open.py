@@ -11,7 +11,7 @@ import polars as pl
 
 from sparsegroup.data.formats import FORMATS
 from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of, with_aucs
-from sparsegroup.data.kinds import SPELLED_LABELS, ColumnFinding
+from sparsegroup.data.kinds import NUMBERS, SPELLED_LABELS, ColumnFinding, Label
 from sparsegroup.data.log import Log
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
 from sparsegroup.data.raw.files import Chunk, LogPaths, RawFile, listed, paths_of, shown
@@ -19,7 +19,16 @@ from sparsegroup.data.raw.raw_log import RawLog, by_first_time
 from sparsegroup.data.raw.text import CHUNK_BYTES
 from sparsegroup.data.schema import TEST_FRACTION, LogFormat, format_for_kinds, read_schema
 from sparsegroup.errors import ClickLogError, LogOptionError
-from sparsegroup.settings.names import AvazuHour, ColumnsName, CriteoNumbers, DatasetName, OnBadRow, SortFiles
+from sparsegroup.names import moment_of
+from sparsegroup.settings.names import (
+    AvazuHour,
+    ColumnsName,
+    CriteoNumbers,
+    DatasetName,
+    LabelsName,
+    OnBadRow,
+    SortFiles,
+)
 
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "conversion", "converted")
 TIMES = ("ts", "timestamp")
@@ -44,13 +53,17 @@ class FormatOptions(TypedDict, total=False):
         columns: What the columns of a log with a header are: column → its kind, see `ColumnKind`, others are left out;
             "categorical" for a field of every column except `id`, `ts` and `timestamp` (the time) and `split` (marks
             the test rows, 2); None to infer it from its first rows. Of no effect, if "categorical", on other formats.
-        label: Label column, of a log with a header; by default the first of `LABELS` that is there, in any case.
+        label: Label column, of a log with a header, or a comparison of one such as `rating>=4`, see `Label`; by default
+            the first of `LABELS` that is there, in any case.
+        labels: Whether labels are 0 or 1 ("binary", the default), or any finite numbers ("numbers").
         exclude: Columns that are no features, of a log with a header.
         weight: Column of how much each row counts, of a log with a header, a number >= 0; "none" for no such
             column. None: what `columns` say, or, if they are inferred, one of numbers >= 0 that is called `weight`,
             `sample_weight` or the like.
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set, of a log with a header and
             without a column `split`; by default a tenth.
+        test_from: Date or time in ISO 8601, see `moment_of`, from which on all rows are the test set, of a log with a
+            time of its own.
         criteo_numbers: What becomes of Criteo's integers; other than "log" for Criteo's log alone.
         avazu_hour: What becomes of Avazu's hour; other than "hour" for Avazu's log alone.
     """
@@ -61,12 +74,14 @@ class FormatOptions(TypedDict, total=False):
     label: str | None
     exclude: Collection[str]
     weight: str | None
+    labels: LabelsName | None
     test_fraction: float | None
+    test_from: str | None
     criteo_numbers: CriteoNumbers
     avazu_hour: AvazuHour
 
 
-_DEFAULTS = {"dataset": "auto", "exclude": (), "criteo_numbers": "log", "avazu_hour": "hour"}
+_DEFAULTS = {"dataset": "auto", "labels": "binary", "exclude": (), "criteo_numbers": "log", "avazu_hour": "hour"}
 """Of the options that are not None by default."""
 
 _OF_A_HEADER = ("label", "exclude", "weight", "test_fraction", "columns")
@@ -118,6 +133,7 @@ def open_log(
         prepared = PreparedLog(*paths_of(log))
         if wanted.get("columns") == prepared.columns:  # the settings of a run on it
             del wanted["columns"]
+        wanted.pop("labels", None)  # 0 and 1 are numbers, and what takes no others says so
         others = {"test": test, "format": format, "sort_files": None if sort_files == "name" else sort_files}
         for option in (*(name for name, value in others.items() if value is not None), *wanted):
             raise LogOptionError(f"`{option}` is for raw logs; {shown(log)} is a folder, prepared already", option)
@@ -126,6 +142,7 @@ def open_log(
         inherited = {"columns": "categorical", **_given(like)}
         if whole:  # then no rows are test rows
             inherited.pop("test_fraction", None)
+            inherited.pop("test_from", None)
         wanted = {**inherited, **wanted}
     files, found, tests = raw_log_files(log, test, format, sort_files=sort_files, whole=whole, **wanted)
     opened = RawLog(
@@ -197,16 +214,37 @@ def format_of(
 ) -> LogFormat:
     """The format of a log of these files, and perhaps of a test log; see `open_log`."""
     wanted, first = _given(options), files[0]
-    if format is None and tests and "test_fraction" in wanted:
-        raise LogOptionError("`test_fraction` and `test` cannot both be given", "test_fraction", "test")
+    for option in ("test_fraction", "test_from") if format is None and tests else ():
+        if option in wanted:
+            raise LogOptionError(f"`{option}` and `test` cannot both be given", option, "test")
     found = format or _chosen(files, wanted, needs_label=not whole)
+    if wanted.get("labels") == NUMBERS and not found.label_rule:
+        found = replace(found, label_rule=NUMBERS)
     if whole:  # rows to score need neither label nor weight
         if format is None and not first.has_label(found):
             found = found.without_label()
         if format is None and found.weight is not None and found.has_header and found.weight not in first.head.columns:
             found = replace(found, weight=None)
         found = found.for_scoring()
+    elif "test_from" in wanted:
+        found = _split_at(found, wanted, files[0].source)
     return replace(found, split="file", split_column=None) if tests else found
+
+
+def _split_at(log: LogFormat, wanted: Mapping[str, Any], source: str) -> LogFormat:
+    """The format with the test set from a time on."""
+    if "test_fraction" in wanted:
+        raise LogOptionError("`test_from` and `test_fraction` cannot both be given", "test_from", "test_fraction")
+    if log.split_column is not None:
+        what = f"the column {log.split_column!r} of {source} marks the test rows"
+        raise LogOptionError(f"`test_from` cannot be given: {what}", "test_from")
+    if log.time is None:
+        raise LogOptionError(
+            f"`test_from` is for logs with a column of times in order; {source} has none (`sparsegroup columns` shows "
+            "what its columns are; a schema can say which is the time)",
+            "test_from",
+        )
+    return replace(log, split="time", test_from=moment_of(wanted["test_from"]))
 
 
 def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bool) -> LogFormat:
@@ -230,7 +268,8 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
             name = min(name for name in head.columns if head.columns.count(name) > 1)
             raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
         if known is None:
-            return _headed(files, **of_a_header, needs_label=needs_label)
+            numbers = wanted.get("labels") == NUMBERS
+            return _headed(files, **of_a_header, rule=NUMBERS if numbers else "", needs_label=needs_label)
     for option in binding:
         raise LogOptionError(
             f"`{option}` is for logs whose columns come from a header; the format {known.name!r} is fixed. "
@@ -270,14 +309,19 @@ def _headed(
     columns: Kinds | None = None,
     weight: str | None = None,
     *,
+    rule: str = "",
     needs_label: bool = True,
 ) -> LogFormat:
-    """The format of a log whose columns have names; `needs_label`: whether label and weight must be among them."""
+    """The format of a log whose columns have names.
+
+    `rule`: how a label's own values are read; `needs_label`: whether label and weight must be among the columns.
+    """
     head, header = files[0].head, files[0].head.columns
     where, names = f"{head.source}:1", ", ".join(header)
     if needs_label and (unknown := [name for name in exclude if name not in header]):
         raise ClickLogError(f"{where}: no column {unknown[0]!r} to exclude. The columns are {names}")
-    found = label or _label_of(header, columns)
+    reader = None if label is None else Label.of(label, header, rule)
+    found = _label_of(header, columns) if reader is None else reader.column
     if needs_label and found not in header:
         wanted = repr(label) if label is not None else " or ".join(map(repr, LABELS[:2]))
         proposed = _proposed(_first_rows(files)[0], exclude)
@@ -285,6 +329,7 @@ def _headed(
             f"{where}: no label column {wanted}; name it with `label`{proposed}. The columns are {names}", "label"
         )
     found = found or LABELS[0]
+    reader = reader or Label(found, rule)
     split_column = SPLIT if SPLIT in header and found != SPLIT else None
     if split_column and test_fraction is not None:
         raise LogOptionError(
@@ -306,6 +351,7 @@ def _headed(
         "split_column": split_column,
         "test_fraction": TEST_FRACTION if test_fraction is None else test_fraction,
         "separator": head.separator,
+        "label_rule": reader.rule,
     }
     if columns == "categorical":
         fields = tuple(name for name in header if name not in {found, weigher, "id", *TIMES, SPLIT, *exclude})
@@ -320,9 +366,11 @@ def _headed(
         if weigher is not None:
             known[weigher] = ("weight", "how much a row counts, as requested")
         rows, whole = _first_rows(files)
+        if needs_label:
+            reader.check(rows[found], where)
         findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None)
-        if found in rows.columns:
-            findings = with_aucs(findings, rows, found)
+        if found in rows.columns and reader.is_binary:
+            findings = with_aucs(findings, rows, reader)
         inferred = {"": ColumnFinding("", "ignore", "has no name")} | {finding.name: finding for finding in findings}
         findings = tuple(inferred[name] for name in header)
         columns = kinds_of(findings)

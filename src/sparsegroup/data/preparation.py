@@ -260,6 +260,7 @@ class _Parts:
             weighted=log.weight is not None,
             timed=log.time is not None,
             columns=log.kinds,
+            binary=log.reader.is_binary,
         )
         PREPARED_LOG.write(self.folder, manifest)
         for part in vocabularies:
@@ -271,7 +272,11 @@ class _Parts:
 
 def _record_batch(batch: Batch, log: LogFormat, schema: pa.Schema) -> pa.RecordBatch:
     single = [name for name in log.fields if name not in log.lists]
-    columns = {LABEL: arrow_of(batch.labels.numpy().astype(np.uint8)), TIME: arrow_of(batch.times.numpy())}
+    labels = batch.labels.numpy()
+    columns = {
+        LABEL: arrow_of(labels.astype(np.uint8) if log.reader.is_binary else labels),
+        TIME: arrow_of(batch.times.numpy()),
+    }
     columns |= {} if batch.weights is None else {WEIGHT: arrow_of(batch.weights.numpy())}
     columns |= {name: arrow_of(batch.keys[:, place].numpy()) for place, name in enumerate(single)}
     columns |= {name: arrow_of(batch.numbers[:, place].numpy()) for place, name in enumerate(log.numbers)}

@@ -47,6 +47,7 @@ class LogManifest(Manifest):
         bad_rows: Reason → rows left out.
         weighted: Whether the rows have weights.
         timed: Whether the rows have times.
+        binary: Whether all labels are 0 or 1; else they are any numbers.
         columns: Raw column → what it was taken for, see `Log.columns`.
     """
 
@@ -64,6 +65,7 @@ class LogManifest(Manifest):
     bad_rows: Mapping[str, Count] = field(default_factory=dict)
     weighted: Flag = False
     timed: Flag = False
+    binary: Flag = True
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -123,8 +125,10 @@ class PreparedLog(Log):
         self.name, self.train_rows = str(self.folder), manifest.train_rows
         self.fields, self.lists, self.numbers = manifest.fields, manifest.lists, manifest.numbers
         self.hash, self.weighted, self.timed = manifest.hash, manifest.weighted, manifest.timed
+        self.binary = manifest.binary
         self.bad_rows, self.columns = manifest.bad_rows, manifest.columns
         self.identity = identity_of(manifest.source)
+        self._encoded = self.schema.encoded(weighted=self.weighted, binary=manifest.binary)
         vocabulary = self.folder / VOCABULARY
         self.vocabulary = vocabulary if vocabulary.exists() else None
 
@@ -163,7 +167,7 @@ class PreparedLog(Log):
                 if file.metadata.num_rows != rows:
                     raise ClickLogError(f"{path}: damaged ({file.metadata.num_rows:,} rows, {MANIFEST} says {rows:,})")
                 schema = file.schema_arrow
-                for column in self.schema.encoded(weighted=self.weighted):
+                for column in self._encoded:
                     if schema.names.count(column.name) != 1 or schema.field(column.name).type != column.type:
                         what = f"{MANIFEST} names a column {column.name!r} of {column.type}, not there"
                         raise ClickLogError(f"{path}: damaged ({what})")
@@ -189,7 +193,7 @@ class PreparedLog(Log):
 
     def _checked(self, table: pa.Table, path: Path) -> pa.Table:
         """The columns that a batch is made of, without missing values."""
-        table = table.select(self.schema.encoded(weighted=self.weighted).names)
+        table = table.select(self._encoded.names)
         table.validate(full=True)
         if gone := [name for name in table.schema.names if table.column(name).null_count]:
             raise ClickLogError(f"{path}: damaged (column {gone[0]!r} lacks values)")

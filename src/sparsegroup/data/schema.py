@@ -18,6 +18,7 @@ from sparsegroup.data.keys import HASH
 from sparsegroup.data.kinds import (
     ColumnFinding,
     ColumnKind,
+    Label,
     as_amount,
     as_boolean,
     as_domain,
@@ -34,9 +35,10 @@ from sparsegroup.data.kinds import (
 from sparsegroup.errors import ClickLogError, LogOptionError
 from sparsegroup.settings.yaml_settings import SettingsError, StrictSettings, checked, read_yaml
 
-Split = Literal["none", "last-day", "last-of-7", "last-fraction", "column", "file"]
+Split = Literal["none", "last-day", "last-of-7", "last-fraction", "time", "column", "file"]
 """Where the test set begins: nowhere, at the last calendar day, after 6 of 7 equal parts, where `test_fraction` of the
-rows remain, at the first row whose split column is 2, or with the second file."""
+rows remain, at the first row of the time `test_from`, at the first row whose split column is 2, or with the second
+file."""
 
 TEST_FRACTION = 0.1
 
@@ -68,10 +70,14 @@ class LogSchema:
         schema.check()
         return schema
 
-    def encoded(self, *, weighted: bool) -> pa.Schema:
+    def encoded(self, *, weighted: bool, binary: bool = True) -> pa.Schema:
         """The columns of encoded rows: a column of keys per field, or of lists of keys, and one per number."""
         key, keys = pa.int64(), pa.list_(pa.int64())
-        columns = [(LABEL, pa.uint8()), (TIME, pa.int64()), *([(WEIGHT, pa.float32())] if weighted else [])]
+        columns = [
+            (LABEL, pa.uint8() if binary else pa.float32()),
+            (TIME, pa.int64()),
+            *([(WEIGHT, pa.float32())] if weighted else []),
+        ]
         columns += [(name, keys if name in self.lists else key) for name in self.fields]
         return pa.schema(columns + [(name, pa.float32()) for name in self.numbers])
 
@@ -98,7 +104,7 @@ class LogFormat:
 
     Attributes:
         name: Name of the data set.
-        label: Column with 0 or 1.
+        label: Column of the labels.
         fields: Categorical fields, in the order of their numbers.
         numbers: Numeric columns.
         lists: Field → what separates its values, for fields of several values.
@@ -115,6 +121,8 @@ class LogFormat:
         checked: Made column → its raw column, besides numbers and time: a row where only the made one is null is bad.
         sources: Made column → its raw column, where their names differ.
         labelled: Whether the log has the label column; a log to score need not. All labels are 0 then.
+        label_rule: How labels are read of their column, see `Label`.
+        test_from: Seconds since 1970 from which on rows are test rows, for the split "time".
         kinds: Raw column → what it is, see `ColumnKind`, if `derive` goes by that: a missing number is NaN then, and
             another log of the same columns is read by them. Empty for all other formats.
         findings: Why the columns are that, where it was inferred from the log.
@@ -140,6 +148,8 @@ class LogFormat:
     derive: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     checked: Mapping[str, str] = field(default_factory=dict)
     labelled: bool = True
+    label_rule: str = ""
+    test_from: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[ColumnFinding, ...] = field(default=(), compare=False)
@@ -166,7 +176,12 @@ class LogFormat:
     def schema(self) -> pa.Schema:
         """The columns of encoded rows."""
         schema = LogSchema(self.fields, tuple(self.lists), self.numbers)
-        return schema.encoded(weighted=self.weight is not None)
+        return schema.encoded(weighted=self.weight is not None, binary=self.reader.is_binary)
+
+    @property
+    def reader(self) -> Label:
+        """How the labels are read."""
+        return Label(self.label, self.label_rule)
 
     @property
     def reserved(self) -> set[str]:
@@ -191,7 +206,7 @@ class LogFormat:
 
     def for_scoring(self) -> "LogFormat":
         """The format for all rows in the order of the file: no test set, no time."""
-        return replace(self, time=None, split="none", split_column=None)
+        return replace(self, time=None, split="none", split_column=None, test_from=None)
 
     def without_label(self) -> "LogFormat":
         """The format of such a log that lacks its label column."""
@@ -351,7 +366,7 @@ class SchemaFile(StrictSettings):
     """The keys of a schema file.
 
     Attributes:
-        label: With 0 or 1 (true, false, yes, no).
+        label: With 0 or 1 (true, false, yes, no), or a comparison such as `rating>=4`, see `Label`.
         time: Whole numbers, or none.
         categorical: Fields of one value.
         numeric: Numbers, unchanged; a missing one is 0.
@@ -384,9 +399,9 @@ class SchemaFile(StrictSettings):
             if not found[role] and len(named) > 1:
                 raise ValueError(f"columns {named[0]!r} and {named[1]!r} cannot both be the {role}")
             found[role] = found[role] or next(iter(named), None)
-        label, split = found["label"], found["split"]
-        if label is None:
+        if found["label"] is None:
             raise ValueError("label is missing")
+        label, split = Label.of(found["label"], self.columns or None), found["split"]
         if split is not None and self.test_fraction is not None:
             raise ValueError("split and test_fraction cannot both be given")
         rest: dict[str, Any] = {
@@ -394,19 +409,20 @@ class SchemaFile(StrictSettings):
             "split_column": split,
             "test_fraction": TEST_FRACTION if self.test_fraction is None else self.test_fraction,
             "separator": self.separator,
+            "label_rule": label.rule,
         }
         if kinds is not None:
             for name in ("time", "categorical", "numeric", "multi"):
                 if getattr(self, name):
                     raise ValueError(f"{name} and columns cannot both be given: say in columns what {name} has")
             kinds = kinds | ({} if self.weight is None else {self.weight: "weight"})
-            return format_for_kinds(kinds | ({split: "split"} if split in kinds else {}), label, **rest)
+            return format_for_kinds(kinds | ({split: "split"} if split in kinds else {}), label.column, **rest)
         fields = (*self.categorical, *self.multi)
-        named = [*fields, *self.numeric, label, *([] if self.weight is None else [self.weight])]
+        named = [*fields, *self.numeric, label.column, *([] if self.weight is None else [self.weight])]
         if repeated := {name for name in named if named.count(name) > 1}:
             raise ValueError(f"column {min(repeated)!r} appears twice")
         rest |= {"numbers": tuple(self.numeric), "lists": self.multi, "time": self.time, "weight": self.weight}
-        return LogFormat("log", label, fields, columns=tuple(self.columns), **rest)
+        return LogFormat("log", label.column, fields, columns=tuple(self.columns), **rest)
 
 
 def read_schema(path: Path) -> LogFormat:
@@ -428,6 +444,8 @@ def write_schema(path: Path, log: LogFormat, source: str) -> None:
     lines = [f"# What the columns of {source} are. To be edited, and given with --schema."]
     if log.split == "last-fraction":
         lines.append(f"test_fraction: {log.test_fraction!r}")
+    if log.label_rule and log.reader.is_binary:
+        lines.append(line("label", str(log.reader)))
     lines += [line("separator", log.separator or ","), "columns:"]
     why = {finding.name: finding.why for finding in log.findings}
     columns = {name: f"  {line(name, kind)}" for name, kind in log.kinds.items()}

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from sparsegroup.errors import did_you_mean
-from sparsegroup.names import NormName, PenaltyName, bytes_of
+from sparsegroup.names import NormName, PenaltyName, bytes_of, moment_of
 from sparsegroup.settings.auto import PER_LOG, RULES
 from sparsegroup.settings.names import (
     AfterFirstEpoch,
@@ -24,6 +24,7 @@ from sparsegroup.settings.names import (
     ColumnsName,
     CriteoNumbers,
     DatasetName,
+    LabelsName,
     ModelChoice,
     ModelName,
     OnBadRow,
@@ -87,6 +88,11 @@ def _size(given: object) -> object:
     return given if isinstance(given, int) else str(given)
 
 
+def _moment(given: object) -> str:
+    moment_of(given)
+    return str(given).strip()
+
+
 def _penalty(given: object) -> object:
     from sparsegroup.penalties import Penalty
 
@@ -131,6 +137,8 @@ AgeSetting = Annotated[int | str, BeforeValidator(_age)]
 """A number of steps, or a text such as "7d"."""
 SizeSetting = Annotated[int | str, BeforeValidator(_size)]
 """A number of bytes, or a text such as "200MB"."""
+Moment = Annotated[str, BeforeValidator(_moment)]
+"""A date or a time, as `moment_of` reads it."""
 Rate = Annotated[float, BeforeValidator(share_of), Field(gt=0, le=1)]
 """A number in (0, 1], or a text such as "5%"."""
 PenaltySetting = Annotated[Penalty, BeforeValidator(_penalty), PlainSerializer(lambda penalty: penalty.plain)]
@@ -161,7 +169,10 @@ def setting(
     return Field(default, json_schema_extra=extra, **limits)
 
 
-FORMAT = ("dataset", "schema", "columns", "label", "exclude", "weight", "test_fraction", "criteo_numbers", "avazu_hour")
+FORMAT = (
+    "dataset", "schema", "columns", "label", "labels", "exclude", "weight", "test_fraction", "test_from",
+    "criteo_numbers", "avazu_hour",
+)  # fmt: skip
 """What tells the format of a raw log."""
 
 
@@ -184,7 +195,10 @@ class DataSettings(StrictSettings):
     """How to read the columns of a raw log with a header: categorical makes every column a category; `sparsegroup
     columns` shows what is inferred otherwise."""
     label: str | None = setting(None, LOG, words="label, click, clicked or the like")
-    """Label column of a raw log with a header."""
+    """Label column of a raw log with a header; or a comparison of one, such as 'rating>=4' or 'event==click': the label
+    is 1 where it holds."""
+    labels: LabelsName | None = setting(None, LOG, words="what the objective takes")
+    """What labels are: 0 or 1, or any numbers."""
     exclude: tuple[str, ...] = setting((), LOG, kind=list[str])
     """Column to ignore in a raw log with a header (repeatable)."""
     weight: str | None = setting(None, LOG, words="weight, sample_weight or the like")
@@ -192,6 +206,9 @@ class DataSettings(StrictSettings):
     it."""
     test_fraction: Share | None = setting(None, LOG, words="0.1")
     """Share of the rows, from the end, for the test set; for a raw log with a header and no column `split`."""
+    test_from: Moment | None = setting(None, LOG, metavar="DATE")
+    """Date or time, such as 2026-05-12 or 2026-05-12T06:00 (UTC unless a zone is given), from which on all rows are the
+    test set; for a log in the order of time."""
     criteo_numbers: CriteoNumbers = setting("log", LOG)
     """How to encode Criteo's integers: logarithms, or embedded buckets (39 fields)."""
     avazu_hour: AvazuHour = setting("hour", LOG)

@@ -13,11 +13,13 @@ import torch
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import Int64s, keys_of, keys_of_columns
-from sparsegroup.data.kinds import SPELLED_LABELS
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, BadRows, Chunk, RawFile
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.errors import ClickLogError
 from sparsegroup.settings.names import OnBadRow
+
+LABEL_VALUE = "\x00label"
+"""Column of the labels as numbers; no file has one of that name."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def encode_frame(
     frame = _with_valid_weights(frame, log, bad)
     frame = _derived(frame, log, bad)
     rows, missing = len(frame), math.nan if log.kinds else 0.0
-    labels = (frame[log.label] == "1").to_numpy().astype(np.float32) if log.labelled else np.zeros(rows, np.float32)
+    labels = frame[LABEL_VALUE].to_numpy().copy() if log.labelled else np.zeros(rows, np.float32)
     times = (frame[LINE].cast(pl.Int64) + places).to_numpy() if log.time is None else _seconds(frame[log.time])
     numbered = {name: number for number, name in enumerate(log.fields)}
     single = [name for name in log.fields if name not in log.lists]
@@ -167,19 +169,17 @@ def encode_frame(
 
 
 def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+    """The rows with labels, as numbers in a column of their own: the label's may also be a field."""
     if not log.labelled:
         return frame
-    valid = frame[log.label].is_in(["0", "1"]).fill_null(False)
-    if valid.all():
+    labels = log.reader.read(frame[log.label])
+    frame = frame.with_columns(labels.alias(LABEL_VALUE))
+    if not labels.null_count():
         return frame
-    spelled = frame[log.label].str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
-    frame, valid = frame.with_columns(pl.coalesce(spelled, log.label).alias(log.label)), spelled.is_not_null()
-    if valid.all():
-        return frame
-    for row in frame.filter(~valid).iter_rows(named=True):
-        text = f"{log.label}={row[log.label]}" if row[log.label] is not None else f"no {log.label}"
-        bad.append((row[LINE], f"label {log.label!r} must be 0 or 1, true or false, yes or no", text))
-    return frame.filter(valid)
+    for row in frame.filter(labels.is_null()).iter_rows(named=True):
+        text = row[log.label]
+        bad.append((row[LINE], log.reader.problem, f"no {log.label}" if text is None else f"{log.label}={text}"))
+    return frame.filter(labels.is_not_null())
 
 
 def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:

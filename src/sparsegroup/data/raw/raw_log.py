@@ -55,6 +55,8 @@ class RowCount:
             if days[-1] > self.last_time // _DAY or self.boundary < 0:
                 self.boundary = self.rows + int(np.searchsorted(days, days[-1]))
             self.last_time = int(times[-1])
+        if log.split == "time":
+            self._note_times(batch.times.numpy(), log, source)
         if encoded.is_test is not None:
             first = int(encoded.is_test.argmax()) if encoded.is_test.any() else -1
             began = 0 if self.boundary >= 0 else first
@@ -67,11 +69,23 @@ class RowCount:
         self.rows += len(batch)
         self.positives += int(batch.labels.count_nonzero())
 
+    def _note_times(self, times: Int64s, log: LogFormat, source: str) -> None:
+        assert log.test_from is not None
+        is_test, self.last_time = times >= log.test_from, max(self.last_time, int(times.max()))
+        if self.boundary < 0 and is_test.any():
+            self.boundary = self.rows + int(is_test.argmax())
+        if self.boundary >= 0 and not is_test[max(self.boundary - self.rows, 0) :].all():
+            raise ClickLogError(
+                f"{source}: rows from before {_date(log.test_from)} (`test_from`) come after later ones: sort the log "
+                "by time",
+                "test_from",
+            )
+
     def train_rows(self, log: LogFormat) -> int:
         """How many rows, from the start, are for training, once all have been counted."""
         if log.split == "last-day":
             return self.boundary or self.rows  # of a single day there is no test set
-        if log.split in ("column", "file"):
+        if log.split in ("time", "column", "file"):
             return self.boundary if self.boundary >= 0 else self.rows
         if log.split == "last-of-7":
             return max(1, self.rows * 6 // 7)
@@ -92,9 +106,19 @@ class RowCount:
         if not self.rows:
             raise ClickLogError(f"{source}: no rows")
         train_rows = self.train_rows(log)
+        if log.test_from is not None and train_rows in (0, self.rows):
+            what = "no row is later, the last one is" if train_rows else "no row is earlier, the last one is"
+            raise ClickLogError(
+                f"{source}: `test_from` {_date(log.test_from)}: {what} of {_date(self.last_time)}", "test_from"
+            )
         if not train_rows:
             raise ClickLogError(f"{source}: no training rows; all {self.rows:,} are for testing")
         return train_rows
+
+
+def _date(seconds: int) -> str:
+    """Seconds since 1970 as a date, with the time of the day unless that is midnight."""
+    return str(np.datetime64(seconds, "s")).replace("T", " ").removesuffix(" 00:00:00")
 
 
 class RawLog(Log):
@@ -145,6 +169,7 @@ class RawLog(Log):
         self._encoded = partial(encoded_chunks, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes)
         self.name, self.fields, self.numbers = name or files[0].source, format.fields, format.numbers
         self.lists, self.labelled, self.weighted = tuple(format.lists), format.labelled, format.weight is not None
+        self.binary = format.reader.is_binary
         self.timed, self.columns, self.findings = format.time is not None, format.kinds, format.findings
         source = source_of(files, format, tests)
         self.identity = identity_of(source)
@@ -307,7 +332,7 @@ def _format_for_counting(log: LogFormat, on_bad_row: OnBadRow, *, with_time: boo
     """A format with only the columns that decide which rows there are, and where the test set begins."""
     if on_bad_row == "skip":  # a value of a field makes no row a bad one unless something is made of it
         return log if log.derive or not log.labelled else replace(log, fields=(), lists={})
-    time = log.time if with_time or log.split == "last-day" else None
+    time = log.time if with_time or log.split in ("last-day", "time") else None
     checked = {made: raw for made, raw in log.checked.items() if made == time}
     return replace(
         log,

@@ -1,0 +1,94 @@
+"""Labels that are made of a column, and test sets that begin at a time."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from sparsegroup.data import ClickLogError, LogOptionError, PreparedLog, open_log, prepare
+from sparsegroup.data.kinds import NUMBERS, Label
+from sparsegroup.data.schema import read_schema, write_schema
+
+TEXTS = ["4", "5", " 3.0 ", "click", None, "1"]
+CASES = {
+    "r>=4": [1, 1, 0, None, None, 0],
+    "r < 4": [0, 0, 1, None, None, 1],
+    "r=3": [0, 0, 1, 0, None, 0],
+    "r != 3": [1, 1, 0, 1, None, 1],
+    "r==click": [0, 0, 0, 1, None, 0],
+    "r": [None, None, None, None, None, 1],
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), CASES.items())
+def test_a_label_is_a_column_or_a_comparison(given: str, expected: list[int | None]) -> None:
+    assert Label.of(given, ["r"]).read(pl.Series(TEXTS)).to_list() == expected
+
+
+def test_numbers_are_labels_by_that_rule_alone() -> None:
+    read = Label("r", NUMBERS).read(pl.Series(["-2.5", "1e3", "inf", "nan", "", None]))
+    assert read.to_list() == [-2.5, 1000, None, None, None, None]
+    assert Label.of("a>b", ["a>b"]).column == "a>b"  # a column of that name comes first
+    with pytest.raises(LogOptionError, match="`label` 'r>high': > compares with a number, got 'high'"):
+        Label.of("r>high", ["r"])
+
+
+def ratings(folder: Path, rows: int = 300) -> Path:
+    days = [f"2026-05-{1 + row * 20 // rows:02}T10:00" for row in range(rows)]
+    frame = pl.DataFrame({"rating": [row % 5 + 1 for row in range(rows)], "at": days})
+    frame = frame.with_columns(user=pl.Series([f"u{row * 7 % 11}" for row in range(rows)]))
+    frame.write_csv(folder / "ratings.csv")
+    return folder / "ratings.csv"
+
+
+def labels_of(log: object) -> list[float]:
+    return [label for batch in log.batches(0, len(log), 64) for label in batch.labels.tolist()]  # type: ignore[attr-defined]
+
+
+def test_a_rule_holds_in_a_log_a_prepared_one_and_a_schema(tmp_path: Path) -> None:
+    path = ratings(tmp_path)
+    log = open_log(path, label="rating>=4")
+    assert labels_of(log) == [float(row % 5 >= 3) for row in range(300)]
+    assert "rating" not in (*log.fields, *log.numbers)
+    prepared, _ = prepare([path], tmp_path / "prepared", label="rating>=4")
+    assert labels_of(prepared) == labels_of(log)
+    write_schema(tmp_path / "schema.yaml", log.format, "it")  # type: ignore[attr-defined]
+    assert read_schema(tmp_path / "schema.yaml").label_rule == ">=4"
+    assert labels_of(open_log(path, schema=tmp_path / "schema.yaml")) == labels_of(log)
+    assert log.identity != open_log(path, label="rating>=3").identity
+
+
+def test_labels_of_any_number(tmp_path: Path) -> None:
+    path = ratings(tmp_path)
+    log = open_log(path, label="rating", labels="numbers")
+    assert not log.binary
+    assert labels_of(log)[:6] == [1, 2, 3, 4, 5, 1]
+    prepare([path], tmp_path / "prepared", label="rating", labels="numbers")
+    again = PreparedLog(tmp_path / "prepared")
+    assert not again.binary
+    assert labels_of(again) == labels_of(log)
+    with pytest.raises(
+        ClickLogError, match=r"'rating' has numbers such as 2, 3, 4: compare it, as in .label. 'rating>"
+    ):
+        open_log(path, label="rating")
+
+
+def test_the_test_set_begins_at_a_date(tmp_path: Path) -> None:
+    path = ratings(tmp_path)
+    options = {"label": "rating>=4"}
+    for moment, rows in (("2026-05-12", 165), ("2026-05-12T10:00", 165), ("2026-05-12 10:01", 180)):
+        assert open_log(path, test_from=moment, **options).train_rows == rows
+    assert prepare([path], tmp_path / "out", test_from="2026-05-12", **options)[0].train_rows == 165
+    for moment, problem in (("2026-07-01", "no row is later"), ("2026-04-01", "no row is earlier")):
+        with pytest.raises(ClickLogError, match=f"{problem}, the last one is of 2026-05-20 10:00:00"):
+            open_log(path, test_from=moment, **options)
+    with pytest.raises(LogOptionError, match="`test_from` and `test_fraction` cannot both be given"):
+        open_log(path, test_from="2026-05-12", test_fraction=0.2, **options)
+    untimed = tmp_path / "untimed.csv"
+    pl.read_csv(path).drop("at").write_csv(untimed)
+    with pytest.raises(LogOptionError, match=r"`test_from` is for logs with a column of times in order; .*untimed.csv"):
+        open_log(untimed, test_from="2026-05-12", **options)
+    shuffled = pl.read_csv(path).with_columns(at=pl.lit("2026-05-01T00:00")).tail(2)
+    pl.concat([pl.read_csv(path), shuffled]).write_csv(path)
+    with pytest.raises(ClickLogError, match=r"rows from before 2026-05-12 \(`test_from`\) come after later ones"):
+        open_log(path, test_from="2026-05-12", **options)
