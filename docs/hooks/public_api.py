@@ -12,6 +12,7 @@ ROOMS = (
     "table",
     "rules",
     "penalties",
+    "objectives",
     "models",
     "data",
     "training",

@@ -12,6 +12,7 @@ from sparsegroup.importing import uncollected
 
 if TYPE_CHECKING:
     from sparsegroup.estimator import Classifier as Classifier
+    from sparsegroup.estimator import Regressor as Regressor
     from sparsegroup.optim import (
         GroupAdagrad,
         GroupAdaHessian,
@@ -62,7 +63,7 @@ __all__ = [
 _ROOMS = ("rules", "penalties", "optim", "sparsity", "table")
 """Where the names are, in the order in which one needs the other."""
 
-_WITH_CLI = {"Classifier": "estimator", "Trainer": "training", "export": "serving"}
+_WITH_CLI = {"Classifier": "estimator", "Regressor": "estimator", "Trainer": "training", "export": "serving"}
 """Names that need the extra `cli`, so that `import *` leaves them out, and their rooms, which raise without it."""
 
 

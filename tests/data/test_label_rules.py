@@ -92,3 +92,22 @@ def test_the_test_set_begins_at_a_date(tmp_path: Path) -> None:
     pl.concat([pl.read_csv(path), shuffled]).write_csv(path)
     with pytest.raises(ClickLogError, match=r"rows from before 2026-05-12 \(`test_from`\) come after later ones"):
         open_log(path, test_from="2026-05-12", **options)
+
+
+def test_classes_weigh_what_they_stand_for(tmp_path: Path) -> None:
+    path = ratings(tmp_path)
+    pl.read_csv(path).with_columns(w=pl.lit(3.0)).write_csv(path)
+    options = {"label": "rating>=4", "negatives_kept": 0.25, "positive_weight": 2.0}
+    for weight, factor in (("none", 1), ("w", 3)):
+        log = open_log(path, weight=weight, **options)
+        assert log.weighted
+        expected = [factor * (2.0 if label else 4.0) for label in labels_of(log)]
+        weights = [one for batch in log.batches(0, 300, 64) for one in batch.weights.tolist()]
+        assert weights == expected
+    prepared, _ = prepare([path], tmp_path / "out", weight="w", **options)
+    assert [one for batch in prepared.batches(0, 300, 64) for one in batch.weights.tolist()] == expected
+    assert not open_log(path, whole=True, weight="none", label="gone", negatives_kept=0.25).weighted
+    with pytest.raises(LogOptionError, match=r"`negatives_kept` must be in \(0, 1\], got 2"):
+        open_log(path, label="rating>=4", negatives_kept=2.0)
+    with pytest.raises(LogOptionError, match="`positive_weight` is for labels 0 and 1; these are numbers"):
+        open_log(path, label="rating", labels="numbers", positive_weight=2.0)

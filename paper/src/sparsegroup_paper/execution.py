@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sparsegroup.data import Log
-from sparsegroup.training import predict
+from sparsegroup.training import evaluate, predict
 from sparsegroup_paper.learner import Learner
 from sparsegroup_paper.pruning import WithoutRare, count_keys, deeplight, gradual, magnitude_pruning
 from sparsegroup_paper.resampling import resampled_aucs
@@ -93,7 +93,7 @@ class Worker:
         probabilities, labels = predictions.probabilities(), predictions.labels()
         if not np.isfinite(probabilities).all():
             raise FloatingPointError("predictions are not finite")
-        metrics = predictions.metrics()
+        metrics = evaluate(labels, probabilities)
         seen = len(self.counts(stop)) if isinstance(run.method, CutOff) else table.num_seen
         non_zero = sum(int(torch.count_nonzero(vectors)) for _, vectors in table.items())
         resampled = resampled_aucs(labels, probabilities, REPLICATES)

@@ -12,7 +12,7 @@ from sparsegroup.cli.app import UsageError, starting
 from sparsegroup.cli.options import THREADS, Threads
 from sparsegroup.cli.output import figures, show
 from sparsegroup.errors import pip_install
-from sparsegroup.reporting.formatting import size
+from sparsegroup.reporting.formatting import size, titles_of
 from sparsegroup.settings.names import Dtype, ProgramName
 
 if TYPE_CHECKING:
@@ -152,8 +152,17 @@ def _show(manifest: "ExportManifest", out: Path, shift: float | None = None) -> 
         "shift": shift,
     }
     for name, score in {} if test is None else test.scores.items():
-        result |= {f"{name}_auc": score.auc, f"{name}_log_loss": score.log_loss}
+        result |= {f"{name}_{measure}": getattr(score, measure) for measure in _shown(score)}
     show(result, figures(_outcome(manifest, out, shift)))
+
+
+def _shown(score: Any) -> dict[str, str]:
+    """The two measures of a model on the test rows that are shown, and their titles."""
+    return dict(list(titles_of(score).items())[:2])
+
+
+def _exactly(value: float) -> str:
+    return "–" if isnan(value) else f"{value:.6f}"
 
 
 def _outcome(manifest: "ExportManifest", out: Path, shift: float | None) -> Iterator[tuple[str, str]]:
@@ -176,9 +185,11 @@ def _outcome(manifest: "ExportManifest", out: Path, shift: float | None) -> Iter
         trained = test.scores.get("training")
         for name, score in test.scores.items():
             if name != "training":
-                auc, loss = "–" if isnan(score.auc) else f"{score.auc:.6f}", f"{score.log_loss:.6f}"
-                if trained is not None:
-                    auc, loss = f"{trained.auc:.6f} → {auc}", f"{trained.log_loss:.6f} → {loss}"
-                far = "" if name == "export" else f", largest difference to PyTorch {score.max_abs_difference:.1e}"
-                yield name, f"AUC {auc}, log loss {loss}{far}"
+                parts = []
+                for measure, title in _shown(score).items():
+                    earlier = "" if trained is None else f"{_exactly(getattr(trained, measure))} → "
+                    parts.append(f"{title} {earlier}{_exactly(getattr(score, measure))}")
+                if name != "export":
+                    parts.append(f"largest difference to PyTorch {score.max_abs_difference:.1e}")
+                yield name, ", ".join(parts)
     yield "written to", f"{out}; see {out / MANIFEST}"

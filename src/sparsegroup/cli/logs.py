@@ -50,7 +50,7 @@ def open_config_log(config: Config, threads: int, *, as_before: bool = False) ->
             f"{data.log} completes it if it was cut off"
         )
     as_before = as_before and not is_prepared(data.log)
-    options = {"like": data.format_options} if as_before else data.format_options
+    options = {"like": config.format_options} if as_before else config.format_options
     with reading_bar(data.log) as on_progress:
         log = open_log(data.log, data.test, threads=threads, on_progress=on_progress, **data.reading_options, **options)
     print_columns(log.findings)

@@ -23,7 +23,7 @@ from sparsegroup.cli.options import setting_values, settings_file
 from sparsegroup.cli.output import figures, show, speak_as, training_bar
 from sparsegroup.data import Log, is_prepared
 from sparsegroup.errors import UserError
-from sparsegroup.reporting.formatting import duration, size
+from sparsegroup.reporting.formatting import duration, size, titles_of
 from sparsegroup.settings.declared import ADMISSION_SETTINGS, ModelSettings
 from sparsegroup.settings.yaml_settings import checked, with_values
 from sparsegroup.training import (
@@ -241,7 +241,7 @@ def _chosen_in_words(trials: Sequence[Trial]) -> str:
     if chosen.l2:
         what += f", l2 {chosen.l2:.2g}"
     what += f", {chosen.feature_rate:.0%} of the features"
-    worth = f"log loss {chosen.log_loss:.4f}"
+    worth = f"{'loss' if isnan(chosen.auc) else 'log loss'} {chosen.log_loss:.4f}"
     if chosen != first:
         worth += f" against {first.log_loss:.4f} of one pass with the defaults"
     return f"trials on held-out training rows choose {what}: {worth}"
@@ -267,8 +267,10 @@ def _train(session: Session, place: Path) -> Summary:
 
 def _result(summary: Summary, folder: Path) -> dict[str, Any]:
     """The object of `--json`."""
-    none = dict.fromkeys(("auc", "log_loss", "normalized_entropy", "calibration"), nan)
+    from sparsegroup.reporting.run_record import Metrics
+
     measured = {"test": summary.test, "baseline": summary.baseline, "validation": summary.validation}
+    none = dict.fromkeys(titles_of(next(filter(None, measured.values()), Metrics)), nan)
     counts = (
         *("epochs", "best_epoch", "validation_rows", "feature_rate", "live_rows", "features_seen", "table_bytes"),
         *("evicted_rows", "refused_rows"),
@@ -293,15 +295,18 @@ def _outcome(summary: Summary, folder: Path) -> Iterator[tuple[str, str]]:
         best = "" if summary.best_epoch is None else f"  (the best, epoch {summary.best_epoch}, is kept)"
         yield "epochs", f"{summary.epochs}{best}"
     if (validation := summary.validation) is not None:
-        yield "validation", f"AUC {validation.auc:.4f}, log loss {validation.log_loss:.4f}"
+        titles = list(titles_of(validation).items())[:2]
+        yield "validation", ", ".join(f"{title} {getattr(validation, name):.4f}" for name, title in titles)
     if (test := summary.test) is not None:
-        rows = {"auc": "test AUC", "log_loss": "test log loss"}
-        if isnan(test.auc):
+        is_binary, rows = "auc" in titles_of(test), titles_of(test)
+        for name in list(rows)[:2]:
+            rows[name] = f"test {rows[name]}"
+        if isnan(getattr(test, "auc", 0.0)):
             yield rows.pop("auc"), "– (one class only)"
-        else:
-            rows |= {"normalized_entropy": "norm. entropy", "calibration": "calibration"}
+            rows = {"log_loss": rows["log_loss"]}
         for name, title in rows.items():
-            note = "  (predicted over actual positives)" if name == "calibration" else ""
+            of = "positives" if is_binary else "labels"
+            note = f"  (predicted over actual {of})" if name == "calibration" else ""
             if summary.baseline is not None:
                 note = f"  (baseline {getattr(summary.baseline, name):.4f})"
             yield title, f"{getattr(test, name):.4f}{note}"

@@ -16,7 +16,7 @@ from rich.table import Table
 from sparsegroup.cli.app import UsageError, in_shell, starting
 from sparsegroup.cli.options import OF_THE_LOG, THREADS, Model, RawOrPrepared, Threads, log_settings, takes_settings
 from sparsegroup.cli.output import is_json, plain, progress, show, table, to_stdout
-from sparsegroup.reporting.formatting import count, metric, percent
+from sparsegroup.reporting.formatting import count, metric, percent, titles_of
 from sparsegroup.settings.declared import FORMAT
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _READING = tuple(name for name in OF_THE_LOG if name not in ("test", "test_fract
 _THE_MODELS = {name: {"show_default": "the model's"} for name in FORMAT}
 """How commands that score a log show the defaults of what tells its format."""
 _SHOWN_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
-_MEASURES = {"AUC": "auc", "log loss": "log_loss", "norm. entropy": "normalized_entropy", "calibration": "calibration"}
 _STYLE: Mapping[str, Any] = {
     "box": None, "header_style": "dim", "title_justify": "left", "title_style": "bold", "pad_edge": False
 }  # fmt: skip
@@ -58,8 +57,8 @@ def predict_command(
         from sparsegroup.cli.logs import reading_bar
         from sparsegroup.data import open_log
         from sparsegroup.data.raw.files import is_same, short_name, shown
+        from sparsegroup.reporting.run_record import Metrics, NumberMetrics
         from sparsegroup.serving.opening import open_trained
-        from sparsegroup.training import Metrics
         from sparsegroup.training.predictions import (
             SUFFIXES,
             Columns,
@@ -81,10 +80,10 @@ def predict_command(
     read = log_settings(settings)
     how: Mapping[str, Any] = {**read.reading_options, **read.format_options}
     with reading_bar(log) as on_progress:
-        like = trained.config.data.format_options
+        like = trained.config.format_options
         data = open_log(log, like=like, whole=True, threads=threads, on_progress=on_progress, **how)
     _check_fits(data, trained, settings)
-    window, begin = PredictionWindow(), perf_counter()
+    window, begin = PredictionWindow(trained.model.objective), perf_counter()
     is_hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
     with nullcontext() if is_hidden else progress(f"scoring {short_name(log)}", "rows") as update:
 
@@ -100,11 +99,17 @@ def predict_command(
             with to_stdout():
                 write_csv(parts(), sys.stdout.buffer)
     seconds = perf_counter() - begin
-    has_both_classes = 0 < window.labels().sum() < window.samples
-    metrics = window.metrics() if has_both_classes else Metrics(nan, nan, nan, nan)
+    is_binary, labels = trained.model.objective.is_binary, window.labels()
+    has_labels = data.labelled and window.samples > 0 and labels.min() < labels.max()
+    unknown = Metrics(*4 * (nan,)) if is_binary else NumberMetrics(*5 * (nan,))
+    metrics = window.metrics() if has_labels else unknown
     outcome = [f"{window.samples:,} rows, {window.samples / max(seconds, 1e-9):,.0f} rows/s"]
-    if has_both_classes:
-        outcome.append(f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}, calibration {metrics.calibration:.4f}")
+    if has_labels:
+        measures = titles_of(metrics).items()
+        shown_measures = ("auc", "log_loss", "rmse", "mae", "relative_loss", "calibration")
+        outcome.append(
+            ", ".join(f"{title} {getattr(metrics, name):.4f}" for name, title in measures if name in shown_measures)
+        )
         if (own := trained.config.data.log) is not None and is_same(log, own):
             again = in_shell("evaluate", model, *log)
             outcome.append(f"the model was trained on rows of this log, so these figures flatter it: see {again}")
@@ -160,8 +165,8 @@ def _overall(found: "EvaluationResult") -> Table:
     if found.baseline is not None:
         columns["baseline"] = (found.baseline, found.baseline_gauc)
     rows = [
-        (name, *(metric(getattr(metrics, measure)) for metrics, _ in columns.values()))
-        for name, measure in _MEASURES.items()
+        (title, *(metric(getattr(metrics, measure)) for metrics, _ in columns.values()))
+        for measure, title in titles_of(found.metrics).items()
     ]
     if (gauc := found.gauc) is not None:
         name = f"gAUC by {found.user}, {count(gauc.users)} users of both classes, {percent(gauc.share)} of the rows"

@@ -19,6 +19,7 @@ from sparsegroup.data.raw.encode import encode_frame
 from sparsegroup.data.raw.files import LINE, BadRow
 from sparsegroup.data.schema import LogFormat, format_for_kinds
 from sparsegroup.errors import ClickLogError
+from sparsegroup.objectives import LOGISTIC
 
 _ROWS = 65_536
 """Rows that are texts at a time."""
@@ -121,7 +122,7 @@ class FrameLog(Log):
 
     Args:
         frame: `[n]` rows of features, see `hash_keys`.
-        labels: `[n]`, 0 or 1; None for rows without.
+        labels: `[n]`, 0 or 1, or any finite numbers; None for rows without.
         columns: Column → its kind, see `ColumnKind`; None infers it from the rows.
         weights: `[n]`, ≥ 0; None where every row counts the same.
         whole: Take the rows as for scoring: a column of the log's own time need not be readable.
@@ -162,6 +163,7 @@ class FrameLog(Log):
             labels=rows.labels if labels is None else self._per_row("labels", labels),
             weights=None if weights is None else self._per_row("weights", weights),
         )
+        self.binary = bool(LOGISTIC.are_labels(self._rows.labels).all())
 
     def _per_row(self, what: str, values: npt.ArrayLike) -> torch.Tensor:
         given = np.asarray(values, np.float32)

@@ -17,6 +17,9 @@ from sparsegroup.data.kinds import ColumnFinding
 from sparsegroup.data.local_files import names_of
 from sparsegroup.data.schema import LogSchema
 
+_READ = 4096
+"""Rows that are read at a time."""
+
 CHUNK_ROWS = 1 << 8
 """Rows of a chunk of a log that can be read from any row on."""
 
@@ -110,6 +113,14 @@ class Log(ABC):
         if self.vocabulary is None or not len(keys):
             return {}
         return names_of(self.vocabulary, keys)
+
+    def sampled_labels(self, rows: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Labels and weights `[n]` of the first training rows, at most `rows` of them."""
+        labels, weights = [np.zeros(0)], [np.zeros(0)]
+        for batch in self.batches(0, min(self.train_rows, rows), _READ):
+            labels.append(batch.labels.double().numpy())
+            weights.append(np.ones(len(batch)) if batch.weights is None else batch.weights.double().numpy())
+        return np.concatenate(labels), np.concatenate(weights)
 
     @property
     def schema(self) -> LogSchema:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypedDict, Unpack
@@ -60,6 +61,10 @@ class FormatOptions(TypedDict, total=False):
         weight: Column of how much each row counts, of a log with a header, a number >= 0; "none" for no such
             column. None: what `columns` say, or, if they are inferred, one of numbers >= 0 that is called `weight`,
             `sample_weight` or the like.
+        negatives_kept: Share, in (0, 1], of the negatives that the log still has, of one from which the others were
+            left out at random: each counts as many times as it stands for, so that predictions and metrics are those of
+            the whole log.
+        positive_weight: How much a row with label 1 counts against one with label 0.
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set, of a log with a header and
             without a column `split`; by default a tenth.
         test_from: Date or time in ISO 8601, see `moment_of`, from which on all rows are the test set, of a log with a
@@ -75,6 +80,8 @@ class FormatOptions(TypedDict, total=False):
     exclude: Collection[str]
     weight: str | None
     labels: LabelsName | None
+    negatives_kept: float | None
+    positive_weight: float | None
     test_fraction: float | None
     test_from: str | None
     criteo_numbers: CriteoNumbers
@@ -220,6 +227,7 @@ def format_of(
     found = format or _chosen(files, wanted, needs_label=not whole)
     if wanted.get("labels") == NUMBERS and not found.label_rule:
         found = replace(found, label_rule=NUMBERS)
+    found = _with_class_weights(found, wanted)
     if whole:  # rows to score need neither label nor weight
         if format is None and not first.has_label(found):
             found = found.without_label()
@@ -229,6 +237,17 @@ def format_of(
     elif "test_from" in wanted:
         found = _split_at(found, wanted, files[0].source)
     return replace(found, split="file", split_column=None) if tests else found
+
+
+def _with_class_weights(log: LogFormat, wanted: Mapping[str, Any]) -> LogFormat:
+    """The format with weights of negatives and positives."""
+    kept, positive = wanted.get("negatives_kept", 1.0), wanted.get("positive_weight", 1.0)
+    for option, value, valid in (("negatives_kept", kept, 0 < kept <= 1), ("positive_weight", positive, positive > 0)):
+        if not valid or not isfinite(value):
+            raise LogOptionError(f"`{option}` must be {'in (0, 1]' if value is kept else '> 0'}, got {value}", option)
+        if option in wanted and not log.reader.is_binary:
+            raise LogOptionError(f"`{option}` is for labels 0 and 1; these are numbers", option)
+    return replace(log, class_weights=(1 / kept, positive))
 
 
 def _split_at(log: LogFormat, wanted: Mapping[str, Any], source: str) -> LogFormat:

@@ -257,7 +257,7 @@ class _Parts:
             hash=HASH,
             source=self.source,
             bad_rows=state.bad,
-            weighted=log.weight is not None,
+            weighted=log.weighted,
             timed=log.time is not None,
             columns=log.kinds,
             binary=log.reader.is_binary,

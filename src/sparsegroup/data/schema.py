@@ -123,6 +123,7 @@ class LogFormat:
         labelled: Whether the log has the label column; a log to score need not. All labels are 0 then.
         label_rule: How labels are read of their column, see `Label`.
         test_from: Seconds since 1970 from which on rows are test rows, for the split "time".
+        class_weights: How much a row with label 0 counts, and one with label 1, times its weight if it has one.
         kinds: Raw column → what it is, see `ColumnKind`, if `derive` goes by that: a missing number is NaN then, and
             another log of the same columns is read by them. Empty for all other formats.
         findings: Why the columns are that, where it was inferred from the log.
@@ -150,6 +151,7 @@ class LogFormat:
     labelled: bool = True
     label_rule: str = ""
     test_from: int | None = None
+    class_weights: tuple[float, float] = (1.0, 1.0)
     sources: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[ColumnFinding, ...] = field(default=(), compare=False)
@@ -176,7 +178,7 @@ class LogFormat:
     def schema(self) -> pa.Schema:
         """The columns of encoded rows."""
         schema = LogSchema(self.fields, tuple(self.lists), self.numbers)
-        return schema.encoded(weighted=self.weight is not None, binary=self.reader.is_binary)
+        return schema.encoded(weighted=self.weighted, binary=self.reader.is_binary)
 
     @property
     def reader(self) -> Label:
@@ -184,9 +186,14 @@ class LogFormat:
         return Label(self.label, self.label_rule)
 
     @property
+    def weighted(self) -> bool:
+        """Whether rows have weights."""
+        return self.weight is not None or (self.labelled and self.class_weights != (1, 1))
+
+    @property
     def reserved(self) -> set[str]:
         """Names that no field and no number can have."""
-        return {LABEL, TIME} | ({WEIGHT} if self.weight is not None else set())
+        return {LABEL, TIME} | ({WEIGHT} if self.weighted else set())
 
     @property
     def explained(self) -> tuple[ColumnFinding, ...]:

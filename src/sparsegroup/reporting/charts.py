@@ -223,10 +223,18 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> list[
         (_BASELINE, "baseline_log_loss", "gold"),
     ]
     entropy: _Line = ("normalized entropy", "normalized_entropy", "blue")
+    loss: list[_Line] = [
+        (_NEXT, "loss", "blue"),
+        ("validation, after each epoch", "validation_loss", "orange"),
+        (_BASELINE, "baseline_loss", "gold"),
+    ]
     rates: list[_Line] = [("feature rate", "feature_rate", "orange"), ("scheduled", "scheduled_rate", "blue")]
     rows: list[_Line] = [("live rows", "live_rows", "orange"), ("features seen", "features_seen", "blue")]
     charts = (
         _along("AUC", "", history, auc, tested),
+        _along("Loss", "", history, loss),
+        _along("Relative loss", "", history, [("relative loss", "relative_loss", "blue")], ("a constant: 1", 1.0)),
+        _along("RMSE", "", history, [(_NEXT, "rmse", "blue")]),
         _along("Calibration", "", history, [calibration], ("perfect: 1", 1.0)),
         _along("Log loss", "", history, log_loss),
         _along("Normalized entropy", "", history, [entropy]),
@@ -305,20 +313,27 @@ def _lag_note(history: Sequence[HistoryPoint]) -> str:
     return note
 
 
-def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None) -> list[Chart]:
-    """The reliability plot and the gains of a model, with the baseline's where there are some; empty without any."""
-    if model is None:
+def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None, *, is_binary: bool = True) -> list[Chart]:
+    """The reliability plot and the gains of a model, with the baseline's where there are some; empty without any.
+
+    Of an objective that is not binary, labels by prediction.
+    """
+    if model is None or not model.reliability:
         return []
     scored, bins = [model] if baseline is None else [model, baseline], model.reliability
     points = [[(one.predicted, one.actual) for one in of.reliability] for of in scored if of.reliability]
+    if not is_binary:
+        said = f"from {bins[0].predicted:.4g} predicted, {bins[0].actual:.4g} actual, to "
+        said += f"{bins[-1].predicted:.4g} predicted, {bins[-1].actual:.4g} actual"
+        texts = ("Labels by prediction", f"{len(bins)} bins of about as many rows", f"Mean label by prediction: {said}")
+        return [_of_points(texts, ("mean prediction", "mean label", "perfect"), points, lambda value: f"{value:.4g}")]
     said = f"from {percent(bins[0].predicted)} predicted, {percent(bins[0].actual)} positive, to "
     said += f"{percent(bins[-1].predicted)} predicted, {percent(bins[-1].actual)} positive"
     charts = [
-        _of_shares(
+        _of_points(
             ("Reliability", f"{len(bins)} bins of about as many rows", f"Share of positives by prediction: {said}"),
             ("mean prediction", "share of positives", "perfect"),
             points,
-            max(share for of in points for point in of for share in point),
         )
     ]
     if model.gains:
@@ -328,26 +343,26 @@ def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None) -> lis
         lift = f"lift at {top.share:.0%}: {top.captured / top.share:.2f}"
         texts = ("Gains", lift, f"Share of the positives among the highest predictions: {said}")
         labels = ("rows of the highest predictions", "of all positives", "by chance")
-        charts.append(_of_shares(texts, labels, points, 1.0))
+        charts.append(_of_points(texts, labels, points))
     return charts
 
 
-def _of_shares(
+def _of_points(
     texts: tuple[str, str, str],
     labels: tuple[str, str, str],
     points: Sequence[Sequence[tuple[float, float]]],
-    farthest: float,
+    shown: Shown = lambda share: f"{100 * share:.4g} %",
 ) -> Chart:
-    """Points of the model, then of the baseline, up to `farthest`, with a dashed diagonal: the last label."""
+    """Points of the model, then of the baseline, with a dashed diagonal: the last label. Axes begin at 0 or below."""
+    values = [value for of in points for point in of for value in point]
+    least, farthest = min(0.0, *values), max(0.0, *values)
     colours: dict[str, Colour] = {"model": "blue", "baseline": "gold"}
     curves = [
         Curve([x for x, _ in of], [y for _, y in of], colour, True)
         for of, colour in zip(points, colours.values(), strict=False)
     ]
-    x, y = (
-        Axis.linear(0, 1.05 * farthest or 1, lambda share: f"{100 * share:.4g} %", label, 6) for label in labels[:2]
-    )
-    svg = draw(x, y, [Curve((0, farthest), (0, farthest)), *reversed(curves)], 245)
+    x, y = (Axis.linear(1.05 * least, 1.05 * farthest or 1, shown, label, 6) for label in labels[:2])
+    svg = draw(x, y, [Curve((least, farthest), (least, farthest)), *reversed(curves)], 245)
     title, last, description = texts
     return Chart(title, last, [*list(colours.items())[: len(curves)], (labels[2], "reference")], svg, description)
 

@@ -1,11 +1,25 @@
 """Figures as reports show them."""
 
 import math
+from dataclasses import fields
+from typing import Any
 
 from rich.filesize import decimal
 
 NONE = "–"
 """Shown for a value that is not defined."""
+
+
+TITLES = {
+    "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "norm. entropy", "rmse": "RMSE", "mae": "MAE",
+    "loss": "loss", "relative_loss": "relative loss", "calibration": "calibration",
+}  # fmt: skip
+"""Measure → its title."""
+
+
+def titles_of(metrics: Any) -> dict[str, str]:
+    """Measure → its title, of metrics of probabilities or of numbers (`AnyMetrics`, or their class), in their order."""
+    return {one.name: TITLES[one.name] for one in fields(metrics) if one.name in TITLES}
 
 
 def count(value: float) -> str:

@@ -20,8 +20,9 @@ from sparsegroup.reporting.formatting import (
     short,
     size,
     target_words,
+    titles_of,
 )
-from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary, field_rows
+from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, NumberMetrics, Summary, field_rows
 from sparsegroup.settings.names import model_title, optimizer_title
 
 
@@ -70,7 +71,7 @@ def render_report(config: Mapping[str, Mapping[str, Any]], history: Sequence[His
         history: Points along the pass, in order; may be empty.
         summary: The run's result. Without a test set, the figures of the last point replace it.
     """
-    test_auc = None if summary.test is None else summary.test.auc
+    test = summary.test
     environment = page_environment()
     environment.filters.update(feature=_feature_name)
     return environment.get_template("run.html.jinja").render(
@@ -79,8 +80,10 @@ def render_report(config: Mapping[str, Mapping[str, Any]], history: Sequence[His
         started=_moment(summary.started),
         summary=summary,
         tiles=_tiles(history, summary),
-        figures=score_charts(summary.curves, summary.baseline_curves),
-        charts=run_charts(history, test_auc),
+        figures=score_charts(summary.curves, summary.baseline_curves, is_binary=not isinstance(test, NumberMetrics)),
+        charts=run_charts(history, test.auc if isinstance(test, Metrics) else None),
+        titles=titles_of(history[0].metrics) if history else {},
+        is_binary=not history or history[0].auc is not None,
         history=history,
         fields=field_rows(summary.fields),
         settings={section: list(_flat(settings)) for section, settings in config.items()},
@@ -118,6 +121,9 @@ def _quality(summary: Summary) -> str:
     test, baseline = summary.test, summary.baseline
     if test is None:
         return "No test rows: the figures are of training samples, each predicted before the model learned from it."
+    if isinstance(test, NumberMetrics):
+        return _quality_of_numbers(summary, test)
+    assert not isinstance(baseline, NumberMetrics)
     if math.isnan(test.auc):
         return f"The log loss on {count(summary.test_rows)} test rows is {metric(test.log_loss)}; all have one label."
     auc, log_losses = metric(test.auc), []
@@ -129,6 +135,18 @@ def _quality(summary: Summary) -> str:
         log_losses.append(f"{_compared(mean - test.log_loss)} that of always predicting the mean click rate")
     log_loss = ", ".join(filter(None, (metric(test.log_loss), " and ".join(log_losses))))
     return f"On {count(summary.test_rows)} test rows the AUC is {auc}, and the log loss {log_loss}."
+
+
+def _quality_of_numbers(summary: Summary, test: NumberMetrics) -> str:
+    errors, losses = metric(test.rmse), [metric(test.loss)]
+    if isinstance(summary.baseline, NumberMetrics):
+        errors += f", {_compared(summary.baseline.rmse - test.rmse)} the baseline's (a linear model)"
+    if test.relative_loss > 0:
+        losses.append(f"{percent(test.relative_loss)} of that of the best constant prediction")
+    return (
+        f"On {count(summary.test_rows)} test rows the root of the mean squared error is {errors}, and the loss "
+        f"{', '.join(losses)}."
+    )
 
 
 def _compared(gain: float) -> str:
@@ -151,7 +169,7 @@ def _against_target(config: Mapping[str, Mapping[str, Any]], summary: Summary) -
 
 
 def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
-    metrics = summary.test or (history[-1] if history else None)
+    metrics = summary.test or (history[-1].metrics if history else None)
     of, note = "Progressive ", "no test set, no point recorded"
     if summary.test is not None:
         of, note = "Test ", f"on {count(summary.test_rows)} test rows"
@@ -165,13 +183,24 @@ def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
             note = f"baseline {metric(getattr(summary.baseline, name))}; {note}"
         return Tile(of + label, metric(getattr(metrics, name, math.nan)), note)
 
+    if not isinstance(metrics, NumberMetrics):
+        measures = [
+            quality("AUC", "auc", note),
+            quality("log loss", "log_loss", "nats per sample"),
+            quality("normalized entropy", "normalized_entropy", "1 is predicting the mean click rate"),
+            quality("calibration", "calibration", "predicted over real clicks; 1 is best"),
+        ]
+    else:
+        measures = [
+            quality("RMSE", "rmse", note),
+            quality("MAE", "mae", "mean absolute error"),
+            quality("relative loss", "relative_loss", "1 is the best constant prediction"),
+            quality("calibration", "calibration", "sum of predictions over sum of labels; 1 is best"),
+        ]
     speed = summary.samples / summary.seconds if summary.seconds > 0 else math.nan
     live = f"{count(summary.live_rows)} live of {count(summary.features_seen)} seen"
     return [
-        quality("AUC", "auc", note),
-        quality("log loss", "log_loss", "nats per sample"),
-        quality("normalized entropy", "normalized_entropy", "1 is predicting the mean click rate"),
-        quality("calibration", "calibration", "predicted over real clicks; 1 is best"),
+        *measures,
         Tile("Feature rate", percent(summary.feature_rate), live),
         Tile("Table size", size(summary.table_bytes), "with index and optimizer state"),
         Tile("Samples", short(summary.samples), f"{count(summary.samples)} trained on"),
@@ -188,7 +217,7 @@ def _about(summary: Summary) -> dict[str, list[tuple[str, str]]]:
             ("samples trained on", count(summary.samples)),
             ("epochs", f"{summary.epochs}{best}"),
             ("validation rows", count(summary.validation_rows) if summary.validation_rows else "none"),
-            ("validation log loss", metric(getattr(summary.validation, "log_loss", math.nan))),
+            ("validation loss", metric(getattr(summary.validation, "loss", math.nan))),
             ("test rows", count(summary.test_rows) if summary.test_rows else "none"),
             ("started", _moment(summary.started)),
             ("training took", duration(summary.seconds)),

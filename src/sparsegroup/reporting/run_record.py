@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from sparsegroup.artifact.validation import STRICT, AnyReal, Count, Flag, Key, Number, Real
@@ -27,6 +27,46 @@ class Metrics:
     log_loss: Number
     normalized_entropy: Number
     calibration: Number
+
+    @property
+    def loss(self) -> float:
+        """What is lower for the better model, of any objective: the log loss."""
+        return self.log_loss
+
+    @property
+    def relative_loss(self) -> float:
+        """The loss over that of the best constant prediction: the normalized entropy."""
+        return self.normalized_entropy
+
+
+@dataclass(frozen=True)
+class NumberMetrics:
+    """Measures of predicted numbers against labels.
+
+    Attributes:
+        rmse: Root of the mean squared error, in units of the labels.
+        mae: Mean absolute error, in units of the labels.
+        loss: Mean of the objective's deviance, such as the squared error, see `Objective.deviance`.
+        relative_loss: The loss over that of the best constant prediction: 1 - D², for the squared error 1 - R²; NaN
+            where all labels are the same.
+        calibration: Sum of the predictions over the sum of the labels, NaN where that is 0; of a quantile α, the share
+            of labels up to their prediction, over α.
+
+    Where rows have weights, they count in all of them.
+    """
+
+    rmse: Number
+    mae: Number
+    loss: Number
+    relative_loss: Number
+    calibration: Number
+
+
+AnyMetrics = Metrics | NumberMetrics
+"""Of probabilities, or of numbers."""
+
+LOSSES: Mapping[type[AnyMetrics], tuple[str, ...]] = {Metrics: ("auc", "log_loss"), NumberMetrics: ("loss",)}
+"""Kind of metrics → the measures that are recorded of a baseline and of validation rows."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +113,8 @@ class Trial:
     pairs: tuple[str, ...]
     l2: Number
     feature_rate: Number
-    auc: Number
-    log_loss: Number
+    auc: Number  # NaN of numbers
+    log_loss: Number  # of numbers their loss, see `NumberMetrics`
     is_chosen: Flag = False
 
 
@@ -96,6 +136,8 @@ class HistoryPoint:
         samples: Samples trained on so far, earlier passes included.
         auc: Progressive AUC of the samples since the last point: each is predicted before the model learns from it.
         log_loss, normalized_entropy, calibration: The same samples' other measures; see `Metrics`.
+        loss, relative_loss, rmse, mae: The same where labels are numbers, see `NumberMetrics`; then those of `Metrics`
+            are None but the calibration.
         live_rows, features_seen, feature_rate: Live features, features seen so far, and their quotient.
         table_bytes: Bytes of the table's index and rows, including the optimizer's state.
         seconds: How long training has taken so far, without evaluation.
@@ -103,16 +145,15 @@ class HistoryPoint:
         l21, scheduled_rate: λ21 of the embeddings if a target sets it, and the feature rate (for a size in bytes, the
             share of these) that the target scheduled when it last set λ21.
         epoch: Number, from 1, of the epoch of its run; from the second on, the rows have been trained on before.
-        validation_auc, validation_log_loss: On the validation rows, at the end of an epoch; None elsewhere.
-        baseline_auc, baseline_log_loss: The baseline on the same samples; None without one or with one class.
+        validation_auc, validation_log_loss, validation_loss: On the validation rows, at the end of an epoch; None
+            elsewhere.
+        baseline_auc, baseline_log_loss, baseline_loss: The baseline on the same samples; None without one or with one
+            class.
     """
 
     __pydantic_config__: ClassVar = STRICT
 
     samples: Count
-    auc: Number
-    log_loss: Number
-    normalized_entropy: Number
     calibration: Number
     feature_rate: Number
     live_rows: Count
@@ -120,13 +161,28 @@ class HistoryPoint:
     table_bytes: Count
     seconds: Real = field(compare=False)
     samples_per_s: Number = field(compare=False)
+    auc: Number | None = None
+    log_loss: Number | None = None
+    normalized_entropy: Number | None = None
+    loss: Number | None = None
+    relative_loss: Number | None = None
+    rmse: Number | None = None
+    mae: Number | None = None
     l21: AnyReal | None = None
     scheduled_rate: AnyReal | None = None
     epoch: Count | None = None
     validation_auc: AnyReal | None = None
     validation_log_loss: AnyReal | None = None
+    validation_loss: AnyReal | None = None
     baseline_auc: AnyReal | None = None
     baseline_log_loss: AnyReal | None = None
+    baseline_loss: AnyReal | None = None
+
+    @property
+    def metrics(self) -> AnyMetrics:
+        """The measures of the samples since the last point."""
+        kind = Metrics if self.loss is None else NumberMetrics
+        return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
 
 
 @dataclass(frozen=True)
@@ -163,7 +219,7 @@ class Summary:
 
     log: str
     test_rows: Count
-    test: Metrics | None
+    test: AnyMetrics | None
     samples: Count
     seconds: Number
     feature_rate: Number
@@ -180,8 +236,8 @@ class Summary:
     epochs: Count = 1
     best_epoch: Count | None = None
     validation_rows: Count = 0
-    validation: Metrics | None = None
-    baseline: Metrics | None = None
+    validation: AnyMetrics | None = None
+    baseline: AnyMetrics | None = None
     curves: ScoreCurves | None = None
     baseline_curves: ScoreCurves | None = None
     warnings: tuple[str, ...] = ()

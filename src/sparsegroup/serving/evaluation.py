@@ -14,7 +14,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.open import open_log
 from sparsegroup.data.raw.files import LogPaths, is_same, shown
 from sparsegroup.errors import UserError, did_you_mean
-from sparsegroup.reporting.run_record import Metrics, ScoreCurves
+from sparsegroup.reporting.run_record import AnyMetrics, ScoreCurves
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.settings.declared import DataSettings
@@ -22,9 +22,7 @@ from sparsegroup.training import Config
 from sparsegroup.training.metrics import (
     GroupedAuc,
     ValueMetrics,
-    calibrating_shift,
     curves_of,
-    evaluate,
     grouped_auc,
     metrics_by_value,
 )
@@ -35,7 +33,7 @@ from sparsegroup.training.predictions import (
     logits_over,
     numbers_named,
     predict,
-    probabilities_of,
+    predictions_of,
 )
 
 LEAST_ROWS = 100
@@ -95,7 +93,7 @@ def open_test_rows(
     log = open_log(
         path,
         data.test if own else None,
-        like=data.format_options,
+        like=config.format_options,
         whole=not own,
         threads=threads,
         on_progress=on_progress,
@@ -108,7 +106,7 @@ def open_test_rows(
 
 @torch.no_grad()
 def recalibrate_on(trained: TrainedModel, rows: TestRows) -> float:
-    """Shift a model's `logit_bias`, in place, so that its predictions for rows of a log add up to their positives.
+    """Shift a model's `logit_bias`, in place, so that its loss on rows of a log is lowest: positives add up.
 
     Returns:
         The shift of the logits.
@@ -123,7 +121,7 @@ def recalibrate_on(trained: TrainedModel, rows: TestRows) -> float:
         raise ExportError(f"{trained.path}: the network has no logit_bias, by which it could be recalibrated")
     with numbers_named(rows.log, rows.start):
         window = predict(trained.model, rows.batches())
-    shift = calibrating_shift(window.logits(), window.labels(), window.weights())
+    shift = window.shift()
     bias.add_(shift)
     return shift
 
@@ -133,8 +131,8 @@ class EvaluationResult:
     """A model on a log."""
 
     rows: int  # of the log that were scored
-    metrics: Metrics
-    baseline: Metrics | None  # of the run's logistic regression, if it kept one
+    metrics: AnyMetrics
+    baseline: AnyMetrics | None  # of the run's logistic regression, if it kept one
     curves: ScoreCurves
     user: str | None  # field of the users
     gauc: GroupedAuc | None  # AUC within users
@@ -178,12 +176,16 @@ def evaluate_on(
         ClickLogError: The log cannot be read.
         MissingNumberError: A number is missing that the model needs.
     """
+    if not trained.model.objective.is_binary and (by or user is not None):
+        option = "by" if by else "user"
+        raise UserError(f"`{option}` is for labels 0 and 1; the model predicts numbers", option)
     log, fields = test.log, dict.fromkeys((*((user,) if user is not None else ()), *by))
     for name in fields:
         _check_field(name, log)
     if user is not None and user in log.lists:
         raise UserError(f"`user`: {user} has several values a row; gAUC wants a field of one", "user")
-    window, baseline_logits = PredictionWindow(), []
+    objective = trained.model.objective
+    window, baseline_logits = PredictionWindow(objective), []
     columns: dict[str, list[tuple[Int64s, Int64s | None]]] = {name: [] for name in fields}
     with numbers_named(log, test.start):
         for batch, logits in logits_over(trained.model, test.batches()):
@@ -194,7 +196,9 @@ def evaluate_on(
                 baseline_logits.append(trained.baseline.predict(batch))
     labels, given = window.labels().astype(np.float64), window.weights()
     weights = np.ones(len(labels)) if given is None else given.astype(np.float64)
-    probabilities, baseline = window.probabilities(), probabilities_of(baseline_logits) if baseline_logits else None
+    probabilities, baseline = window.probabilities(), None
+    if baseline_logits:
+        baseline = predictions_of(baseline_logits, objective)
     found = {
         name: metrics_by_value(*_keys_and_rows(columns[name]), labels, probabilities, weights, LEAST_ROWS)[:top]
         for name in by
@@ -203,8 +207,8 @@ def evaluate_on(
     return EvaluationResult(
         len(labels),
         window.metrics(),
-        None if baseline is None else evaluate(labels, baseline, given),
-        curves_of(labels, probabilities, weights),
+        None if baseline is None else window.measured(baseline),
+        curves_of(labels, probabilities, weights, objective),
         user,
         None if users is None else grouped_auc(users, labels, probabilities, weights),
         None if users is None or baseline is None else grouped_auc(users, labels, baseline, weights),

@@ -23,6 +23,7 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import scan_parquet, write_parquet
 from sparsegroup.data.schema import LogSchema
+from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.serving.evaluation import TestRows
 from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, live_rows
 from sparsegroup.serving.frozen_model import (
@@ -42,6 +43,7 @@ from sparsegroup.serving.manifest import (
     ExportedTable,
     ExportManifest,
     FieldRows,
+    NumberScores,
     PathScores,
     SizesBefore,
     TestResult,
@@ -49,7 +51,7 @@ from sparsegroup.serving.manifest import (
     content_of,
     file_of,
 )
-from sparsegroup.serving.onnx import OUTPUT, OnnxModel, require_onnx, save_onnx
+from sparsegroup.serving.onnx import OnnxModel, require_onnx, save_onnx
 from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.serving.reading import read_export
 from sparsegroup.serving.tracing import (
@@ -65,7 +67,7 @@ from sparsegroup.serving.tracing import (
 )
 from sparsegroup.settings.names import Dtype, ProgramName
 from sparsegroup.table import HashEmbeddingBag
-from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.metrics import measure
 from sparsegroup.training.model import LookupModel
 from sparsegroup.training.predictions import check_logits, numbers_named
 from sparsegroup.training.run_folder import VOCABULARY
@@ -75,7 +77,7 @@ _PROGRAM: tuple[ProgramName, ...] = ("program",)
 Runner = Callable[[ExampleCall], list[Tensor]]
 Scorer = Callable[[Batch], npt.NDArray[np.floating]]
 TOLERANCE = 1e-5
-"""Largest difference between two ways to compute the same probability."""
+"""Largest difference between two ways to compute the same prediction, relative to one above 1."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Draft:
         test: TestRows | None = None,
         threads: int = 1,
     ) -> TestResult | None:
-        """Write the model in some formats, and compare its probabilities with PyTorch's and the trained model's."""
+        """Write the model in some formats, and compare its predictions with PyTorch's and the trained model's."""
         assert isinstance(self.model, LookupModel)
         columns, _ = manifest.columns_and_config()
         served = ServingModel(self.model, columns)
@@ -126,7 +128,9 @@ class Draft:
             runs = {"training": partial(ExampleCall.outputs_of, model=ServingModel(trained, columns)), **runs}
         if formats:
             metadata = served.metadata() | {"export": manifest.id}
-            runs |= _save_models(served.trace(), folder, formats, served.inputs, [OUTPUT], metadata, threads)
+            runs |= _save_models(
+                served.trace(), folder, formats, served.inputs, [self.model.objective.prediction], metadata, threads
+            )
         batches = random_batches(keys_of(self.rows), columns) if test is None else test.batches()
 
         def scorer(run: Runner) -> Scorer:
@@ -313,20 +317,20 @@ def random_batches(keys: Tensor, columns: LogSchema, rows: int = 512) -> Iterato
 
 
 def compare(
-    batches: Iterable[Batch], scorers: Mapping[str, Scorer], model: nn.Module, test: TestRows | None = None
-) -> Mapping[str, PathScores]:
+    batches: Iterable[Batch], scorers: Mapping[str, Scorer], model: LookupModel, test: TestRows | None = None
+) -> Mapping[str, PathScores | NumberScores]:
     """The scores of several models on the same rows; differences are to the one named "export"."""
     parts: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}
     labels, weights, rows = [], [], 0
     for batch in batches:
         for name, score in scorers.items():
-            probabilities = score(batch).astype(np.float64)
-            if np.isnan(probabilities).any():
+            predictions = score(batch).astype(np.float64)
+            if np.isnan(predictions).any():
                 if test is not None:  # if a number that the model needs is missing in the log, this names it
                     with numbers_named(test.log, test.start), suppress(FloatingPointError):
-                        check_logits(model, batch, torch.from_numpy(probabilities), rows)
-                raise ExportError(f"{name} gives a probability that is no number in the rows of the test")
-            parts[name].append(probabilities)
+                        check_logits(model, batch, torch.from_numpy(predictions), rows)
+                raise ExportError(f"{name} gives a prediction that is no number in the rows of the test")
+            parts[name].append(predictions)
         labels.append(batch.labels.numpy())
         weights += [] if batch.weights is None else [batch.weights.numpy()]
         rows += len(batch)
@@ -334,10 +338,12 @@ def compare(
         raise ExportError("the test log has no rows")
     every, counts = np.concatenate(labels), np.concatenate(weights) if weights else None
     joined = {name: np.concatenate(some) for name, some in parts.items()}
-    scores = {}
-    for name, probabilities in joined.items():
-        metrics, gap = evaluate(every, probabilities, counts), np.abs(probabilities - joined["export"]).max()
-        scores[name] = PathScores(**vars(metrics), max_abs_difference=float(gap))
+    scores: dict[str, PathScores | NumberScores] = {}
+    for name, predictions in joined.items():
+        gap = np.abs(predictions - joined["export"]) / np.maximum(1, np.abs(joined["export"]))
+        metrics = measure(model.objective, every, predictions, counts)
+        kind = PathScores if isinstance(metrics, Metrics) else NumberScores
+        scores[name] = kind(**vars(metrics), max_abs_difference=float(gap.max()))
     return scores
 
 

@@ -111,7 +111,7 @@ def _frozen(table: AnyTable, rows: Embeddings) -> FrozenTable:
 
 
 class ServingModel(nn.Module):
-    """Raw keys → probability, in operators that torch.export and ONNX know.
+    """Raw keys → prediction, in operators that torch.export and ONNX know.
 
     Args:
         model: A model whose tables are lookups, as `Export.model` gives it; it is put into evaluation mode.
@@ -130,7 +130,7 @@ class ServingModel(nn.Module):
         self.eval()
 
     def forward(self, keys: Tensor, *others: Tensor) -> Tensor:
-        """Probabilities `[batch]` float32.
+        """Predictions `[batch]` float32: probabilities, or what the objective predicts.
 
         Args:
             keys: `[batch, fields]` int64, of the fields of one value, in their order.
@@ -141,7 +141,7 @@ class ServingModel(nn.Module):
         numbers, parts = (others[0], others[1:]) if self.columns.numbers else (None, others)
         bags = [Bags(*pair) for pair in zip(parts[0::2], parts[1::2], strict=True)]
         logits: Tensor = self.model(keys, numbers, bags)
-        return torch.sigmoid(logits)
+        return self.model.objective.predict(logits)
 
     def arguments(self, batch: Batch) -> tuple[Tensor, ...]:
         """The arguments of `forward` for a batch of a log."""
@@ -171,4 +171,5 @@ class ServingModel(nn.Module):
         return {
             **{name: json.dumps(value, ensure_ascii=False) for name, value in names.items()},
             "hash": self.columns.hash,
+            "objective": str(self.model.objective),
         }

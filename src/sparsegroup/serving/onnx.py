@@ -51,7 +51,6 @@ def _symbols(value: Any) -> list[str | None]:
 
 
 OPSET = 20
-OUTPUT = "probability"
 EXTERNAL_BYTES = 1_500_000_000
 """Weights of at least this size get a separate file: protobuf ends at 2 GiB."""
 
@@ -73,7 +72,7 @@ def save_onnx(
     program: ExportedProgram,
     path: Path,
     inputs: Sequence[str],
-    outputs: Sequence[str] = (OUTPUT,),
+    outputs: Sequence[str],
     *,
     metadata: Mapping[str, str],
     external_bytes: int = EXTERNAL_BYTES,

@@ -146,6 +146,6 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
         samples=extra.samples,
         steps=max(int(entry["step"]) if entry else 0 for entry in entries),
         l21=float(optimizer.param_groups[0]["l21"]),
-        baseline=baseline_of(extra, checkpoint, model.network),
+        baseline=baseline_of(extra, checkpoint, model.network, config.objective),
         names=names if (names := vocabulary.with_name(NAMES)).is_file() else None,
     )

@@ -84,6 +84,18 @@ def _shuffle_buffer(log: "Log", given: Given) -> int:
     return log.train_rows if log.train_rows <= 300_000 else 10_000
 
 
+SAMPLE_ROWS = 50_000
+"""The first training rows of a log, which are enough for quantiles to a hundredth."""
+
+
+def _label_scale(log: "Log", given: Given) -> float:
+    """So that a learning rate is one for prices in cents and in euros."""
+    from sparsegroup.objectives import LOGISTIC, Objective
+
+    objective = Objective.of(given.get("training", {}).get("objective") or LOGISTIC)
+    return objective.unit_of(*log.sampled_labels(SAMPLE_ROWS)) if objective.scaled else 1.0
+
+
 RULES: Mapping[str, Rule] = {
     "model.name": Rule(_network, "auto: dcnv2 for more than 100,000 training rows, otherwise dcn"),
     "model.pairs": Rule(lambda log, given: (), "auto: what trials choose"),
@@ -108,6 +120,7 @@ RULES: Mapping[str, Rule] = {
     "optimizer.least_features": Rule(
         lambda log, given: LEAST if has_default_target(given) else 0, f"{LEAST} with the default size, otherwise 0"
     ),
+    "training.label_scale": Rule(_label_scale, f"the standard deviation of the first {SAMPLE_ROWS:,} labels"),
     "training.batch_size": Rule(_batch_size, "rows/1000, as a power of two from 128 to 8192"),
     "training.epochs": Rule(lambda log, given: 1, "1, or what trials choose"),
     "training.after_first_epoch": Rule(lambda log, given: "train", "train, or what trials choose"),

@@ -27,6 +27,7 @@ from sparsegroup.settings.names import (
     LabelsName,
     ModelChoice,
     ModelName,
+    ObjectiveName,
     OnBadRow,
     OptimizerName,
     ScheduleName,
@@ -39,12 +40,13 @@ _T = TypeVar("_T")
 if TYPE_CHECKING:
     from sparsegroup.data.log import Log
     from sparsegroup.data.open import FormatOptions
+    from sparsegroup.objectives import Objective
     from sparsegroup.penalties import Penalty
 
     Decided = Annotated[_T, "decided"]
 else:
     Decided = Optional
-    Penalty = Any
+    Objective = Penalty = Any
 # A type checker sees the type that the setting has once it is decided.
 
 # Types of values
@@ -102,6 +104,15 @@ def _penalty(given: object) -> object:
         raise ValueError(str(error)) from error
 
 
+def _objective(given: object) -> object:
+    from sparsegroup.objectives import Objective
+
+    try:
+        return Objective.of(given)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
 OTHER_OPTIMIZERS: Mapping[str, str] = {
     "adamw": "take adam, with l2 (of the embeddings) in place of decoupled weight decay",
     "sparseadam": "take adam, which steps only the rows of a batch",
@@ -143,6 +154,8 @@ Rate = Annotated[float, BeforeValidator(share_of), Field(gt=0, le=1)]
 """A number in (0, 1], or a text such as "5%"."""
 PenaltySetting = Annotated[Penalty, BeforeValidator(_penalty), PlainSerializer(lambda penalty: penalty.plain)]
 """A penalty; in files its name, or `{name: mcp, gamma: 2.5}`."""
+ObjectiveSetting = Annotated[Objective, BeforeValidator(_objective), PlainSerializer(lambda objective: objective.plain)]
+"""An objective; in files its name, or `{name: quantile, alpha: 0.9}`."""
 Paths = str | Annotated[tuple[str, ...], Field(min_length=1)]
 """Of a log: one path, or several."""
 Dim = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -170,8 +183,8 @@ def setting(
 
 
 FORMAT = (
-    "dataset", "schema", "columns", "label", "labels", "exclude", "weight", "test_fraction", "test_from",
-    "criteo_numbers", "avazu_hour",
+    "dataset", "schema", "columns", "label", "labels", "exclude", "weight", "negatives_kept", "positive_weight",
+    "test_fraction", "test_from", "criteo_numbers", "avazu_hour",
 )  # fmt: skip
 """What tells the format of a raw log."""
 
@@ -204,6 +217,12 @@ class DataSettings(StrictSettings):
     weight: str | None = setting(None, LOG, words="weight, sample_weight or the like")
     """Column of how much each row counts, in a raw log with a header; none for no such column, if one is named like
     it."""
+    negatives_kept: Rate | None = setting(None, LOG, words="1")
+    """Share of the negatives that the log still has, such as .1, if the others were left out at random: predictions and
+    metrics are then those of the whole log."""
+    positive_weight: float | None = setting(None, LOG, words="1", gt=0, allow_inf_nan=False)
+    """How much a positive counts against a negative, in the loss and the metrics; predictions are no longer
+    probabilities."""
     test_fraction: Share | None = setting(None, LOG, words="0.1")
     """Share of the rows, from the end, for the test set; for a raw log with a header and no column `split`."""
     test_from: Moment | None = setting(None, LOG, metavar="DATE")
@@ -351,6 +370,11 @@ class OptimizerSettings(StrictSettings):
 class TrainingSettings(StrictSettings):
     """How it is trained."""
 
+    objective: ObjectiveSetting | None = setting(None, TRAINING, words="logistic", kind=ObjectiveName)
+    """What to learn: logistic, the probability that a label is 1; squared or huber, the mean of any number; quantile,
+    its median; poisson, the mean of a count; gamma, of a number above 0; tweedie, of one that is often 0."""
+    label_scale: Decided[float] = setting(None, gt=0, allow_inf_nan=False)
+    """Unit of the network's outputs for the objectives squared, huber and quantile: these predict outputs times it."""
     batch_size: Decided[int] = setting(None, TRAINING, ge=1)
     """Samples per step."""
     epochs: Decided[int] = setting(None, TRAINING, ge=1)
@@ -460,6 +484,13 @@ class Settings(StrictSettings):
             SettingsError: As `of`.
         """
         return self.with_keys({SHORT.get(name, name): value for name, value in settings.items()}, "config")
+
+    @property
+    def format_options(self) -> "FormatOptions":
+        """What tells the format of a raw log, labels as the objective takes them."""
+        objective = self.training.objective
+        of_objective = None if objective is None or objective.is_binary else "numbers"
+        return {**self.data.format_options, "labels": self.data.labels or of_objective}  # type: ignore[typeddict-item]
 
     def with_keys(self, values: Mapping[str, Any], source: str) -> Self:
         """These settings with other values at dotted keys; SettingsError, which names their source, as `of`."""

@@ -8,6 +8,7 @@ ModelName = Literal["lr", "fm", "deepfm", "mlp", "opnn", "dcn", "dcnv2", "xdeepf
 ModelChoice = Literal["auto", ModelName]
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
 ColumnsName = Literal["categorical"]
+ObjectiveName = Literal["logistic", "squared", "huber", "quantile", "poisson", "gamma", "tweedie"]
 LabelsName = Literal["binary", "numbers"]
 CriteoNumbers = Literal["log", "buckets"]
 AvazuHour = Literal["hour", "weekday-hour", "raw"]

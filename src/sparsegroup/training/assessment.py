@@ -19,10 +19,17 @@ from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import write_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.models import PairKeys
-from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, ScoreCurves
+from sparsegroup.reporting.formatting import titles_of
+from sparsegroup.reporting.run_record import (
+    AnyMetrics,
+    HistoryPoint,
+    LargestFeature,
+    Metrics,
+    ScoreCurves,
+)
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import Table
-from sparsegroup.training.metrics import curves_of, evaluate, exceeds_noise
+from sparsegroup.training.metrics import curves_of, exceeds_noise, measure
 from sparsegroup.training.predictions import EVALUATED, PredictionWindow
 from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 
@@ -53,8 +60,6 @@ FAR = 1.2
 """A normalized entropy that is worth a warning even where it may be noise; and so many times the baseline's, from which
 on the model is to blame."""
 
-_NAMES = {"auc": "AUC", "log_loss": "log loss"}
-
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
 
@@ -63,8 +68,8 @@ Float64s = npt.NDArray[np.float64]
 class Assessment:
     """The fields of a summary that the test rows decide; None each without test rows, or without a baseline."""
 
-    test: Metrics | None = None
-    baseline: Metrics | None = None
+    test: AnyMetrics | None = None
+    baseline: AnyMetrics | None = None
     curves: ScoreCurves | None = None
     baseline_curves: ScoreCurves | None = None
     warnings: tuple[str, ...] = ()
@@ -85,8 +90,8 @@ def assess(
     if window is None or not window.samples:
         return Assessment(warnings=tuple(filter(None, (empty, diverging))))
     labels, weights, own = window.labels(), window.weights(), window.probabilities()
-    test = evaluate(labels, own, weights)
-    of_baseline = None if baseline is None else evaluate(labels, baseline, weights)
+    test = window.metrics()
+    of_baseline = None if baseline is None else window.measured(baseline)
     found = (
         _too_good(test, log),
         _against_baseline(window, baseline, test, of_baseline),
@@ -96,34 +101,40 @@ def assess(
     return Assessment(
         test,
         of_baseline,
-        curves_of(labels, own, weights),
-        None if baseline is None else curves_of(labels, baseline, weights),
+        curves_of(labels, own, weights, window.objective),
+        None if baseline is None else curves_of(labels, baseline, weights, window.objective),
         tuple(filter(None, (empty, *((diverging,) if diverging else found)))),
     )
 
 
 def metrics_lost(window: PredictionWindow, baseline: Float64s) -> list[str]:
-    """The metrics, `auc` and `log_loss`, in which a baseline of these probabilities is better beyond noise.
+    """The metrics, `auc` and `log_loss`, or `loss`, in which a baseline of these predictions is better beyond noise.
 
     A paired t-test over 20 blocks of consecutive rows says so at 5 %: rows close in time are alike, and blocks of them
     less so. None is lost where only one class is present.
     """
-    own, theirs = window.metrics(), evaluate(window.labels(), baseline, window.weights())
+    own, theirs = window.metrics(), window.measured(baseline)
     pairs = list(zip(by_block(window, window.probabilities()), by_block(window, baseline), strict=True))
     lost = []
-    if theirs.auc > own.auc and _is_sure([other.auc - ours.auc for ours, other in pairs]):
-        lost.append("auc")
-    is_worse = theirs.log_loss < own.log_loss and not math.isnan(own.auc)
-    if is_worse and _is_sure([ours.log_loss - other.log_loss for ours, other in pairs]):
-        lost.append("log_loss")
+    if isinstance(own, Metrics) and isinstance(theirs, Metrics):
+        if math.isnan(own.auc):
+            return []
+        aucs = [other.auc - ours.auc for ours, other in pairs]  # type: ignore[union-attr]
+        if theirs.auc > own.auc and _is_sure(aucs):
+            lost.append("auc")
+    if theirs.loss < own.loss and _is_sure([ours.loss - other.loss for ours, other in pairs]):
+        lost.append("log_loss" if isinstance(own, Metrics) else "loss")
     return lost
 
 
-def by_block(window: PredictionWindow, probabilities: Float64s) -> list[Metrics]:
-    """Metrics of probabilities `[samples]` in each of at most 20 blocks of consecutive rows."""
+def by_block(window: PredictionWindow, predictions: Float64s) -> list[AnyMetrics]:
+    """Metrics of predictions `[samples]` in each of at most 20 blocks of consecutive rows."""
     labels, weights = window.labels(), window.weights()
     blocks = (rows for rows in np.array_split(np.arange(window.samples), BLOCKS) if len(rows))
-    return [evaluate(labels[rows], probabilities[rows], None if weights is None else weights[rows]) for rows in blocks]
+    return [
+        measure(window.objective, labels[rows], predictions[rows], None if weights is None else weights[rows])
+        for rows in blocks
+    ]
 
 
 def _is_sure(differences: Sequence[float]) -> bool:
@@ -136,39 +147,49 @@ def _is_sure(differences: Sequence[float]) -> bool:
 
 
 def _against_baseline(
-    window: PredictionWindow, baseline: Float64s | None, test: Metrics, of_baseline: Metrics | None
+    window: PredictionWindow, baseline: Float64s | None, test: AnyMetrics, of_baseline: AnyMetrics | None
 ) -> str | None:
     lost = [] if baseline is None else metrics_lost(window, baseline)
-    worse = [f"in {_NAMES[one]}, {getattr(test, one):.4f} against {getattr(of_baseline, one):.4f}" for one in lost]
+    titles = titles_of(test)
+    worse = [f"in {titles[one]}, {getattr(test, one):.4f} against {getattr(of_baseline, one):.4f}" for one in lost]
     if not worse:
         return None
+    kind = "a logistic regression" if isinstance(test, Metrics) else "a linear model"
     return (
-        f"The model loses to the baseline, a logistic regression, {' and '.join(worse)} (paired t-test over {BLOCKS} "
+        f"The model loses to the baseline, {kind}, {' and '.join(worse)} (paired t-test over {BLOCKS} "
         "blocks of the test rows, 5 %). Try another learning rate (lr), a smaller λ21 (l21) or a larger size, more "
         "data, or fewer fields whose values are almost unique."
     )
 
 
-def _against_the_mean(window: PredictionWindow, test: Metrics, baseline: Metrics | None) -> str | None:
-    entropy = test.normalized_entropy
+def _against_the_mean(window: PredictionWindow, test: AnyMetrics, baseline: AnyMetrics | None) -> str | None:
+    entropy = test.relative_loss
     if not entropy > 1:
         return None
-    constant = np.full(window.samples, np.average(window.labels(), weights=window.weights()), np.float64)
+    labels, weights = window.labels().astype(np.float64), window.weights()
+    counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    if isinstance(test, Metrics):
+        constant = np.full(window.samples, np.average(labels, weights=counts), np.float64)
+    else:
+        constant = np.full(window.samples, window.objective.best_constant(labels, counts))
     pairs = zip(by_block(window, window.probabilities()), by_block(window, constant), strict=True)
-    if entropy < FAR and not _is_sure([ours.log_loss - theirs.log_loss for ours, theirs in pairs]):
+    if entropy < FAR and not _is_sure([ours.loss - theirs.loss for ours, theirs in pairs]):
         return None
     why = "Try a lower learning rate (lr), a smaller network, or, if there are several epochs, fewer of them."
-    if baseline is not None and baseline.normalized_entropy > 1 and entropy < FAR * baseline.normalized_entropy:
+    share = "share of positives" if isinstance(test, Metrics) else "mean"
+    if baseline is not None and baseline.relative_loss > 1 and entropy < FAR * baseline.relative_loss:
         why = (
-            f"So does the baseline ({baseline.normalized_entropy:.3f}): the test rows differ from the training rows, "
-            "perhaps in their share of positives. Try training on rows closer in time, or calibrating on recent ones."
+            f"So does the baseline ({baseline.relative_loss:.3f}): the test rows differ from the training rows, "
+            f"perhaps in their {share}. Try training on rows closer in time, or calibrating on recent ones."
         )
-    return f"The model predicts the test rows worse than their mean would: normalized entropy {entropy:.3f}. {why}"
+    if isinstance(test, Metrics):
+        return f"The model predicts the test rows worse than their mean would: normalized entropy {entropy:.3f}. {why}"
+    return f"The model predicts the test rows worse than a constant would: relative loss {entropy:.3f}. {why}"
 
 
-def _too_good(test: Metrics, log: Log | None) -> str | None:
+def _too_good(test: AnyMetrics, log: Log | None) -> str | None:
     """Whether the AUC is above .995, and which columns alone reach that."""
-    if log is None or not test.auc > _TOO_GOOD:
+    if log is None or not isinstance(test, Metrics) or not test.auc > _TOO_GOOD:
         return None
     alone = ", ".join(f"{name!r} {auc:.4f}" for name, auc in leaks_of(log).items())
     return (
@@ -178,9 +199,9 @@ def _too_good(test: Metrics, log: Log | None) -> str | None:
     )
 
 
-def _calibration(window: PredictionWindow, test: Metrics, history: Sequence[HistoryPoint]) -> str | None:
+def _calibration(window: PredictionWindow, test: AnyMetrics, history: Sequence[HistoryPoint]) -> str | None:
     """Off by more than 10 %, and by more than two standard deviations of the number of positives."""
-    if not abs(test.calibration - 1) > OFF_BY:
+    if not abs(test.calibration - 1) > OFF_BY or not isinstance(test, Metrics):
         return None
     labels, weights, probabilities = window.labels(), window.weights(), window.probabilities()
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
@@ -213,16 +234,17 @@ def _nothing_left(history: Sequence[HistoryPoint]) -> str | None:
 
 def _divergence(history: Sequence[HistoryPoint]) -> str | None:
     """Whether the last fifth of the points has a log loss far above that of the mean, and above the points before."""
-    points = [point for point in history if point.normalized_entropy > 0]  # NaN where one class is missing
+    points = [point.metrics for point in history if point.metrics.relative_loss > 0]  # NaN where one class is missing
     last = points[-max(1, len(points) // 5) :]
     before = points[: -len(last)]
     if not before:
         return None
-    loss, entropy = mean(one.log_loss for one in last), mean(one.log_loss / one.normalized_entropy for one in last)
-    if loss <= DIVERGED * entropy or loss <= mean(one.log_loss for one in before):
+    loss, entropy = mean(one.loss for one in last), mean(one.loss / one.relative_loss for one in last)
+    if loss <= DIVERGED * entropy or loss <= mean(one.loss for one in before):
         return None
+    what = "log loss" if isinstance(last[0], Metrics) else "loss"
     return (
-        f"Training diverges: the log loss of the last windows is {loss:.4g}, {loss / entropy:.2g} times that of "
+        f"Training diverges: the {what} of the last windows is {loss:.4g}, {loss / entropy:.2g} times that of "
         "predicting the mean, and has risen. Lower the learning rate (lr)."
     )
 

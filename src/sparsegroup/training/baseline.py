@@ -1,4 +1,4 @@
-"""What a run is compared with: a logistic regression on the same batches, trained along the way."""
+"""What a run is compared with: a linear model of the same objective on the same batches, trained along the way."""
 
 import math
 from collections import deque
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,12 +18,13 @@ from torch import Tensor, nn
 from sparsegroup.artifact.validation import STRICT, validated
 from sparsegroup.data.batches import Batch
 from sparsegroup.errors import RunError
-from sparsegroup.kernels.cpu.jit import jitted, kernel, prefetch
+from sparsegroup.kernels.cpu.jit import Kernel, inline, jitted, kernel, prefetch
 from sparsegroup.models import PairKeys
 from sparsegroup.models.layers import merged_moments
 from sparsegroup.models.pairs import pairs_of
-from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.predictions import PredictionWindow, check_tensor, probabilities_of
+from sparsegroup.objectives import LOGISTIC, Logistic, Objective
+from sparsegroup.reporting.run_record import LOSSES
+from sparsegroup.training.predictions import PredictionWindow, check_tensor, predictions_of
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.state import CheckpointMetadata
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
@@ -117,9 +119,14 @@ def _gather(
     return count
 
 
+_residual = inline(Logistic.residual)
+"""Of an objective; kernels of others have theirs in its place."""
+
+
 def _online_pass(
     keys: Any, bag_keys: Any, bag_offsets: Any, numbers: Any, bits: Any, labels: Any, weights: Any,
-    memory: Any, moments: Any, slots: Any, values: Any, shift: Any, inverse_lr: Any, learns: Any, logits: Any,
+    memory: Any, moments: Any, slots: Any, values: Any, shift: Any, inverse_lr: Any, shape: Any, learns: Any,
+    logits: Any,
 ) -> None:  # fmt: skip
     address, row = np.int64(memory.ctypes.data), memory.shape[1] * memory.itemsize
     for i in range(len(logits)):
@@ -133,7 +140,7 @@ def _online_pass(
         logits[i] = logit
         if not learns:
             continue
-        error = (1.0 / (1.0 + math.exp(-logit)) - labels[i]) * weights[i]
+        error = _residual(logit, np.float64(labels[i]), shape) * weights[i]
         for c in range(count):
             at = memory[slots[c]]
             gradient = error * values[c]
@@ -146,18 +153,23 @@ def _online_pass(
                 _note(np.float64(numbers[i, j]), moments[j])
 
 
-online_pass = kernel(_online_pass, "the baseline")
-"""Predict rows into `logits` `[n]` float32; if it `learns`, learn from each before the next, in `memory` and `moments`.
+@cache
+def online_pass(residual: Callable[..., Any]) -> Kernel:
+    """A kernel that predicts rows into `logits` `[n]` float32; if it `learns`, it learns from each before the next.
 
-`keys` are `[n, fields]` uint64. Row i of a list has `bag_keys` from `bag_offsets[list, i]` on. `bits` are the float32
-`numbers` `[n, numbers]` as uint32; what is not finite is missing. `memory` `[2 ** bits + 1 + numbers, PARTS]` float32
-and `moments` `[numbers, MOMENTS]` float64 are zeros at first. `slots` (int64) and `values` (float64) are scratch for
-the features of a row. `shift` is 64 less the bits of a hash.
-"""
+    `keys` are `[n, fields]` uint64. Row i of a list has `bag_keys` from `bag_offsets[list, i]` on. `bits` are the
+    float32 `numbers` `[n, numbers]` as uint32; what is not finite is missing. `memory` `[2 ** bits + 1 + numbers,
+    PARTS]` float32 and `moments` `[numbers, MOMENTS]` float64, in which it learns, are zeros at first. `slots` (int64)
+    and `values` (float64) are scratch for the features of a row. `shift` is 64 less the bits of a hash, `shape` the
+    objective's parameter, whose `residual` is given.
+    """
+    return kernel(_online_pass, "the baseline", {"_residual": inline(residual)})
 
 
 class LogisticBaseline:
-    """Logistic regression over hashed features by FTRL-Proximal, one row at a time (McMahan et al., KDD 2013).
+    """A linear model over hashed features by FTRL-Proximal, one row at a time (McMahan et al., KDD 2013).
+
+    By default it is a logistic regression.
 
     A key has its own weight except for chance collisions; a list adds up the weights of its values. A number is given
     three times: standardized by the mean and variance so far, within ±4; as a bucket of its logarithm, eight to the
@@ -167,6 +179,7 @@ class LogisticBaseline:
     Args:
         numbers: How many numbers a row has; None: as many as in the first batch.
         pairs: Pairs of fields whose combinations are also features.
+        objective: What it learns.
 
     Examples:
         >>> import torch
@@ -180,8 +193,10 @@ class LogisticBaseline:
         True
     """
 
-    def __init__(self, *, numbers: int | None = None, pairs: PairKeys | None = None) -> None:
-        self.pairs = pairs
+    def __init__(
+        self, *, numbers: int | None = None, pairs: PairKeys | None = None, objective: Objective = LOGISTIC
+    ) -> None:
+        self.pairs, self.objective = pairs, objective
         self._memory: npt.NDArray[np.float32] | None = None
         self._numbers, self._moments = numbers, np.zeros((0, MOMENTS))
 
@@ -245,20 +260,23 @@ class LogisticBaseline:
         if self._memory is None:
             self._moments = np.zeros((numbers, MOMENTS))
             self._memory = self._new_memory()
+            if not self.objective.is_binary and learns:  # whose mean may be far from a score of 0
+                y, counts = batch.labels.double().numpy(), np.ones(rows)
+                self._memory[1 << HASH_BITS, WEIGHT] = self.objective.start(y, counts)
         if len(self._moments) != numbers:
             raise ValueError(f"the baseline has learnt from rows of {len(self._moments)} numbers, got {numbers}")
         given = np.ascontiguousarray(batch.numbers.numpy(), np.float32)
         weights = np.ones(rows, np.float32) if batch.weights is None else batch.weights.numpy()
         bag_keys, bag_offsets, most = _joined(batch)
         features = keys.shape[1] + PER_NUMBER * numbers
-        logits = np.empty(rows, np.float32)
-        online_pass(
+        logits, labels = np.empty(rows, np.float32), self.objective.in_scores(batch.labels.numpy())
+        online_pass(type(self.objective).residual)(
             keys,
             bag_keys,
             bag_offsets,
             given,
             given.view(np.uint32),
-            np.ascontiguousarray(batch.labels.numpy(), np.float32),
+            np.ascontiguousarray(labels, np.float32),
             np.ascontiguousarray(weights, np.float32),
             self._memory,
             self._moments,
@@ -266,6 +284,7 @@ class LogisticBaseline:
             np.empty(1 + features + most),
             np.uint64(64 - HASH_BITS),
             1 / (2.0 / max(1, features + len(batch.bags))),
+            self.objective.shape,
             learns,
             logits,
         )
@@ -332,7 +351,7 @@ def after_more_passes(
     test: Callable[[], Iterable[Batch]],
     window: PredictionWindow,
 ) -> npt.NDArray[np.float64]:
-    """The baseline's probabilities `[samples]` of the test rows, after the pass that is best on these: in its favour.
+    """The baseline's predictions `[samples]` of the test rows, after the pass that is best on these: in its favour.
 
     Args:
         model: The baseline after its first pass, which is trained further.
@@ -341,12 +360,12 @@ def after_more_passes(
         test: Gives the test rows.
         window: Their labels.
     """
-    found = [probabilities_of(first)]
+    found = [predictions_of(first, model.objective)]
     for batches in passes:
         for batch in batches:
             model.learn(batch)
-        found.append(probabilities_of([model.predict(batch) for batch in test()]))
-    return min(found, key=lambda one: evaluate(window.labels(), one, window.weights()).log_loss)
+        found.append(predictions_of([model.predict(batch) for batch in test()], model.objective))
+    return min(found, key=lambda one: window.measured(one).loss)
 
 
 _WAITING = 1 << 15
@@ -384,8 +403,8 @@ class BaselineCallback(Callback):
         self._logits = []
         if trainer.ranks.rank or sum(map(len, logits)) != window.samples:  # else training began without it
             return None
-        found = evaluate(window.labels(), probabilities_of(logits), window.weights())
-        values = {"baseline_auc": found.auc, "baseline_log_loss": found.log_loss}
+        found = window.measured(predictions_of(logits, self.model.objective))
+        values = {f"baseline_{name}": getattr(found, name) for name in LOSSES[type(found)]}
         return {name: None if math.isnan(value) else value for name, value in values.items()}
 
     def on_end(self, trainer: Trainer) -> None:
@@ -423,12 +442,15 @@ class BaselineCallback(Callback):
         return torch.cat(self._logits) if self._logits else torch.zeros(0)
 
 
-def baseline_of(metadata: CheckpointMetadata, checkpoint: Path, network: nn.Module) -> LogisticBaseline | None:
+def baseline_of(
+    metadata: CheckpointMetadata, checkpoint: Path, network: nn.Module, objective: Objective
+) -> LogisticBaseline | None:
     """The baseline of all ranks in a checkpoint of a network, or None; RunError if its state is damaged."""
     states = metadata.trainer.callbacks().get(BaselineCallback.__name__, [])
     if not states:
         return None
-    baseline = LogisticBaseline(numbers=len(metadata.columns.numbers), pairs=pairs_of(network))
+    numbers = len(metadata.columns.numbers)
+    baseline = LogisticBaseline(numbers=numbers, pairs=pairs_of(network), objective=objective)
     try:
         baseline.load_state_dict(*states)
     except ValueError as error:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import is_rows
 from sparsegroup.models import ListPooling, NumberEncoder, PairKeys, WithNumbers, WithPairs, WithPooling
 from sparsegroup.names import bytes_of
+from sparsegroup.objectives import LOGISTIC, Objective
 from sparsegroup.optim import (
     GroupAdagrad,
     GroupAdaHessian,
@@ -37,6 +38,7 @@ from sparsegroup.optim import (
     param_groups,
 )
 from sparsegroup.rules import REQUIRED, Rule
+from sparsegroup.settings.auto import SAMPLE_ROWS
 from sparsegroup.settings.declared import (
     EMBEDDING_SETTINGS,
     ModelSettings,
@@ -45,7 +47,7 @@ from sparsegroup.settings.declared import (
     TrainingSettings,
     age_of,
 )
-from sparsegroup.settings.names import OptimizerName, ScheduleName
+from sparsegroup.settings.names import ObjectiveName, OptimizerName, ScheduleName
 from sparsegroup.settings.yaml_settings import SettingsError, checked, read_yaml
 from sparsegroup.table import FieldTables, HashEmbedding, MinCount, UnusedFor
 from sparsegroup.training.averaging import AveragedNetwork
@@ -67,8 +69,6 @@ OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
 }
 NO_TARGET: Mapping[str, Any] = {"target_rate": None, "target_bytes": None, "least_features": 0}
 """The settings of a constant λ21 that have to do with size."""
-SAMPLE_ROWS = 50_000
-"""The first training rows of a log, which are enough for quantiles to a hundredth."""
 
 
 class ModelConfig(ModelSettings):
@@ -338,6 +338,11 @@ class Config(Settings):
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
 
+    @property
+    def objective(self) -> Objective:
+        """What is learnt, in the unit of its scores."""
+        return (self.training.objective or LOGISTIC).in_unit(self.training.label_scale or 1.0)
+
     def build(self, log: Log, process_group: dist.ProcessGroup | None = None) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
 
@@ -349,7 +354,7 @@ class Config(Settings):
         """
         self.check_log(log)
         model, optimizer = self.resolved_for(log).build_for(log.schema, process_group)
-        start_network(model.network, log, base_rate=self.model.base_rate)
+        start_network(model.network, log, model.objective, base_rate=self.model.base_rate)
         return model, optimizer
 
     def check_log(self, log: Log) -> None:
@@ -359,11 +364,26 @@ class Config(Settings):
             model.sizes(log.schema)
         except ValueError as error:
             raise SettingsError(f"{log.name}: model.{error}") from error
+        if self.objective.is_binary and not log.binary:
+            names = ", ".join(name for name in get_args(ObjectiveName) if name != LOGISTIC.name)
+            raise SettingsError(
+                f"training.objective: {log.name} has labels that are numbers, and {self.objective} takes 0 and 1: "
+                f"choose another ({names}), or read 0 and 1 of it (label 'column>=number')",
+                "objective",
+            )
         if isinstance(self.model.evict_unseen, str) and not log.timed:
             raise SettingsError(
                 f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own clock, but {log.name} has no "
                 "column of times in order (`sparsegroup columns` shows its columns; a schema can say which it is); "
                 "give a number of steps"
+            )
+
+    def check_binary(self, what: str) -> None:
+        """Raise SettingsError, beginning with `what` is done, unless labels are 0 and 1."""
+        if not self.objective.is_binary:
+            raise SettingsError(
+                f"training.objective: {what} goes by AUC and log loss, for labels 0 and 1, got {self.objective}",
+                "objective",
             )
 
     def build_for(
@@ -392,6 +412,7 @@ class Config(Settings):
             network = self.model.network(columns)
             embedding = self.model.embedding(columns, self.training.seed, process_group, device)
             model = ClickModel(embedding, network.to(device))
+            model.objective = self.objective
         except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach
             message = str(error).partition("\n")[0].replace("max_bytes", "max_table_bytes")  # as the setting is called
             if message.startswith("max_table_bytes"):
@@ -414,6 +435,7 @@ class Config(Settings):
             model.embedding,
             model.network,
             optimizer,
+            objective=model.objective,
             scheduler=self.optimizer.scheduler(optimizer, plan.steps),
             target=self.optimizer.target(optimizer, **plan.target_steps),
             window=window,
@@ -484,27 +506,21 @@ class _Unfilled(TorchFunctionMode):
         return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
 
 
-def start_network(network: nn.Module, log: Log, *, base_rate: bool) -> None:
+def start_network(network: nn.Module, log: Log, objective: Objective = LOGISTIC, *, base_rate: bool) -> None:
     """Fit a network to the first training rows of a log, up to 50,000.
 
-    Its `NumberEncoder`s get the numbers' statistics. With `base_rate` its `logit_bias` becomes the log-odds of the mean
-    label, so that no step is spent on that (Lin et al. 2017, §4.1). Half a positive and half a negative are added.
+    Its `NumberEncoder`s get the numbers' statistics. With `base_rate` its `logit_bias` becomes the score of the best
+    constant prediction, the log-odds of the mean label, so that no step is spent on that (Lin et al. 2017, §4.1).
     """
     encoders = [module for module in network.modules() if isinstance(module, NumberEncoder)]
     bias = logit_bias_of(network) if base_rate else None
-    if not encoders and bias is None:
-        return
-    rows, positives, numbers = 0.0, 0.0, []
-    for batch in log.batches(0, min(log.train_rows, SAMPLE_ROWS), EVALUATED):
-        weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
-        rows += float(weights.double().sum())
-        positives += float((weights * batch.labels).double().sum())
-        numbers.append(batch.numbers)
-    sample = torch.cat(numbers) if numbers else torch.empty(0, len(log.numbers))
-    for encoder in encoders:
-        encoder.fit(sample)
+    if encoders:
+        batches = log.batches(0, min(log.train_rows, SAMPLE_ROWS), EVALUATED)
+        sample = torch.cat([torch.empty(0, len(log.numbers)), *(batch.numbers for batch in batches)])
+        for encoder in encoders:
+            encoder.fit(sample)
     if bias is not None:
-        nn.init.constant_(bias, math.log((positives + 0.5) / (rows - positives + 0.5)))
+        nn.init.constant_(bias, objective.start(*log.sampled_labels(SAMPLE_ROWS)))
 
 
 def rate_factor(kind: ScheduleName, steps: int, warmup: float, step: int) -> float:

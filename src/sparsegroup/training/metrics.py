@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.reporting.run_record import GainPoint, Metrics, ReliabilityBin, ScoreCurves
+from sparsegroup.objectives import LOGISTIC, Objective
+from sparsegroup.reporting.run_record import (
+    AnyMetrics,
+    GainPoint,
+    Metrics,
+    NumberMetrics,
+    ReliabilityBin,
+    ScoreCurves,
+)
 
 Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]
@@ -18,14 +26,16 @@ SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 def curves_of(
-    labels: npt.NDArray[Any], probabilities: Float64s, weights: npt.NDArray[Any] | None = None
+    labels: npt.NDArray[Any],
+    predictions: Float64s,
+    weights: npt.NDArray[Any] | None = None,
+    objective: Objective = LOGISTIC,
 ) -> ScoreCurves:
-    """Reliability and gains of probabilities `[n]` against labels `[n]`, 0 or 1, with weights `[n]`, ≥ 0."""
+    """Reliability of predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0; of probabilities also gains."""
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     labels = labels.astype(np.float64)
-    return ScoreCurves(
-        reliability_of(labels, probabilities, counts, BINS), gains_of(labels, probabilities, counts, SHARES)
-    )
+    gains = gains_of(labels, predictions, counts, SHARES) if objective.is_binary else ()
+    return ScoreCurves(reliability_of(labels, predictions, counts, BINS), gains)
 
 
 def reliability_of(
@@ -86,25 +96,40 @@ def evaluate(
     return Metrics(auc, loss, float(loss / entropy), float(calibration))
 
 
+def measure(
+    objective: Objective,
+    labels: npt.NDArray[Any],
+    predictions: Float64s,
+    weights: npt.NDArray[np.float32] | None = None,
+) -> AnyMetrics:
+    """Metrics of an objective's predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0."""
+    if objective.is_binary:
+        return evaluate(labels, predictions, weights)
+    if not np.isfinite(predictions).all():
+        raise ValueError("predictions contain NaN or infinite ones")
+    counts, y = np.ones(len(labels)) if weights is None else weights.astype(np.float64), labels.astype(np.float64)
+    total = counts.sum()
+    if not total:
+        return NumberMetrics(*5 * (math.nan,))
+
+    def mean(values: Float64s) -> float:
+        return float(counts @ values / total)
+
+    loss = mean(objective.deviance(y, predictions))
+    of_constant = mean(objective.deviance(y, np.full(len(y), objective.best_constant(y, counts))))
+    errors = predictions - y
+    return NumberMetrics(
+        math.sqrt(mean(errors**2)),
+        mean(np.abs(errors)),
+        loss,
+        loss / of_constant if of_constant > 0 else math.nan,
+        objective.calibration(y, predictions, counts),
+    )
+
+
 def exceeds_noise(values: Float64s, errors: float) -> bool:
     """Whether the mean of values is above 0 by more than this number of its standard errors."""
     return len(values) > 1 and bool(values.mean() > errors * values.std(ddof=1) / math.sqrt(len(values)))
-
-
-def calibrating_shift(logits: Float64s, labels: npt.NDArray[Any], weights: npt.NDArray[Any] | None = None) -> float:
-    """What is added to logits `[n]` so that the probabilities add up to the labels `[n]`, by bisection.
-
-    Half a positive and half a negative are added, so that it is finite.
-    """
-    counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
-    positives = float(counts @ labels.astype(np.float64))
-    low, high = -50.0, 50.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        predicted = float(counts @ (1 / (1 + np.exp(-np.clip(logits + middle, -500, 500)))))
-        more = 1 / (1 + np.exp(-middle))  # of a positive and a negative whose logits are 0
-        low, high = (middle, high) if predicted + more < positives + 0.5 else (low, middle)
-    return (low + high) / 2
 
 
 def _roc_curve(

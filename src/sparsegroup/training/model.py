@@ -10,6 +10,7 @@ from sparsegroup.bags import pool_ragged
 from sparsegroup.data.batches import Bags
 from sparsegroup.kernels.gpu.runtime import sent
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, WithPairs, XDeepFM
+from sparsegroup.objectives import LOGISTIC, Objective
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.settings.names import ModelName
 from sparsegroup.table import FieldTables, HashEmbedding
@@ -44,6 +45,8 @@ class LookupModel(nn.Module):
     """
 
     network: nn.Module
+    objective: Objective = LOGISTIC
+    """What the logits mean; of objectives other than the logistic one they are called scores elsewhere."""
 
     def __init__(self, embedding: nn.Module, network: nn.Module) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.models import WithNumbers, WithPairs, WithPooling
+from sparsegroup.objectives import LOGISTIC, Objective
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.training.predictions import missing_number
 from sparsegroup.training.ranks import SINGLE_PROCESS, GlobalBatch, RankGroup
@@ -69,9 +70,11 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"))
 
 
-def logit_gradient(logits: Tensor, labels: Tensor, weights: Tensor | None, factor: Tensor, count: Tensor) -> Tensor:
-    """The gradient `[n]` of the binary cross entropy, times `factor` over `count`, by the logits: autograd's bits."""
-    gradient = (logits.sigmoid() - labels) * factor
+def logit_gradient(
+    objective: Objective, logits: Tensor, labels: Tensor, weights: Tensor | None, factor: Tensor, count: Tensor
+) -> Tensor:
+    """The gradient `[n]` of the loss, times `factor` over `count`, by the logits: autograd's bits."""
+    gradient = objective.gradient(logits, labels) * factor
     return (gradient if weights is None else gradient * weights) / count
 
 
@@ -119,11 +122,13 @@ class NetworkStep:
         network: nn.Module,
         ranks: RankGroup = SINGLE_PROCESS,
         *,
+        objective: Objective = LOGISTIC,
         compile: bool = False,
         second_order: bool = False,
     ) -> None:
         self.size: int | None = None
         self._network, self._ranks, self._second_order = network, ranks, second_order
+        self._objective = objective
         self._compiles = compile and not second_order
         if self._compiles and not has_compiler():
             self._leave_uncompiled("there is no C++ compiler")
@@ -151,7 +156,7 @@ class NetworkStep:
         batch = step.own.for_device(embeddings.device)
         network = self._compiled(embeddings, numbers) if compiles else self._network
         logits = network(embeddings, numbers)
-        loss = self._ranks.loss(logits, batch, step.samples)
+        loss = self._ranks.loss(self._objective, logits, batch, step.samples)
         self._check(loss)
         _backward(loss, second_order=self._second_order)
         return logits.detach(), loss.detach()
@@ -181,7 +186,7 @@ class NetworkStep:
 
         threads.in_turns(work, parts)
         logits = torch.cat([logits for logits, _ in found])
-        loss = ranks.loss(logits, batch, step.samples)
+        loss = ranks.loss(self._objective, logits, batch, step.samples)
         self._check(loss)
         wanted = [parameter for parameter in self._parameters if parameter.requires_grad]
         *totals, _ = found[0][1]
@@ -217,7 +222,7 @@ class NetworkStep:
         with torch.enable_grad():
             own = embeddings.detach().requires_grad_()
             logits = self._trunk(own, numbers)
-        gradient = logit_gradient(logits.detach(), *of_loss)
+        gradient = logit_gradient(self._objective, logits.detach(), *of_loss)
         return logits.detach(), torch.autograd.grad(logits, [*wanted, own], gradient, materialize_grads=True)
 
     def _passes(self, arguments: Sequence[Tensor | None]) -> ForwardBackward:
@@ -225,7 +230,7 @@ class NetworkStep:
         needs = [parameter.requires_grad for parameter in self._parameters]
         kinds = [*needs, *(argument is None for argument in arguments)]
         if self._compiled_passes is None:
-            trunk, names = self._trunk, [name for name, _ in self._trunk.named_parameters()]
+            objective, trunk, names = self._objective, self._trunk, [name for name, _ in self._trunk.named_parameters()]
 
             def passes(
                 parameters: Sequence[Tensor], embeddings: Tensor, numbers: Tensor | None, *of_loss: Tensor
@@ -238,7 +243,7 @@ class NetworkStep:
 
                 wanted = {name: one for name, one, need in zip(names, parameters, needs, strict=True) if need}
                 logits, gradients_of = torch.func.vjp(logits_of, wanted, embeddings)  # type: ignore[misc]
-                gradients, of_embeddings = gradients_of(logit_gradient(logits, *of_loss))
+                gradients, of_embeddings = gradients_of(logit_gradient(objective, logits, *of_loss))
                 return logits, [*gradients.values(), of_embeddings]
 
             # torch stores compiled functions by code object, eight at most, and its checks whether one fits take half

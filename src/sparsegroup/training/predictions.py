@@ -21,11 +21,12 @@ from sparsegroup.data.local_files import arrow_of, parquet_writer
 from sparsegroup.data.log import Log
 from sparsegroup.errors import UserError
 from sparsegroup.models import NumberEncoder
-from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.objectives import LOGISTIC, Objective
+from sparsegroup.reporting.run_record import AnyMetrics
 from sparsegroup.table import FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.tensors import shape_of
-from sparsegroup.training.metrics import evaluate
+from sparsegroup.training.metrics import measure
 from sparsegroup.training.model import LookupModel, keys_to_look_up, logits_of
 from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 
@@ -62,15 +63,15 @@ def as_batch(sample: Sample) -> Batch:
     return Batch(keys, given, labels.to(torch.get_default_dtype()), torch.zeros(len(labels), dtype=torch.int64))
 
 
-def with_checked_labels(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches; ValueError names value, batch and row of a label that is neither 0 nor 1."""
+def with_checked_labels(batches: Iterable[Batch], objective: Objective = LOGISTIC) -> Iterator[Batch]:
+    """The batches; ValueError names value, batch and row of a label that the objective does not take."""
     for number, batch in enumerate(batches):
-        labels = batch.labels
-        if not labels.bool().to(labels.dtype).equal(labels):
-            row = int((labels.bool() != labels).flatten().nonzero()[0])
+        good = objective.are_labels(batch.labels)
+        if not bool(good.all()):
+            row = int((~good).flatten().nonzero()[0])
             raise ValueError(
-                f"labels must be 0 or 1, got {labels.flatten()[row].item():g} in row {row} of batch {number} of the "
-                "stream (both from 0)"
+                f"labels must be {objective.label_words}, got {batch.labels.flatten()[row].item():g} in row {row} of "
+                f"batch {number} of the stream (both from 0)"
             )
         yield batch
 
@@ -147,7 +148,7 @@ def predict(model: LookupModel, stream: Iterable[Sample], ranks: RankGroup = SIN
         >>> found.probabilities().shape, round(found.metrics().log_loss, 4)
         ((10,), 0.4042)
     """
-    window = PredictionWindow()
+    window = PredictionWindow(model.objective)
     own = (one.own for one in ranks.synchronized_batches(map(as_batch, stream)))
     for batch, logits in logits_over(model, own):
         window.add(batch, logits)
@@ -198,25 +199,34 @@ class WindowState:
             ("weights", self.weights, rows if self.weights.numel() else 0),
         ):
             check_tensor(f"window.{name}", tensor, tensor.dtype if tensor.is_floating_point() else torch.float32, count)
-        if not self.labels.bool().to(self.labels.dtype).equal(self.labels):
-            raise ValueError("window.labels: has others than 0 and 1")
         if bool((self.weights < 0).any()):
             raise ValueError("window.weights: has some below 0")
 
+    def check_labels(self, objective: Objective) -> None:
+        """Raise ValueError unless an objective takes the labels."""
+        if not bool(objective.are_labels(self.labels).all()):
+            raise ValueError(f"window.labels: has others than {objective.label_words}")
+
 
 class PredictionWindow:
-    """Predictions for some samples, and their labels."""
+    """Predictions for some samples, and their labels.
 
-    def __init__(self) -> None:
-        self.samples = 0
+    Args:
+        objective: What the scores mean.
+    """
+
+    def __init__(self, objective: Objective = LOGISTIC) -> None:
+        self.samples, self.objective = 0, objective
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
         self._weights: list[Tensor] = []
 
     @classmethod
-    def joined(cls, states: Sequence[WindowState], samples: int | None = None) -> "PredictionWindow":
+    def joined(
+        cls, states: Sequence[WindowState], samples: int | None = None, objective: Objective = LOGISTIC
+    ) -> "PredictionWindow":
         """The windows of several ranks as one, in their order; `samples`: of all ranks, if there are more."""
-        window = cls()
+        window = cls(objective)
         window.samples = sum(len(state.labels) for state in states) if samples is None else samples
         window._logits = [state.logits for state in states if len(state.logits)]
         window._labels = [state.labels for state in states if len(state.labels)]
@@ -225,7 +235,11 @@ class PredictionWindow:
 
     def of_all(self, ranks: RankGroup) -> "PredictionWindow":
         """The windows of all ranks as one, that of the first rank first."""
-        return self if ranks.is_alone else self.joined(ranks.all_gather([self.state()], "predictions"))
+        return (
+            self
+            if ranks.is_alone
+            else self.joined(ranks.all_gather([self.state()], "predictions"), objective=self.objective)
+        )
 
     def state(self, seconds: float = 0.0) -> WindowState:
         """Its logits, labels and weights, and how long it has taken so far."""
@@ -241,8 +255,8 @@ class PredictionWindow:
             self._weights.append(batch.weights)
 
     def probabilities(self) -> Float64s:
-        """The predictions `[samples]`, in the order in which they came."""
-        return probabilities_of(self._logits)
+        """The predictions `[samples]`, in the order in which they came: of a binary objective, probabilities."""
+        return predictions_of(self._logits, self.objective)
 
     def logits(self) -> Float64s:
         """The logits `[samples]`."""
@@ -256,14 +270,24 @@ class PredictionWindow:
         """The weights `[samples]`, or None where every row counts the same."""
         return _joined(self._weights).numpy() if self._weights else None
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> AnyMetrics:
         """Metrics of the predictions against the labels."""
-        return evaluate(self.labels(), self.probabilities(), self.weights())
+        return self.measured(self.probabilities())
+
+    def measured(self, predictions: Float64s) -> AnyMetrics:
+        """Metrics of other predictions `[samples]` for the same samples."""
+        return measure(self.objective, self.labels(), predictions, self.weights())
+
+    def shift(self) -> float:
+        """What is added to the logits so that the loss is lowest; probabilities then add up to the positives."""
+        weights = self.weights()
+        counts = np.ones(self.samples) if weights is None else weights.astype(np.float64)
+        return self.objective.shift(self.logits(), self.labels().astype(np.float64), counts)
 
 
-def probabilities_of(logits: Sequence[Tensor]) -> Float64s:
-    """The probabilities `[samples]` of the logits of some batches, one behind the other."""
-    result: Float64s = torch.sigmoid(_joined(logits).double()).numpy()
+def predictions_of(logits: Sequence[Tensor], objective: Objective) -> Float64s:
+    """The predictions `[samples]` of the logits of some batches, one behind the other."""
+    result: Float64s = objective.predict(_joined(logits).double()).numpy()
     return result
 
 
@@ -275,15 +299,16 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 def predicted_rows(model: LookupModel, log: Log, window: PredictionWindow) -> Iterator[Columns]:
     """The predictions of all rows of a log in order, which `window` takes too, as columns `[n]`, a batch at a time.
 
-    The columns are the row's place in the log, from 0, its probability, and its label if the log has labels. Rows that
-    were left out as bad or blank leave gaps in the places.
+    The columns are the row's place in the log, from 0, its probability (of an objective of numbers, its prediction),
+    and its label if the log has labels. Rows that were left out as bad or blank leave gaps in the places.
     """
     with numbers_named(log, 0):
         for batch, logits in logits_over(model, log.batches(0, len(log), EVALUATED)):
             rows = log.places(window.samples, batch)
             window.add(batch, logits)
-            labels = {"label": batch.labels.numpy().astype(np.uint8)} if log.labelled else {}
-            yield {"row": rows, "probability": probabilities_of([logits]), **labels}
+            labels = {"label": batch.labels.numpy().astype(np.uint8 if log.binary else np.float32)}
+            predictions = predictions_of([logits], model.objective)
+            yield {"row": rows, model.objective.prediction: predictions, **(labels if log.labelled else {})}
 
 
 def write_csv(parts: Iterable[Columns], file: IO[bytes] | gzip.GzipFile) -> None:

@@ -15,6 +15,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.errors import RunError
 from sparsegroup.models import NumberEncoder, WithNumbers
 from sparsegroup.models.layers import RunningStatistics, merged_moments
+from sparsegroup.objectives import Objective
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.sharded.exchange import Collectives, ExchangeError
@@ -112,12 +113,11 @@ class RankGroup:
             yield GlobalBatch(empty if batch is None else batch, samples)
             batch, error = _next(batches)
 
-    def loss(self, logits: Tensor, batch: Batch, samples: int) -> Tensor:
-        """This rank's part of the loss: the mean binary cross entropy of all ranks' samples, each times its weight."""
-        entropy = nn.functional.binary_cross_entropy_with_logits
+    def loss(self, objective: Objective, logits: Tensor, batch: Batch, samples: int) -> Tensor:
+        """This rank's part of the loss: the mean of all ranks' samples, each times its weight."""
         if self.is_alone:
-            return entropy(logits, batch.labels, weight=batch.weights)
-        return entropy(logits, batch.labels, weight=batch.weights, reduction="sum") * self.loss_factor(samples)
+            return objective.mean_loss(logits, batch.labels, batch.weights)
+        return objective.mean_loss(logits, batch.labels, batch.weights, total=True) * self.loss_factor(samples)
 
     def loss_factor(self, samples: int) -> float:
         """The factor of the loss of one of several ranks, which together have this many samples; 1 for one process."""

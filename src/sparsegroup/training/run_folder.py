@@ -448,7 +448,7 @@ def load_run(
         summary=manifest.summary,
         checkpoint_id=CHECKPOINT.read(path).id,
         notes=notes,
-        baseline=baseline_of(metadata, path, model.network),
+        baseline=baseline_of(metadata, path, model.network, config.objective),
     )
 
 

@@ -102,7 +102,7 @@ class Session:
         self.model, self.optimizer = model, optimizer
         self.plan = config.training.plan(log.train_rows)
         self._pairs = pairs_of(model.network)
-        baseline = LogisticBaseline(numbers=len(log.numbers), pairs=self._pairs)
+        baseline = LogisticBaseline(numbers=len(log.numbers), pairs=self._pairs, objective=config.objective)
         self._baseline = BaselineCallback(baseline) if config.training.baseline else None
         own = [] if self._baseline is None else [self._baseline]
         self.trainer = config.trainer(model, optimizer, self.plan, own)

@@ -19,8 +19,9 @@ from sparsegroup.artifact.validation import STRICT, Count, Flag, Real, validated
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import RunError
+from sparsegroup.objectives import Objective
 from sparsegroup.optim import SizeTarget
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.reporting.run_record import LOSSES, AnyMetrics, HistoryPoint
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import FieldCount
 from sparsegroup.training.plan import EarlierRanks
@@ -68,18 +69,18 @@ class EpochProgress:
 
     epoch: Count = 0  # epochs that have ended
     position: Count = 0  # samples trained on in the epoch under way, by all ranks
-    best: Count | None = None  # number, from 1, of the epoch after which the validation log loss was lowest
-    validation: Metrics | None = None  # on the validation rows after the best epoch; before there is one, the last
+    best: Count | None = None  # number, from 1, of the epoch after which the validation loss was lowest
+    validation: AnyMetrics | None = None  # on the validation rows after the best epoch; before there is one, the last
     is_over: Flag = False
     steps: Count = 0  # batches trained on in the epoch under way
 
-    def end_epoch(self, validation: Metrics | None, *, may_be_best: bool) -> bool:
+    def end_epoch(self, validation: AnyMetrics | None, *, may_be_best: bool) -> bool:
         """An epoch has ended, with a state that `may_be_best`; gives whether it is the best so far."""
         self.epoch, self.position, self.steps = self.epoch + 1, 0, 0
         if validation is None:
             return False
-        lowest = inf if self.best is None or self.validation is None else self.validation.log_loss
-        is_best = may_be_best and validation.log_loss < lowest
+        lowest = inf if self.best is None or self.validation is None else self.validation.loss
+        is_best = may_be_best and validation.loss < lowest
         if is_best:
             self.best = self.epoch
         if is_best or self.best is None:
@@ -124,9 +125,9 @@ def field_totals(embedding: nn.Module) -> dict[int, FieldCount]:
 class History:
     """The points of a training, the window of this rank's samples since the last one, and the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, objective: Objective) -> None:
         self.points: list[HistoryPoint] = []
-        self.window = PredictionWindow()
+        self.window = PredictionWindow(objective)
         self._reported = 0  # points that callbacks know
         self._seconds, self._window_begin = 0.0, 0.0  # of training
         self._started: float | None = None
@@ -159,18 +160,19 @@ class History:
 
     def next_window(self) -> None:
         """A new window begins."""
-        self.window, self._window_begin = PredictionWindow(), self.seconds
+        self.window, self._window_begin = PredictionWindow(self.window.objective), self.seconds
 
     def new_points(self) -> list[HistoryPoint]:
         """The points since the last call."""
         new, self._reported = self.points[self._reported :], len(self.points)
         return new
 
-    def note_validation(self, metrics: Metrics) -> None:
+    def note_validation(self, metrics: AnyMetrics) -> None:
         """The last point is that of an epoch's end, where the model has these metrics on the validation rows."""
         if self.points:
             last = self.points[-1]
-            self.points[-1] = replace(last, validation_auc=metrics.auc, validation_log_loss=metrics.log_loss)
+            found = {f"validation_{name}": getattr(metrics, name) for name in LOSSES[type(metrics)]}
+            self.points[-1] = replace(last, **found)
 
 
 NotNegative = Annotated[Real, Field(ge=0)]

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import Log
+from sparsegroup.objectives import LOGISTIC, Objective
 from sparsegroup.optim import GroupAdaHessian, GroupOptimizer, SizeTarget
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
+from sparsegroup.reporting.run_record import AnyMetrics, HistoryPoint, Summary
 from sparsegroup.settings.declared import Settings
 from sparsegroup.settings.names import AfterFirstEpoch
 from sparsegroup.table import EveryKey, FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training.metrics import calibrating_shift
 from sparsegroup.training.model import (
     LookupModel,
     check_stepped,
@@ -99,7 +99,7 @@ class Callback:
     def on_point(self, trainer: "Trainer", point: HistoryPoint) -> None:
         """A point has joined the history; an epoch's last point after the validation."""
 
-    def on_validation(self, trainer: "Trainer", metrics: Metrics) -> None:
+    def on_validation(self, trainer: "Trainer", metrics: AnyMetrics) -> None:
         """An epoch has ended, and the model has these metrics on the validation rows; see `trainer.progress`."""
 
     def between_batches(self, trainer: "Trainer") -> None:
@@ -124,14 +124,15 @@ class Callback:
 class Trainer:
     """Trains a network over a table's embeddings, in a pass over a stream of batches or in several.
 
-    The loss is the mean over a batch of the binary cross entropy, each sample's times its weight. If the table is on
-    several ranks, each trains on its part of the batch; see "On several ranks".
+    The loss is the objective's mean over a batch, each sample's times its weight: by default the binary cross entropy.
+    If the table is on several ranks, each trains on its part of the batch; see "On several ranks".
 
     Args:
         table: Looks up the keys' vectors.
         network: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None if there are none) to logits `[n]`:
             a network of `sparsegroup.models`, or another. It is on the table's device; batches are sent there.
         optimizer: Steps the parameters of both, except frozen ones; or several, which are stepped one after the other.
+        objective: The loss, and what the network's outputs mean.
         scheduler: Sets the learning rate; stepped after each batch.
         target: Sets λ21, so that a chosen size remains; stepped after each batch, before the scheduler.
         window: Samples between two points of the history, at least a batch.
@@ -170,6 +171,7 @@ class Trainer:
         network: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
+        objective: Objective = LOGISTIC,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         target: SizeTarget | None = None,
         window: int = 100_000,
@@ -181,7 +183,8 @@ class Trainer:
         check_table(table, "Trainer(table, network, optimizer)")
         self.table, self.network, self.window = table, network, window
         self.ranks = RankGroup.of(table)
-        self._record = History()
+        self.objective = objective
+        self._record = History(objective)
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         for one in self.optimizers:
             if not isinstance(one, torch.optim.Optimizer):
@@ -197,8 +200,11 @@ class Trainer:
         self._callback_states: dict[str, list[Any]] = {}
         self._second_order = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
         self._model, self._tables = LookupModel(table, network), list(tables_in(table).values())
+        self._model.objective = objective
         self._timed = [table for table in self._tables if table.table.config.unit == "seconds"]
-        self._dense = NetworkStep(network, self.ranks, compile=compile, second_order=self._second_order)
+        self._dense = NetworkStep(
+            network, self.ranks, objective=objective, compile=compile, second_order=self._second_order
+        )
         if self.optimizers:  # without, it is there to evaluate
             check_stepped({"table": table, "network": network}, self.optimizers)
         if self._second_order and not self.ranks.is_alone:
@@ -215,7 +221,7 @@ class Trainer:
     def go_on_after(self, history: Sequence[HistoryPoint]) -> None:
         """Let what is trained next follow these points of earlier passes."""
         self.samples = history[-1].samples if history else 0
-        self._record.go_on(history, history[-1].seconds if history else 0.0, PredictionWindow())
+        self._record.go_on(history, history[-1].seconds if history else 0.0, PredictionWindow(self.objective))
 
     def fit(
         self,
@@ -250,7 +256,7 @@ class Trainer:
 
         Raises:
             ValueError: Numbers out of range or that do not go together, a stream that ends with the first epoch, or a
-                label that is neither 0 nor 1.
+                label that the objective does not take.
             MissingNumberError: Numbers are missing or infinite, and the model does not take them.
             FloatingPointError: Training has diverged; the batch that shows it has not been trained on.
         """
@@ -326,7 +332,7 @@ class Trainer:
         if self.target is not None:
             self.target.restart()
 
-    def _end_epoch(self, validation: Epochs | None) -> tuple[Metrics | None, bool]:
+    def _end_epoch(self, validation: Epochs | None) -> tuple[AnyMetrics | None, bool]:
         """Measure the model, and note how good it is; gives that, and whether it is the best so far."""
         target, metrics = self.target, None
         is_met = target is None or target.count >= target.ramp
@@ -346,7 +352,8 @@ class Trainer:
             self.table.eval()
         # What is looked up ahead has been counted; a checkpoint in between would count it once more when resumed.
         is_counted = not all(isinstance(table.table.config.admission, EveryKey) for table in self._tables)
-        batches = self.ranks.synchronized_batches(with_checked_labels(map(as_batch, stream)), self._asked, self._stop)
+        checked = with_checked_labels(map(as_batch, stream), self.objective)
+        batches = self.ranks.synchronized_batches(checked, self._asked, self._stop)
         batch = next(batches, None)
         first = None if batch is None else batch.own
         _set_time(self._timed, first)
@@ -449,6 +456,8 @@ class Trainer:
             ValueError: It is no such state; the message begins with the field. Nothing has changed.
         """
         state, ranks = TrainerState.of(state), self.ranks
+        for one in state.ranks:
+            one.window.check_labels(self.objective)
         if self.target is not None and state.target is None:
             raise ValueError("target: the state is of a training without one")
         self._callback_states = state.callbacks()
@@ -462,7 +471,7 @@ class Trainer:
             self.taken, self._dense.size, parts = own.taken, own.compiled_for, [own.window]
         else:  # the first rank takes all of the window, and none has trained on its part of the epoch
             self.taken, self._dense.size, parts = 0, None, [] if ranks.rank else windows
-        window = PredictionWindow.joined(parts, sum(len(one.labels) for one in windows))
+        window = PredictionWindow.joined(parts, sum(len(one.labels) for one in windows), self.objective)
         self._record.go_on(state.history, state.seconds, window, parts[0].seconds if parts else 0.0)
 
     def _restore_callbacks(self) -> None:
@@ -514,7 +523,7 @@ class Trainer:
             self.scheduler.step()
         return logits, loss.detach()
 
-    def evaluate(self, stream: Iterable[Sample], *, sweep: bool = False) -> Metrics:
+    def evaluate(self, stream: Iterable[Sample], *, sweep: bool = False) -> AnyMetrics:
         """Metrics over all batches of a stream; nothing is trained. The model remains in evaluation mode.
 
         `sweep` sweeps the optimizers first (`GroupOptimizer.sweep`), so that the model is as sparse as λ21 has it now,
@@ -527,7 +536,7 @@ class Trainer:
 
     @torch.no_grad()
     def recalibrate(self, stream: Iterable[Sample]) -> float:
-        """Shift the network's `logit_bias` so that the predictions for a stream add up to its positives.
+        """Shift the network's `logit_bias` so that the loss on a stream is lowest: probabilities add up to positives.
 
         Returns:
             The shift of the logits; 0 where the network has no such bias.
@@ -535,16 +544,16 @@ class Trainer:
         if (bias := logit_bias_of(self.network)) is None:
             return 0.0
         window = self.predictions(stream)
-        shift = calibrating_shift(window.logits(), window.labels(), window.weights())
+        shift = window.shift()
         bias.add_(shift)
         return shift
 
     def predictions(self, stream: Iterable[Sample]) -> PredictionWindow:
         """The predictions that `evaluate` measures; of several ranks' parts of the stream, the first rank's first."""
-        return predict(self._model, with_checked_labels(map(as_batch, stream)), self.ranks)
+        return predict(self._model, with_checked_labels(map(as_batch, stream), self.objective), self.ranks)
 
     def predict(self, stream: Iterable[Sample]) -> npt.NDArray[np.float64]:
-        """Probabilities `[samples]` over all batches of a stream. The model is left in evaluation mode."""
+        """Predictions `[samples]` over all batches of a stream. The model is left in evaluation mode."""
         return predict(self._model, stream, self.ranks).probabilities()
 
 

@@ -269,6 +269,7 @@ class Study:
         """
         folder = Path(folder)
         config.check_log(log)
+        config.check_binary("a search")
         space = SearchSpace.excluding(given, config.resolved_for(log), log)
         space.base.build_for(log.schema)  # settings that cannot be built leave no folder
         part, measured = _rows_to_tune_on(log, tune_rows, held_out)

@@ -10,7 +10,6 @@ from pair_logs import pair_log
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.reporting.run_record import Metrics, Trial
 from sparsegroup.training import Callback, Config, Trainer, evaluate, settings_by_trials
-from sparsegroup.training.metrics import calibrating_shift
 from sparsegroup.training.selection import trials
 from sparsegroup.training.selection.pair_gains import PairGains
 from sparsegroup.training.selection.trials import HELD_OUT, MOST_EPOCHS, _Score, _simplest
@@ -138,7 +137,7 @@ def test_a_trial_is_the_run_of_its_settings_with_as_many_rows_held_out(mode: str
     trainer.fit(**plan.arguments(log))
     assert trial.auc == measured.metrics[1].auc
     window = trainer.predictions(plan.arguments(log)["validation"](1))
-    shift = calibrating_shift(window.logits(), window.labels())
+    shift = window.shift()
     shifted = 1 / (1 + np.exp(-window.logits() - shift))
     assert trial.log_loss == pytest.approx(evaluate(window.labels(), shifted).log_loss, rel=1e-9)
     assert trial.log_loss < measured.metrics[1].log_loss

@@ -161,7 +161,7 @@ def encode_frame(
         torch.from_numpy(numbers),
         torch.from_numpy(labels),
         torch.from_numpy(times.copy()),
-        weights=None if log.weight is None else torch.from_numpy(frame[log.weight].to_numpy().copy()),
+        weights=_weights(frame, log, labels) if log.weighted else None,
         bags=tuple(_bags(frame[name], separator, numbered[name]) for name, separator in log.lists.items()),
     )
     is_test = frame[log.split_column].eq_missing("2").to_numpy() if log.split_column else None
@@ -193,6 +193,13 @@ def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) 
         text = f"{log.weight}={row[log.weight]}" if row[log.weight] is not None else f"no {log.weight}"
         bad.append((row[LINE], f"weight {log.weight!r} must be a number >= 0", text))
     return frame.with_columns(weight).filter(valid)
+
+
+def _weights(frame: pl.DataFrame, log: LogFormat, labels: npt.NDArray[np.float32]) -> torch.Tensor:
+    own = np.ones(len(labels), np.float32) if log.weight is None else frame[log.weight].to_numpy().copy()
+    if log.labelled and log.class_weights != (1, 1):
+        own *= np.where(labels == 1, *reversed(log.class_weights)).astype(np.float32)
+    return torch.from_numpy(own)
 
 
 def _derived(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:

@@ -12,6 +12,11 @@ def sqrt(x: Any) -> Any:
 
 
 @njit(inline="always")
+def exp(x: Any) -> Any:
+    return math.exp(x)
+
+
+@njit(inline="always")
 def where(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 

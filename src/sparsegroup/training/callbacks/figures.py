@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary
+from sparsegroup.reporting.run_record import AnyMetrics, HistoryPoint, Summary
 from sparsegroup.settings.declared import Settings
 
 
@@ -15,7 +15,7 @@ def scalars(point: HistoryPoint) -> dict[str, float]:
 
 def final_scalars(summary: Summary) -> dict[str, float]:
     """The metrics of a summary, such as `test/auc`; undefined ones are left out."""
-    metrics = {name: value for name, value in vars(summary).items() if isinstance(value, Metrics)}
+    metrics = {name: value for name, value in vars(summary).items() if isinstance(value, AnyMetrics)}
     return {f"{name}/{metric}": value for name, of in metrics.items() for metric, value in _finite(vars(of)).items()}
 
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sparsegroup.errors import require
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics
+from sparsegroup.reporting.run_record import AnyMetrics, HistoryPoint
 from sparsegroup.training.callbacks.figures import scalars
 from sparsegroup.training.trainer import Callback, Trainer
 
@@ -48,7 +48,7 @@ class OptunaPruningCallback(Callback):
         if not self.monitor.startswith(_VALIDATION) and (value := scalars(point).get(self.monitor)) is not None:
             self._report(value, len(trainer.history))
 
-    def on_validation(self, trainer: Trainer, metrics: Metrics) -> None:
+    def on_validation(self, trainer: Trainer, metrics: AnyMetrics) -> None:
         if self.monitor.startswith(_VALIDATION):
             self._report(getattr(metrics, self.monitor.removeprefix(_VALIDATION)), trainer.progress.epoch)
 

@@ -9,7 +9,7 @@ import torch
 from sparsegroup.data import Log, MemoryLog
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.step import KEY_BYTES
-from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.reporting.run_record import AnyMetrics, Metrics
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training.build import NO_TARGET, Config
 from sparsegroup.training.model import ClickModel
@@ -35,9 +35,10 @@ class ModelScore:
 
     @classmethod
     def of(
-        cls, name: str, config: Config, model: ClickModel, optimizer: GroupOptimizer, log: Log, test: Metrics
+        cls, name: str, config: Config, model: ClickModel, optimizer: GroupOptimizer, log: Log, test: AnyMetrics
     ) -> "ModelScore":
         """The size of a model, with its metrics."""
+        assert isinstance(test, Metrics)
         table = model.embedding
         live, informative = table.num_live, None
         if isinstance(log, MemoryLog) and log.informative is not None and isinstance(table, HashEmbedding):
@@ -97,6 +98,7 @@ def size_path(
         SettingsError: A rate out of range, or fields or times that the log does not have.
     """
     config.check_log(log)
+    config.check_binary("a path of sizes")
     config = config.resolved_for(log)
     smaller = [(f"rate {rate:g}", config.replace(l21=0.0, target_rate=rate, target_bytes=None)) for rate in rates]
     configs = [("all features", _with_all_features(config)), *smaller]

@@ -3,20 +3,23 @@
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sparsegroup.data.log import Log
 from sparsegroup.data.order import LogPart
-from sparsegroup.reporting.run_record import Metrics, Trial
+from sparsegroup.reporting.run_record import AnyMetrics, Metrics, Trial
 from sparsegroup.settings.auto import has_default_optimizer, has_default_target
 from sparsegroup.training.assessment import BEYOND_NOISE, by_block
 from sparsegroup.training.build import Config
-from sparsegroup.training.metrics import calibrating_shift, evaluate, exceeds_noise
+from sparsegroup.training.metrics import exceeds_noise
+from sparsegroup.training.predictions import predictions_of
 from sparsegroup.training.selection.pair_gains import PairGains
 from sparsegroup.training.state import EpochProgress, TemporaryBest, table_figures
 from sparsegroup.training.trainer import Callback, Trainer
@@ -54,7 +57,7 @@ class _Score:
 
     config: Config
     trial: Trial
-    metrics: Metrics
+    metrics: AnyMetrics
     losses: Float64s
 
     def is_as_good_as(self, best: "_Score", errors: float) -> bool:
@@ -67,7 +70,7 @@ def settings_by_trials(
 ) -> tuple[Config, tuple[Trial, ...]]:
     """The settings that trials on a log choose, and the trials.
 
-    The last tenth of the training rows is held out, and models are trained on the others. The lowest log loss on these
+    The last tenth of the training rows is held out, and models are trained on the others. The lowest loss on these
     rows decides, with each model's logits shifted so that its predictions add up, where it is lower by more than noise:
     for pairs and λ2 a standard error of the mean over 20 blocks of rows, for passes and size a paired t-test over them
     at 5 %. Otherwise the first is taken. In this order:
@@ -124,7 +127,7 @@ def _tried(config: Config) -> set[str]:
         tried.add("optimizer.l2")
     if has_default_target(given):
         tried.add("optimizer.target_rate")
-    if "pairs" not in given.get("model", {}):
+    if "pairs" not in given.get("model", {}) and config.objective.is_binary:  # whose gains are of the log loss
         tried.add("model.pairs")
     return tried
 
@@ -291,7 +294,7 @@ class _Curve(Callback):
     def __init__(self, config: Config, scores: list[_Score]) -> None:
         self.config, self.scores = config, scores
 
-    def on_validation(self, trainer: Trainer, metrics: Metrics) -> None:
+    def on_validation(self, trainer: Trainer, metrics: AnyMetrics) -> None:
         """See `Callback`."""
         window = trainer.validated
         assert window is not None
@@ -299,10 +302,9 @@ class _Curve(Callback):
         rate = table_figures(trainer.table)[0]["feature_rate"]
         mode = self.config.training.after_first_epoch
         pairs = tuple(self.config.model.pairs or ())
-        logits, labels, weights = window.logits(), window.labels(), window.weights()
         # The level of a model's predictions hangs on its last batches, and is mended in the end of a run.
-        calibrated = 1 / (1 + np.exp(-(logits + calibrating_shift(logits, labels, weights))))
-        log_loss = evaluate(labels, calibrated, weights).log_loss
-        trial = Trial(epochs, mode, pairs, optimizer.l2, rate, metrics.auc, log_loss)
-        losses = [one.log_loss for one in by_block(window, calibrated)]
+        calibrated = predictions_of([torch.from_numpy(window.logits() + window.shift())], window.objective)
+        auc = metrics.auc if isinstance(metrics, Metrics) else nan
+        trial = Trial(epochs, mode, pairs, optimizer.l2, rate, auc, window.measured(calibrated).loss)
+        losses = [one.loss for one in by_block(window, calibrated)]
         self.scores.append(_Score(self.config.decided({"training.epochs": epochs}), trial, metrics, np.array(losses)))

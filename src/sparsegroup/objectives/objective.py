@@ -1,0 +1,151 @@
+"""What a model learns: the loss of a score and a label, and the prediction that a score means."""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.penalties.penalty import NamedChoice
+from sparsegroup.rules.rule import bind
+
+Float64s = npt.NDArray[np.float64]
+
+_STEPS = 100
+"""Of a bisection."""
+
+
+class Objective(NamedChoice, kind="objective"):
+    """The loss of a network's scores, and the predictions that they stand for.
+
+    A subclass sets `name`, `residual` and what else differs; it is a frozen dataclass whose fields, declared by
+    `parameter`, are the objective's parameters. See "How to add an objective".
+
+    Attributes:
+        name: Lower-case name: `objective="…"` is the objective at its default parameters.
+        residual: A static method `residual(score, label, shape) -> dloss/dscore`, element-wise, non-decreasing in the
+            score. Like the `update` of a rule it takes its array functions from the global `xp`: the baseline compiles
+            it by Numba, training runs it on tensors.
+        is_binary: Whether labels are 0 or 1, and predictions probabilities.
+        prediction: What a prediction is called: the column of files of predictions, the output of an ONNX model.
+        error: What the mean of `deviance` is called in reports.
+        least, includes_least: The smallest label; and whether it is one itself.
+        scaled: Whether scores are predictions over `scale`, so that learning rates do not depend on a label's unit.
+        scale: Unit of the scores, > 0.
+        highest: Bound of a bisection for a score: e to this power is finite.
+
+    Examples:
+        >>> from sparsegroup.objectives import Objective, Quantile
+        >>> Objective.of("poisson").plain, Objective.of({"name": "quantile", "alpha": 0.9}) == Quantile(alpha=0.9)
+        ('poisson', True)
+    """
+
+    residual: ClassVar[Callable[..., Any]]
+    is_binary: ClassVar[bool] = False
+    prediction: ClassVar[str] = "prediction"
+    error: ClassVar[str]
+    least: ClassVar[float] = -math.inf
+    includes_least: ClassVar[bool] = True
+    scaled: ClassVar[bool] = False
+    highest: ClassVar[float] = 2.0**60
+    scale = 1.0
+
+    @property
+    def shape(self) -> float:
+        """The parameter that `residual` takes; 0 if it has none."""
+        return 0.0
+
+    @property
+    def label_words(self) -> str:
+        """Which labels it takes, in words."""
+        if self.is_binary:
+            return "0 or 1"
+        if self.least == -math.inf:
+            return "finite numbers"
+        return f"finite numbers {'>=' if self.includes_least else '>'} {self.least:g}"
+
+    def are_labels(self, labels: Tensor) -> Tensor:
+        """Which of some labels `[n]` it takes, `[n]` bool."""
+        enough = labels >= self.least if self.includes_least else labels > self.least
+        return enough & labels.isfinite()
+
+    def in_unit(self, scale: float) -> Self:
+        """The same objective with this unit of the scores, if it has one."""
+        if not self.scaled:
+            return self
+        parameters: Any = {**self.parameters, "scale": scale}
+        return type(self)(**parameters)
+
+    def unit_of(self, labels: Float64s, weights: Float64s) -> float:
+        """The unit of scores for labels like these `[n]`, with weights `[n]`: their standard deviation, or 1."""
+        if not self.scaled or not weights.sum():
+            return 1.0
+        mean = np.average(labels, weights=weights)
+        deviation = math.sqrt(np.average((labels - mean) ** 2, weights=weights))
+        return deviation if 0 < deviation < math.inf else 1.0
+
+    def losses(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """The losses `[n]` of scores `[n]` and labels `[n]`, which autograd can derive by the scores."""
+        raise NotImplementedError
+
+    def mean_loss(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, total: bool = False) -> Tensor:
+        """The mean `[]` of the losses of n samples, or their `total`, each times its weight `[n]`."""
+        losses = self.losses(scores, labels)
+        losses = losses if weights is None else losses * weights
+        return losses.sum() if total else losses.mean()
+
+    def gradient(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """dloss/dscore `[n]` of scores `[n]` and labels `[n]`."""
+        found: Tensor = bind(type(self).residual, torch)(scores, self.in_scores(labels), self.shape)
+        return found
+
+    def in_scores(self, labels: Any) -> Any:
+        """Labels as `residual` takes them: in units of the scores."""
+        return labels / self.scale if self.scaled else labels
+
+    def predict(self, scores: Tensor) -> Tensor:
+        """Predictions `[n]` of scores `[n]`, of the same dtype."""
+        return scores * self.scale if self.scaled else scores
+
+    def deviance(self, labels: Float64s, predictions: Float64s) -> Float64s:
+        """How far predictions `[n]` are from labels `[n]`, `[n]` ≥ 0: a loss that is 0 where they agree."""
+        raise NotImplementedError
+
+    def calibration(self, labels: Float64s, predictions: Float64s, weights: Float64s) -> float:
+        """Sum of predictions `[n]` over the sum of labels `[n]`, each times its weight `[n]`; NaN where that is 0."""
+        total = float(weights @ labels)
+        return float(weights @ predictions) / total if total else math.nan
+
+    def shift(self, scores: Float64s, labels: Float64s, weights: Float64s) -> float:
+        """What is added to scores `[n]` so that the weighted loss is lowest: its derivative is 0 there.
+
+        For the mean and for a logarithmic link with Poisson's loss, the predictions then add up to the labels.
+        """
+        residual, given = bind(type(self).residual, np), self.in_scores(labels)
+
+        def derivative(at: float) -> float:
+            with np.errstate(over="ignore"):
+                return float(weights @ residual(scores + at, given, self.shape))
+
+        low = high = 1.0
+        while derivative(-low) > 0 and low < self.highest:
+            low *= 2
+        while derivative(high) < 0 and high < self.highest:
+            high *= 2
+        low = -low
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if derivative(middle) < 0 else (low, middle)
+        return (low + high) / 2
+
+    def start(self, labels: Float64s, weights: Float64s) -> float:
+        """The score of the best constant prediction of labels `[n]` with weights `[n]`; 0 without any."""
+        return self.shift(np.zeros(len(labels)), labels, weights) if weights.sum() else 0.0
+
+    def best_constant(self, labels: Float64s, weights: Float64s) -> float:
+        """The constant prediction of the lowest weighted loss."""
+        score = torch.tensor([self.start(labels, weights)], dtype=torch.float64)
+        return float(self.predict(score))

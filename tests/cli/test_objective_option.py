@@ -1,0 +1,67 @@
+"""`--objective`: numbers from a CSV to a served model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from command import Run
+
+
+def test_numbers_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    users, films = draw.integers(40, size=3_000), draw.integers(30, size=3_000)
+    rating = np.clip(np.round(3 + draw.normal(size=40)[users] + draw.normal(size=30)[films]), 1, 5)
+    frame = {"user": [f"u{user}" for user in users], "film": [f"f{film}" for film in films], "rating": rating}
+    pl.DataFrame(frame).write_csv(tmp_path / "ratings.csv")
+    options = ("--selection", "never", "--epochs", "3", "--dim", "4", "--batch-size", "64")
+    label = ("--label", "rating", "--objective", "squared")
+
+    def result(*arguments: str) -> dict[str, float]:
+        done = run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, float] = json.loads(done.stdout)
+        return found
+
+    trained = result("train", "ratings.csv", *label, *options, "--out", "run")
+    assert trained["test_relative_loss"] < 0.5
+    assert {"test_rmse", "test_mae", "baseline_rmse", "test_calibration"} <= trained.keys()
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "RMSE" in report
+    assert "Labels by prediction" in report
+    assert "AUC" not in report
+    measured = result("evaluate", "run", "ratings.csv")
+    assert measured["metrics"]["rmse"] == pytest.approx(trained["test_rmse"], rel=1e-6)  # type: ignore[index]
+    exported = result("export", "run", "out", "--onnx", "--test", "ratings.csv")
+    assert exported["onnx_rmse"] == pytest.approx(trained["test_rmse"], rel=1e-5)
+    for model in ("run", "out"):
+        assert run("predict", model, "ratings.csv", "--out", f"{model}.csv").returncode == 0
+    scores = [pl.read_csv(tmp_path / f"{model}.csv") for model in ("run", "out")]
+    assert scores[0].columns == ["row", "prediction", "label"]
+    np.testing.assert_allclose(scores[0]["prediction"], scores[1]["prediction"], rtol=1e-5)
+    assert result("train", "ratings.csv", "--continue", "run", "--out", "more")["test_relative_loss"] < 0.5
+    for command in (("path", "ratings.csv"), ("tune", "ratings.csv", "--out", "study")):
+        refused = run(*command, *label)
+        assert (refused.returncode, "objective" in refused.stderr) == (2, True)
+    assert "--user is for labels 0 and 1" in run("evaluate", "run", "ratings.csv", "--user", "user").stderr
+
+
+def test_a_log_of_sampled_negatives_gives_probabilities_of_the_whole_one(run: Run, tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    values = draw.integers(20, size=20_000)
+    label = (draw.random(20_000) < 0.01 + 0.01 * values).astype(int)
+    whole = pl.DataFrame({"label": label, "value": [f"v{value}" for value in values]})
+    whole.write_csv(tmp_path / "whole.csv")
+    whole.filter((pl.col("label") == 1) | pl.Series(draw.random(20_000) < 0.2)).write_csv(tmp_path / "sampled.csv")
+    calibrations = {}
+    for kept in ("1", "20%"):
+        options = ("--model", "lr", "--selection", "never", "--no-baseline", "--negatives-kept", kept)
+        assert run("train", "sampled.csv", *options, "--out", f"run {kept}").returncode == 0
+        done = run("evaluate", f"run {kept}", "whole.csv", "--negatives-kept", "1", "--json")
+        calibrations[kept] = json.loads(done.stdout)["metrics"]["calibration"]
+    own = json.loads(run("evaluate", "run 20%", "sampled.csv", "--json").stdout)["metrics"]["calibration"]
+    assert calibrations["1"] > 2
+    assert calibrations["20%"] == pytest.approx(1, abs=0.1)
+    assert own == pytest.approx(1, abs=0.2)
