@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "demo": "Adam, pruned Adam, Group Adam as in the paper, and a target rate, side by side on a synthetic log.",
     "evaluate": "Compare a model's predictions with a log's labels: AUC, calibration, gains, by user and by value of a "
     "field.",
+    "explain": "Say why a model predicts what it does for rows of a log: what each column contributes to the logit.",
     "export": "Write the live rows of a trained model and its network, for servers.",
     "apply": "Apply deltas to an export, and write the result as a new export.",
     "inspect": "Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did.",
@@ -44,6 +45,7 @@ _MODULES = {
     "apply": "export",
     "demo": "compare",
     "evaluate": "score",
+    "explain": "score",
     "path": "compare",
     "predict": "score",
     "synthesize": "prepare",

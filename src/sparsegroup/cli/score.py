@@ -1,11 +1,11 @@
-"""`sparsegroup predict` and `evaluate`: a model scores the rows of a log."""
+"""`sparsegroup predict`, `evaluate` and `explain`: a model scores the rows of a log."""
 
 import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
-from math import isinf, nan
+from math import isinf, isnan, nan
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,8 +21,10 @@ from sparsegroup.settings.declared import FORMAT
 
 if TYPE_CHECKING:
     from sparsegroup.data import Log
+    from sparsegroup.data.raw.files import LogPaths
     from sparsegroup.serving import TrainedModel
     from sparsegroup.serving.evaluation import EvaluationResult
+    from sparsegroup.serving.explanation import ExplainedRow, LogExplanation
 
 _logger = logging.getLogger(__name__)
 
@@ -54,11 +56,8 @@ def predict_command(
     """
     with starting(threads):
         from sparsegroup.artifact.folder import write_atomically
-        from sparsegroup.cli.logs import reading_bar
-        from sparsegroup.data import open_log
         from sparsegroup.data.raw.files import is_same, short_name, shown
         from sparsegroup.reporting.run_record import Metrics, NumberMetrics
-        from sparsegroup.serving.opening import open_trained
         from sparsegroup.training.predictions import (
             SUFFIXES,
             Columns,
@@ -75,14 +74,7 @@ def predict_command(
         raise UsageError("--json wants --out: without it, stdout is for the predictions")
     if out is None and sys.stdout is None:
         raise UsageError("stdout is closed: give --out for the predictions")
-    trained = open_trained(model)
-    trained.check_rows()
-    read = log_settings(settings)
-    how: Mapping[str, Any] = {**read.reading_options, **read.format_options}
-    with reading_bar(log) as on_progress:
-        like = trained.config.format_options
-        data = open_log(log, like=like, whole=True, threads=threads, on_progress=on_progress, **how)
-    _check_fits(data, trained, settings)
+    trained, data = _open_whole(model, log, settings, threads)
     window, begin = PredictionWindow(trained.model.objective), perf_counter()
     is_hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
     with nullcontext() if is_hidden else progress(f"scoring {short_name(log)}", "rows") as update:
@@ -199,6 +191,82 @@ def _values(found: "EvaluationResult", field: str) -> Table:
             style="yellow" if one.surely_off_by else None,
         )
     return made
+
+
+@takes_settings(*_READING, **_THE_MODELS)
+def explain_command(
+    model: Model,
+    log: RawOrPrepared,
+    row: Annotated[
+        list[str], typer.Option(metavar="N|N-M", help="Row, or rows, by their place in the log, from 0 (repeatable).")
+    ],
+    top: Annotated[int, typer.Option(min=1, help="Number of columns to show; --json has all.")] = 10,
+    permutations: Annotated[
+        int, typer.Option(min=4, help="Orders of the columns to draw, an even number; up to 10 columns need none.")
+    ] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the orders.")] = 0,
+    *,
+    settings: Mapping[str, Any],
+    threads: Threads = THREADS,
+) -> None:
+    """Say why a model predicts what it does for rows of a log: what each column contributes to the logit.
+
+    The contributions add up to the difference from a row of which nothing is known: values that training has never
+    seen, and mean numbers. They are Shapley values.
+    """
+    rows = [_places(text) for text in row]
+    with starting(threads):
+        from sparsegroup.data.raw.files import shown
+        from sparsegroup.serving.explanation import explain_rows
+
+    trained, data = _open_whole(model, log, settings, threads)
+    found = explain_rows(trained, data, rows, permutations=permutations, seed=seed)
+    tables = (_contributions(one, found, top) for one in found.rows)
+    show({"model": str(model), "log": shown(log), "seed": seed, **found.as_plain()}, *tables)
+
+
+def _places(text: str) -> range:
+    """The places that `--row` names."""
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)):
+        raise UsageError(f"--row takes a place in the log from 0, or two, such as 7 or 0-4, got {text!r}")
+    return range(int(first), int(last or first) + 1)
+
+
+def _contributions(one: "ExplainedRow", found: "LogExplanation", top: int) -> Table:
+    """A row's columns of the largest contributions, and the sum of the others."""
+    what, label = found.objective.prediction, "" if one.label is None else f", label {one.label:g}"
+    title = f"\nrow {one.row}: {what} {metric(found.prediction(one.logit))}{label}"
+    made = table("column", "value", "contribution", "±", left=2, title=title, **_STYLE)
+    start = f"{what} {metric(found.prediction(found.reference))}"
+    made.add_row("reference row", start, f"{found.reference:+.3f}", "", style="dim")
+    for part in one.contributions[:top]:
+        text = part.value if isinstance(part.value, str) else "" if isnan(part.value) else f"{part.value:g}"
+        error = f"{part.error:.3f}" if found.permutations else "exact"
+        made.add_row(plain(part.column), plain(text) or "(missing)", f"{part.contribution:+.3f}", error)
+    if others := one.contributions[top:]:
+        made.add_row(f"{len(others)} others", "", f"{sum(part.contribution for part in others):+.3f}", "")
+    made.add_row("logit", "", f"{one.logit:+.3f}", "", style="dim")
+    return made
+
+
+def _open_whole(
+    model: Path, log: "LogPaths", settings: Mapping[str, Any], threads: int
+) -> tuple["TrainedModel", "Log"]:
+    """A model of finite rows, and all rows of a log that fits it."""
+    from sparsegroup.cli.logs import reading_bar
+    from sparsegroup.data import open_log
+    from sparsegroup.serving.opening import open_trained
+
+    trained = open_trained(model)
+    trained.check_rows()
+    read = log_settings(settings)
+    how: Mapping[str, Any] = {**read.reading_options, **read.format_options}
+    with reading_bar(log) as on_progress:
+        like = trained.config.format_options
+        data = open_log(log, like=like, whole=True, threads=threads, on_progress=on_progress, **how)
+    _check_fits(data, trained, settings)
+    return trained, data
 
 
 def _check_fits(log: "Log", trained: "TrainedModel", settings: Mapping[str, Any]) -> None:

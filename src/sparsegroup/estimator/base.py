@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from inspect import Parameter, Signature
 from numbers import Integral, Real
 from pathlib import Path
@@ -24,11 +23,9 @@ from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import ExportManifest, TrainedModel, export_trained
 from sparsegroup.settings.declared import DECLARED
 from sparsegroup.settings.names import Dtype, ModelChoice
-from sparsegroup.table import FieldTables
 from sparsegroup.training.build import Config
-from sparsegroup.training.model import keys_to_look_up, logits_of
 from sparsegroup.training.plan import EpochPlan
-from sparsegroup.training.predictions import EVALUATED
+from sparsegroup.training.predictions import EVALUATED, logits_in_float64
 from sparsegroup.training.selection.trials import settings_by_trials
 
 Labels = npt.NDArray[np.float32]
@@ -84,15 +81,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         log = FrameLog(feature_frame(self, X, list(self.columns_)), columns=self.columns_, whole=True, name="X")
-        # In float32 a row's place in its batch changes the order of sums, and the last bits with it.
-        network, embedding = deepcopy(self.model_.network).double().eval(), self.model_.embedding.eval()
-        logits = []
-        with torch.no_grad():
-            for batch in log.batches(0, len(log), EVALUATED):
-                keys = keys_to_look_up(network, batch.keys, batch.bags)
-                several = isinstance(embedding, FieldTables)
-                vectors = embedding(keys, torch.float64) if several else embedding(keys).double()
-                logits.append(logits_of(network, vectors, batch.keys, batch.numbers.double(), batch.bags).cpu())
+        logits = list(logits_in_float64(self.model_, log.batches(0, len(log), EVALUATED)))
         all_logits: npt.NDArray[np.float64] = torch.cat(logits).numpy()
         return all_logits
 

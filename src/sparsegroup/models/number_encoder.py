@@ -142,6 +142,13 @@ class NumberEncoder(RunningStatistics):
         self.fitted.fill_(True)
         self.is_fitted = True
 
+    @torch.no_grad()
+    def means(self) -> Tensor:
+        """The numbers `[n]` float64 that become 0, t⁻¹(m); NaN, which also does, if it does not standardize."""
+        if not self.standardize:
+            return self.of_batch.new_full((self.numbers,), torch.nan)
+        return torch.where(self.signed_log, self.mean.sign() * self.unit * self.mean.abs().expm1(), self.mean)
+
     def _vectors(self, numbers: Tensor, missing: Tensor) -> Tensor:
         if not self.buckets:
             return numbers.new_zeros(numbers.shape[0], 0, self.dim)

@@ -1,4 +1,4 @@
-"""From a trained model to a server: compact exports, ONNX, deltas, and a look inside."""
+"""From a trained model to a server: compact exports, ONNX, deltas, a look inside, and why it predicts what it does."""
 
 from sparsegroup.errors import require
 from sparsegroup.importing import document_constructors
@@ -7,6 +7,7 @@ require("cli", __name__)
 
 from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.evaluation import TestRows, open_test_rows, recalibrate_on
+from sparsegroup.serving.explanation import Explanation, explain
 from sparsegroup.serving.exporting import export, export_trained, load_export
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.frozen_model import ServingModel
@@ -15,6 +16,7 @@ from sparsegroup.serving.opening import TrainedModel, open_trained
 from sparsegroup.serving.reading import Export, read_export
 
 __all__ = [
+    "Explanation",
     "Export",
     "ExportError",
     "ExportManifest",
@@ -22,6 +24,7 @@ __all__ = [
     "TestRows",
     "TrainedModel",
     "apply_deltas",
+    "explain",
     "export",
     "export_delta",
     "export_trained",

@@ -3,6 +3,7 @@
 import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -170,6 +171,20 @@ def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[
         check_logits(model, batch, logits, rows)
         rows += len(batch)
         yield batch, logits
+
+
+@torch.no_grad()
+def logits_in_float64(model: LookupModel, stream: Iterable[Batch]) -> Iterator[Tensor]:
+    """The logits `[n]` float64 of each batch of a stream, on the CPU. The model is left in evaluation mode.
+
+    In float32 a row's place in its batch changes the order of sums, and the last bits with it.
+    """
+    model.eval()
+    network, embedding = deepcopy(model.network).double(), model.embedding
+    for batch in stream:
+        keys = keys_to_look_up(network, batch.keys, batch.bags)
+        vectors = embedding(keys, torch.float64) if isinstance(embedding, FieldTables) else embedding(keys).double()
+        yield logits_of(network, vectors, batch.keys, batch.numbers.double(), batch.bags).cpu()
 
 
 def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
