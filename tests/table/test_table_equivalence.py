@@ -13,8 +13,6 @@ from family import Member, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH
 from over import over
 from rmsprop import GroupRMSprop
-from schedule_cases import SCHEDULERS
-from schedule_cases import advance as advance_schedule
 from sparsegroup import MCP, GroupAdagrad, GroupAdam, GroupMomentum, GroupOptimizer
 from table_cases import INT64, Lookup, as_keys, keys_in, learn, random_keys, stream
 from table_pairs import DTYPES, TOLERANCE, Pair, every_member, every_pair, one_of_each_kind, same, table_of
@@ -36,16 +34,6 @@ def test_a_table_is_a_sparse_embedding(member: Member, norm: str, penalty: str, 
     pair.assert_same_state()
     assert 0.02 < dead_share(path) < 0.98
     assert pair.table.num_rows == len(pair.oracle.row_of)
-
-
-@one_of_each_kind
-def test_each_lambda_alone_and_none(member: Member) -> None:
-    for on in ((), ("l1",), ("l21",), ("l2",), ("l1", "l21")):
-        options = {name: value for name, value in regularizer(member).items() if name in on}
-        pair = Pair(table_of(torch.float64), lambda weight: member.build(weight, **options))  # noqa: B023
-        same(pair.follow(stream(seed=1)))
-        pair.assert_same_state()
-        assert ("u" in pair.table.memory().parts) == (bool(on) or member.rule == "ftrl")
 
 
 @DTYPES
@@ -75,20 +63,6 @@ def test_norm_and_penalty_may_change_in_mid_run(member: Member, norm: str) -> No
 
     pair = Pair(table_of(torch.float64), member.build)
     same(pair.follow(stream(seed=3), change))
-
-
-@one_of_each_kind
-def test_under_a_scheduler_of_rate_and_momentum(member: Member) -> None:
-    pair = Pair(table_of(torch.float64), lambda weight: member.build(weight, **regularizer(member)))
-    schedulers = [SCHEDULERS["OneCycleLR"](optimizer) for _, optimizer in pair.both]
-    steps, path = stream(steps=8, seed=4, new_per_step=4), []
-    for lookups in steps:
-        for (module, optimizer), scheduler in zip(pair.both, schedulers, strict=True):
-            learn(module, optimizer, lookups)
-            advance_schedule(scheduler)
-        path.append(pair.vectors(keys_in(steps)))
-    same(torch.stack(path, dim=1))
-    pair.assert_same_state()
 
 
 @over(("dtype", "regularized"), [(torch.float64, False), (torch.float32, True)])

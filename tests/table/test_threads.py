@@ -1,9 +1,8 @@
 """Lookups, steps and inspection from several threads at once: what comes out is what would have come out in turn."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -250,23 +249,3 @@ def test_losses_from_several_threads_add_up_in_one_gradient() -> None:
     optimizer.step()
     expected.step()
     assert_identical(everything(table, optimizer), everything(in_turn, expected))
-
-
-def test_bits_do_not_depend_on_the_thread_that_trains() -> None:
-    def train(tables: Sequence[HashEmbedding]) -> list[object]:
-        results = []
-        for table in tables:
-            optimizer = GroupAdam([table.weight], lr=0.1, **REGULARIZED)
-            keys = random_keys(9000)
-            for _ in range(2):
-                learn(table, optimizer, pull(keys, DIM))
-            results.append(everything(table, optimizer))
-        return results
-
-    with ExitStack() as stack:
-        before = torch.get_num_threads()
-        stack.callback(torch.set_num_threads, before)
-        torch.set_num_threads(2)
-        (elsewhere,) = together(lambda: train([new_table()]))
-        here = train([new_table()])
-    assert_identical(elsewhere, here)
