@@ -21,7 +21,6 @@ from sparsegroup import (
     MinCount,
     TableEmbedding,
     TableEmbeddingBag,
-    TargetRate,
     convert,
     param_groups,
     to_embeddings,
@@ -94,28 +93,23 @@ def test_the_model_computes_what_it_did_and_so_does_the_one_that_is_converted_ba
     assert not [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     assert not old & {id(parameter) for parameter in model.parameters()}
     assert len(list(model.parameters())) == len(old) + 2
+    assert model.item is model.places["again"]
+    assert model.item is not model.places["other"]
+    assert model.item.table is model.places["other"].table
+    assert sum(isinstance(module, HashEmbedding) for module in model.modules()) == 4
     for training in (True, False):
         model.train(training)
         for seed, want in enumerate(wanted):
             assert torch.allclose(model(*batch(seed)), want, rtol=1e-6, atol=1e-6)
     assert torch.equal(model.item.table.lookup(torch.arange(ROWS)), before["item.weight"])
     assert to_embeddings(model) is model
+    assert model.item is model.places["again"]
+    assert model.item.weight is model.places["other"].weight
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[name], value) for name, value in before.items())
     for seed, want in enumerate(wanted):
         assert torch.equal(model(*batch(seed)), want)
-
-
-def test_what_is_shared_stays_shared_there_and_back() -> None:
-    model = convert(Shop())
-    assert model.item is model.places["again"]
-    assert model.item is not model.places["other"]
-    assert model.item.table is model.places["other"].table
-    assert sum(isinstance(module, HashEmbedding) for module in model.modules()) == 4
-    to_embeddings(model)
-    assert model.item is model.places["again"]
-    assert model.item.weight is model.places["other"].weight
 
 
 def test_arguments_and_attributes_stay() -> None:
@@ -308,24 +302,17 @@ def test_tables_differ_in_their_seeds_which_torchs_seed_decides() -> None:
 
 def test_a_weight_at_its_initializer_counts_no_features_before_they_come() -> None:
     model = convert(nn.Sequential(embedding(100_000), nn.Linear(8, 1)), rows="none")
-    optimizer = GroupAdam(param_groups(model), lr=1e-2)
-    target = TargetRate(optimizer, 0.2, steps=60)
-    draw = torch.Generator().manual_seed(0)
-    for _ in range(60):
-        ids = torch.randint(0, 500, (256,), generator=draw)
+    optimizer = GroupAdam(param_groups(model, l21=0.02), lr=1e-2)
+    for _ in range(10):
         optimizer.zero_grad()
-        logits = model(ids).squeeze(1)
-        nn.functional.binary_cross_entropy_with_logits(logits, (ids < 50).float()).backward()
+        model(torch.arange(500)).square().mean().backward()
         optimizer.step()
-        target.step()
-    table = model[0].table
+    table, ids = model[0].table, torch.arange(1_000)
     assert table.num_seen == 500
-    assert table.feature_rate == pytest.approx(0.2, abs=0.02)
-    ids = torch.arange(1_000)
     wanted = model.eval()(ids)
     plain = to_embeddings(model)
     assert plain[0].weight.shape == (100_000, 8)
-    assert int((plain[0].weight != 0).any(1).sum()) == table.num_live
+    assert 0 < int((plain[0].weight != 0).any(1).sum()) == table.num_live < 500
     assert torch.equal(plain(ids), wanted)
 
 

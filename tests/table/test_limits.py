@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from distributed_cases import in_a_new_process
-from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
+from optimizer_cases import ALLOW_CREATE_GRAPH
 from over import over
-from table_cases import EDGES, as_keys, crowded, edges_trained, everything, learn, pull
+from table_cases import EDGES, as_keys, edges_trained, learn, pull
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -45,26 +45,6 @@ def test_dropped_rows_make_room() -> None:
     assert (table.num_rows, table.num_seen) == (11, 14)
     with pytest.raises(RuntimeError, match="max_rows"):
         table(as_keys(EDGES[:1]))
-
-
-def test_keys_made_to_crowd_in_the_index_are_found_or_refused() -> None:
-    """Whoever can choose all keys can make all of them crowd: at once, and a few at a time."""
-    for size in (30_000, 1000):
-        table, optimizer = edges_trained()
-        for part in crowded(30_000).split(size):
-            before = everything(table, optimizer)
-            try:
-                table(part)
-            except RuntimeError as error:
-                if "index" not in str(error):
-                    raise
-                assert_identical(everything(table, optimizer), before)
-                break
-        keys = torch.cat([crowded(30_000), as_keys(EDGES)])
-        found = keys[table.contains(keys)]
-        assert len(found) == table.num_rows == table.num_seen
-        assert_identical(table.lookup(found[: -len(EDGES)]), table.initial(found[: -len(EDGES)]))
-        learn(table, optimizer, pull(as_keys([1, 99]), DIM))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sets Linux's limits")
@@ -113,54 +93,5 @@ def test_out_of_memory_leaves_the_table_intact() -> None:
             assert torch.equal(table.lookup(part), table.initial(part))
         train(torch.arange(known - 500, known + 500))
         assert table.num_rows == known + 500
-        """
-    )
-
-
-@pytest.mark.whole
-def test_a_forked_child_may_look_but_neither_insert_nor_step() -> None:
-    in_a_new_process(
-        """
-        import os, torch
-        from sparsegroup import GroupAdam, HashEmbedding
-
-        torch.set_num_threads(1)
-        table = HashEmbedding(3)
-        optimizer = GroupAdam([table.weight], lr=0.1, l21=0.01)
-        keys = torch.arange(100)
-
-        def train(keys):
-            optimizer.zero_grad()
-            table(keys).sum().backward()
-            optimizer.step()
-
-        train(keys)
-        table(keys).sum().backward()
-        before = table.lookup(keys)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                assert torch.equal(table.lookup(keys), before)
-                assert torch.equal(table.eval()(keys + 50)[:50], before[50:])
-                table.train()
-                for forbidden in (lambda: table(keys + 50), optimizer.step):
-                    try:
-                        forbidden()
-                    except RuntimeError as error:
-                        assert "fork" in str(error), error
-                    else:
-                        raise AssertionError("allowed")
-                assert torch.equal(table.lookup(keys), before)
-                code = 0
-            except BaseException as error:
-                print(repr(error), flush=True)
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert torch.equal(table.lookup(keys), before)
-        assert table.num_rows == 100
-        train(keys + 50)
-        assert table.num_rows == 150
         """
     )

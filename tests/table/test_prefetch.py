@@ -398,16 +398,20 @@ def test_many_tables_do_not_wait_for_each_other(number: int) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.whole
-def test_a_process_forked_meanwhile_sees_the_prefetched_rows() -> None:
+def test_a_process_forked_during_a_prefetch_sees_its_rows_and_neither_inserts_nor_steps() -> None:
     in_a_new_process(
         """
         import os, signal, threading, torch
-        from sparsegroup import HashEmbedding
+        from sparsegroup import GroupAdam, HashEmbedding
         from sparsegroup.kernels.cpu import threads
 
         threads.set_num_threads(2)
         keys, free = torch.arange(6000), threading.Event()
-        table, other = HashEmbedding(3), HashEmbedding(3)
+        table, other, third = HashEmbedding(3), HashEmbedding(3), HashEmbedding(3)
+        optimizer = GroupAdam([third.weight], lr=0.1, l21=0.01)
+        third(keys).sum().backward()
+        optimizer.step()
+        before = third.lookup(keys)
         threads.submit(free.wait)
         table.prefetch(keys)
         other.prefetch(keys)
@@ -417,13 +421,14 @@ def test_a_process_forked_meanwhile_sees_the_prefetched_rows() -> None:
             signal.alarm(30)
             assert table.num_rows == table.num_seen == len(table.state_dict()["keys"]) == other.num_rows == 6000
             assert torch.equal(table.lookup(keys), table.initial(keys))
-            for forbidden in (table, table.prefetch):
+            for forbidden in (table, table.prefetch, lambda keys: optimizer.step()):
                 try:
                     forbidden(keys)
                 except RuntimeError as error:
                     assert "fork" in str(error), error
                 else:
                     raise AssertionError("allowed")
+            assert torch.equal(third.lookup(keys), before)
             table.eval().prefetch(keys)
             assert torch.equal(table(keys), table.initial(keys))
             os._exit(0)
@@ -431,5 +436,7 @@ def test_a_process_forked_meanwhile_sees_the_prefetched_rows() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         table.prefetch(keys)
         assert torch.equal(table(keys), table.initial(keys))
+        optimizer.step()
+        assert not torch.equal(third.lookup(keys), before)
         """
     )

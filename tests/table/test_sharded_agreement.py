@@ -39,61 +39,46 @@ def usable(table: HashEmbedding) -> bool:
     return bool(table.train()(KEYS).shape == (20, 4))
 
 
-def lookups_in_another_order() -> Any:
-    tables = [table_of(), table_of()]
-
-    def look_up() -> None:
-        for table in tables if dist.get_rank() else reversed(tables):
-            table(KEYS)
-
-    return raised(look_up), usable(tables[0])
+Scene = Callable[[list[HashEmbedding], GroupAdam, bool], Any]
 
 
-def evaluated_on_one() -> Any:
-    table = table_of()
-    table.train(dist.get_rank() == 0)
-    return raised(lambda: table(KEYS)), usable(table)
-
-
-def without_backward_on_one() -> Any:
-    table = table_of()
-    optimizer = GroupAdam(table.parameters())
-
-    def step() -> None:
-        loss = table(KEYS).sum()
-        if dist.get_rank():
-            loss.backward()
-        optimizer.step()
-
-    return raised(step), usable(table)
-
-
-def backward_in_another_order() -> Any:
-    table = table_of()
-
-    def step() -> None:
-        losses = [table(KEYS).sum(), table(KEYS).sum()]
-        for loss in losses if dist.get_rank() else reversed(losses):
-            loss.backward()
-
-    return raised(step), usable(table)
-
-
-def stepped_on_one() -> Any:
-    table = table_of()
-    optimizer = GroupAdam(table.parameters())
-
-    def step() -> None:
-        table(KEYS).sum().backward()
-        if dist.get_rank():
-            optimizer.step()
+def lookups_in_another_order(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    for table in reversed(tables) if is_first else tables:
         table(KEYS)
 
-    return raised(step), usable(table)
+
+def evaluated_on_one(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    tables[0].train(is_first)(KEYS)
 
 
-def made_otherwise() -> Any:
-    return raised(lambda: table_of(fallback=dist.get_rank() == 0)), usable(table_of())
+def without_backward_on_one(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    loss = tables[0](KEYS).sum()
+    if not is_first:
+        loss.backward()
+    optimizer.step()
+
+
+def backward_in_another_order(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    losses = [tables[0](KEYS).sum(), tables[0](KEYS).sum()]
+    for loss in reversed(losses) if is_first else losses:
+        loss.backward()
+
+
+def stepped_on_one(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    tables[0](KEYS).sum().backward()
+    if not is_first:
+        optimizer.step()
+    tables[0](KEYS)
+
+
+def made_otherwise(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    table_of(fallback=is_first)
+
+
+def played(scene: Scene) -> Any:
+    tables = [table_of(), table_of()]
+    optimizer = GroupAdam(tables[0].parameters())
+    return raised(lambda: scene(tables, optimizer, dist.get_rank() == 0)), usable(tables[0])
 
 
 @over(
@@ -112,7 +97,7 @@ def made_otherwise() -> Any:
     ],
 )
 def test_ranks_that_part_all_raise_the_same(scene: Any, zero: str, one: str, ranks: Ranks) -> None:
-    (first, is_usable), (second, _) = ranks.call(scene)
+    (first, is_usable), (second, _) = ranks.call(played, scene)
     assert first == second
     kind, message = first
     assert kind == ExchangeError.__name__
