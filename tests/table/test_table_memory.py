@@ -170,22 +170,6 @@ def test_every_key_stays_findable_while_the_table_grows(name: str) -> None:
     assert_identical(listed.sort().values, keys.sort().values)
 
 
-def test_they_stay_findable_through_deaths_and_returns() -> None:
-    """A quarter dies, is dropped and returns: the places they leave are used again, and nothing is lost."""
-    keys = random_keys(40_000, seed=3)
-    table = HashEmbedding(2)
-    table(keys)
-    for cycle in range(4):
-        part = keys[cycle::4]
-        kill(table, part)
-        assert table.shrink() == len(part)
-        assert table.contains(keys).sum() == len(keys) - len(part)
-        table(part.flip(0)[::2])
-        table(part)
-        assert_identical(table.lookup(keys), table.initial(keys))
-        assert (table.num_rows, table.num_seen) == (len(keys), len(keys))
-
-
 @one_of_each_kind
 def test_the_same_keys_and_seeds_give_the_same_bits_in_the_same_order_with_one_and_with_two_threads(member) -> None:
     def run(count: int) -> object:
