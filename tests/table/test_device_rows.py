@@ -85,7 +85,7 @@ def test_any_sequence_of_calls_does_what_arrays_do(
     seed = 100 * dim + 10 * dtype.itemsize + state_dtype.itemsize
     model = DeviceModel(seed, paged(dim, dtype, ADAGRAD, state_dtype, rows_of_page=2 + 2 * (dim % 2)))
     monkeypatch.setattr(device, "_PIECE_BYTES", int(model.rng.choice([100, 400, 1 << 20])))
-    model.drive(16)
+    model.drive(10)
 
 
 def test_no_rows_are_no_special_case() -> None:
