@@ -24,6 +24,7 @@ from sparsegroup import (
 )
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.table import RankingPolicy, RowBlock
+from sparsegroup.table.directory.admission import OccurrenceSketch
 from sparsegroup.table.files.snapshot import check_state
 
 LIMIT = 2_000_000
@@ -558,7 +559,7 @@ def test_keys_that_waited_elsewhere_are_not_remembered_under_a_limit() -> None:
         ({"last_used": None}, "are also needed"),
         ({"last_used": torch.zeros(1, dtype=torch.int64)}, "last_used"),
         ({"counters": torch.tensor([1])}, "counters: 4 number"),
-        ({"sketch": torch.zeros(8192, dtype=torch.uint8)}, "sketch: uint8"),
+        ({"sketch": torch.zeros(OccurrenceSketch.shape(8192), dtype=torch.uint8)}, r"sketch: uint8 .* the size it had"),
     ],
 )
 def test_notes_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
