@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from family import Member, regularizer
+from family import FAMILY, Member, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH
 from over import over
 from rmsprop import GroupRMSprop
@@ -34,6 +34,15 @@ def test_a_table_is_a_sparse_embedding(member: Member, norm: str, penalty: str, 
     pair.assert_same_state()
     assert 0.02 < dead_share(path) < 0.98
     assert pair.table.num_rows == len(pair.oracle.row_of)
+
+
+@over("on", [(), ("l1",), ("l21",), ("l2",)])
+def test_each_lambda_alone_and_none(on: tuple[str, ...]) -> None:
+    options = {name: value for name, value in regularizer(FAMILY["adam"]).items() if name in on}
+    pair = Pair(table_of(torch.float64), lambda weight: FAMILY["adam"].build(weight, **options))
+    same(pair.follow(stream(steps=12, seed=1)))
+    pair.assert_same_state()
+    assert ("u" in pair.table.memory().parts) == bool(on)
 
 
 @DTYPES
@@ -67,10 +76,17 @@ def test_norm_and_penalty_may_change_in_mid_run(member: Member, norm: str) -> No
 
 @over(("dtype", "regularized"), [(torch.float64, False), (torch.float32, True)])
 @every_member
-def test_under_warm_restarts_and_rests_at_rate_0(member: Member, regularized: bool, dtype: torch.dtype) -> None:
+def test_under_warm_restarts_of_rate_and_momentum_with_rests(
+    member: Member, regularized: bool, dtype: torch.dtype
+) -> None:
     def change(t: int, optimizer: GroupOptimizer) -> None:
         rest = 0.0 if t == 0 or t % 12 == 11 else 1e-6 if t % 12 == 10 else 1.0
-        optimizer.param_groups[0]["lr"] = member.lr * rest * (1 + math.cos(math.pi * (t % 12) / 12))
+        group, cosine = optimizer.param_groups[0], math.cos(math.pi * (t % 12) / 12)
+        group["lr"] = member.lr * rest * (1 + cosine)
+        if "betas" in group:
+            group["betas"] = (0.85 + 0.05 * cosine, group["betas"][1])
+        elif "momentum" in group:
+            group["momentum"] = 0.85 + 0.05 * cosine
 
     options = regularizer(member) if regularized else {}
     pair = Pair(table_of(dtype), lambda weight: member.build(weight, **options))
