@@ -1,15 +1,17 @@
 """To autograd, to modules and to the loops that people write, a table is an `nn.Embedding(sparse=True)`."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from optimizer_cases import ALLOW_CREATE_GRAPH
+from optimizer_cases import ALLOW_CREATE_GRAPH, Hold, Marker, assert_identical
 from over import over
-from sparsegroup import GroupAdam, GroupSGD, HashEmbedding
-from table_cases import KeyedEmbedding, as_keys
+from sparsegroup import GroupAdaHessian, GroupAdam, GroupSGD, HashEmbedding, HashEmbeddingBag
+from table_cases import KeyedEmbedding, as_keys, everything, learn, pull
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -32,7 +34,7 @@ SCRIPTS: dict[str, Script] = {}
 
 
 def script(function: Script) -> Script:
-    SCRIPTS[function.__name__.replace("_", " ")] = function
+    SCRIPTS[function.__name__] = function
     return function
 
 
@@ -43,48 +45,21 @@ def two_lookups_in_one_loss(module: Module, optimizer: torch.optim.Optimizer) ->
 
 
 @script
-def two_backward_calls_add_up(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss_of(module).backward()
-    loss_of(module, as_keys([-1, 7]), 2.0).backward()
-    optimizer.step()
-
-
-@script
-def growth_between_two_backward_calls(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss_of(module).backward()
-    with torch.no_grad():
-        module(torch.arange(1000, 1100))
-    loss_of(module, torch.arange(900, 1050)).backward()
-    optimizer.step()
-
-
-@script
-def growth_between_lookup_and_backward(module: Module, optimizer: torch.optim.Optimizer) -> None:
+def growth_between_lookup_backward_and_another(module: Module, optimizer: torch.optim.Optimizer) -> None:
     loss = loss_of(module)
-    module(torch.arange(1000, 1100))
+    module(torch.arange(1000, 1100))  # which is part of no loss
     loss.backward()
+    with torch.no_grad():
+        module(torch.arange(1100, 1200))
+    loss_of(module, torch.arange(900, 1150)).backward()
     optimizer.step()
 
 
 @script
-def a_lookup_that_is_part_of_no_loss(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    module(as_keys([77, 5]))
-    loss_of(module).backward()
-    optimizer.step()
-
-
-@script
-def a_retained_graph(module: Module, optimizer: torch.optim.Optimizer) -> None:
+def a_retained_graph_with_a_step_in_between(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    """The last pass has the vectors that were looked up, not the present ones."""
     loss = loss_of(module)
     loss.backward(retain_graph=True)
-    loss.backward()
-    optimizer.step()
-
-
-@script
-def a_step_between_two_passes_over_a_graph(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    """The second pass has the vectors that were looked up, not those of now."""
-    loss = loss_of(module)
     loss.backward(retain_graph=True)
     optimizer.step()
     optimizer.zero_grad()
@@ -93,16 +68,11 @@ def a_step_between_two_passes_over_a_graph(module: Module, optimizer: torch.opti
 
 
 @script
-def two_steps_on_one_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss_of(module).backward()
-    optimizer.step()
-    optimizer.step()
-
-
-@script
-def a_step_without_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
+def steps_without_a_gradient_and_two_on_one(module: Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
     loss_of(module).backward()
+    optimizer.step()
+    optimizer.step()
     optimizer.zero_grad()
     optimizer.step()
 
@@ -115,11 +85,6 @@ def gradients_set_to_zero(module: Module, optimizer: torch.optim.Optimizer) -> N
     optimizer.step()
     loss_of(module, as_keys([7]), 2.0).backward()
     optimizer.step()
-
-
-@script
-def the_module_zeroes_its_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss_of(module).backward()
     module.zero_grad()
     assert module.weight.grad is None
     loss_of(module, as_keys([5, 7]), 2.0).backward()
@@ -135,40 +100,27 @@ def autograd_grad(module: Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-@script
-def a_gradient_scaled_by_hand(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss_of(module).backward()
-    module.weight.grad = module.weight.grad * 0.25
-    optimizer.step()
-
-
-@script
-def a_gradient_scaled_in_place(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss_of(module).backward()
-    module.weight.grad.mul_(0.25)
-    optimizer.step()
-
-
-@script
-def a_gradient_that_is_clipped(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss_of(module).backward()
-    gradient = module.weight.grad.coalesce()
+def clipped(gradient: Tensor) -> Tensor:
+    gradient = gradient.coalesce()
     gradient.values().clamp_(-0.5, 0.5)
-    module.weight.grad = gradient
-    optimizer.step()
+    return gradient
 
 
 @script
-def a_coalesced_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss_of(module).backward()
-    module.weight.grad = module.weight.grad.coalesce()
-    optimizer.step()
+def gradients_changed_by_hand(module: Module, optimizer: torch.optim.Optimizer) -> None:
+    for change in (lambda g: g * 0.25, lambda g: g.mul_(0.25), Tensor.coalesce, clipped):
+        optimizer.zero_grad()
+        loss_of(module).backward()
+        module.weight.grad = change(module.weight.grad)
+        optimizer.step()
 
 
 @script
-def a_hook_on_the_weight(module: Module, optimizer: torch.optim.Optimizer) -> None:
+def hooks_on_weight_and_vectors(module: Module, optimizer: torch.optim.Optimizer) -> None:
     handle = module.weight.register_hook(lambda gradient: gradient * 3)
-    loss_of(module).backward()
+    vectors = module(KEYS)
+    vectors.register_hook(lambda gradient: gradient.clamp(-0.3, 0.3))
+    vectors.square().sum().backward()
     handle.remove()
     loss_of(module, as_keys([7]), 2.0).backward()
     optimizer.step()
@@ -182,25 +134,11 @@ def a_step_in_a_hook_after_accumulation(module: Module, optimizer: torch.optim.O
 
 
 @script
-def a_hook_on_the_vectors(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    vectors = module(KEYS)
-    vectors.register_hook(lambda gradient: gradient.clamp(-0.3, 0.3))
-    vectors.square().sum().backward()
-    optimizer.step()
-
-
-@script
-def vectors_that_are_changed_in_place(module: Module, optimizer: torch.optim.Optimizer) -> None:
+def vectors_changed_in_place_and_detached(module: Module, optimizer: torch.optim.Optimizer) -> None:
     vectors = module(KEYS)
     vectors.mul_(2.0)
     vectors[0] = 0.0
-    vectors.square().sum().backward()
-    optimizer.step()
-
-
-@script
-def detached_vectors(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    (module(KEYS).detach() * module(KEYS)).sum().backward()
+    (vectors.square() + module(KEYS).detach() * module(KEYS)).sum().backward()
     optimizer.step()
 
 
@@ -213,22 +151,6 @@ def a_closure(module: Module, optimizer: torch.optim.Optimizer) -> None:
         return loss
 
     assert optimizer.step(closure) > -100
-
-
-@script
-def checkpointed_activations(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
-    checkpoint(lambda s: s * loss_of(module), scale, use_reentrant=False).backward()
-    optimizer.step()
-
-
-@script
-def a_gradient_scaler(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaler.scale(loss_of(module)).backward()
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
 
 
 @script
@@ -278,3 +200,181 @@ def test_what_people_do_with_an_embedding(cls: type, name: str) -> None:
     torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-12, atol=1e-12)
     assert states[0] == states[1]
     assert table.num_rows == len(keys)
+
+
+# Gradients
+
+
+def test_the_gradient_is_sparse_with_a_row_for_each_lookup() -> None:
+    table = new_table()
+    g = torch.arange(12, dtype=torch.float64).view(4, DIM)
+    (table(KEYS) * g).sum().backward()
+    gradient = table.weight.grad
+    assert (gradient.layout, gradient.sparse_dim(), gradient.dense_dim()) == (torch.sparse_coo, 1, 1)
+    assert gradient.shape[1] == DIM
+    expected = {tuple((g[0] + g[2]).tolist()), tuple(g[1].tolist()), tuple(g[3].tolist())}
+    assert {tuple(row.tolist()) for row in gradient.coalesce().values()} == expected
+
+
+def test_there_is_a_graph_where_there_is_one_of_an_embedding() -> None:
+    """In evaluation also: `eval()` says nothing of autograd. Unknown keys have no gradient."""
+    table = new_table()
+    with torch.no_grad():
+        assert not table(KEYS).requires_grad
+    with torch.inference_mode():
+        assert table(KEYS).is_inference()
+    assert not table.lookup(KEYS).requires_grad
+    assert not table.initial(KEYS).requires_grad
+    optimizer = GroupAdam([table.weight], lr=0.1)
+    table.eval()
+    table(as_keys([5, 6])).sum().backward()
+    before = table.lookup(as_keys([5]))
+    optimizer.step()
+    assert (table.lookup(as_keys([5])) != before).all()
+    assert 6 not in table
+
+
+def test_second_derivatives_are_the_embeddings() -> None:
+    """Of a loss whose Hessian mixes rows: H v, and its gradient, by `autograd.grad` through the gradient."""
+    table = new_table()
+    products = []
+    for module in (table, KeyedEmbedding(table)):
+        vectors = module(KEYS)
+        loss = (vectors @ vectors.t()).square().sum() / 8
+        (gradient,) = torch.autograd.grad(loss, module.weight, create_graph=True)
+        along = torch.autograd.grad((gradient.coalesce().values() ** 2).sum(), module.weight)[0].coalesce()
+        loss = (module(KEYS) ** 4).sum()
+        loss.backward(create_graph=True)
+        assert module.weight.grad.requires_grad
+        (second,) = torch.autograd.grad(module.weight.grad.coalesce().values().sum(), module.weight)
+        products.append([sorted(rows.coalesce().values().sum(1).tolist()) for rows in (along, second)])
+        module.weight.grad = None
+    torch.testing.assert_close(torch.tensor(products[0]), torch.tensor(products[1]), rtol=1e-10, atol=1e-10)
+
+
+def test_the_vectors_are_twice_differentiable_in_what_surrounds_them() -> None:
+    """A gradient penalty on the input of a network behind the table."""
+    table = new_table()
+    oracle = KeyedEmbedding(table)
+    for module in (table, oracle):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+        optimizer = GroupAdam([{"params": [module.weight], "l21": 0.01}, {"params": network.parameters()}], lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            vectors = module(KEYS)
+            (slope,) = torch.autograd.grad(network(vectors).sum(), vectors, create_graph=True)
+            (network(vectors).sum() + slope.square().sum()).backward()
+            optimizer.step()
+    torch.testing.assert_close(table.lookup(KEYS), oracle.lookup(KEYS), rtol=1e-12, atol=1e-12)
+
+
+@over("cls", [GroupAdam, GroupAdaHessian])
+def test_a_step_lets_go_of_the_graph_and_nothing_of_the_table(cls: type) -> None:
+    table = new_table()
+    optimizer = cls([table.weight], l21=0.1)
+
+    def graph(table: HashEmbedding) -> weakref.ref[Marker]:
+        marker = Marker()
+        (Hold.apply(table(KEYS), marker) ** 3).sum().backward(create_graph=cls is GroupAdaHessian)
+        return weakref.ref(marker)
+
+    marker = graph(table)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert marker() is None, "freed immediately, not by the garbage collector"
+    gone = weakref.ref(table)
+    del table, optimizer
+    gc.collect()
+    assert gone() is None, "no registry keeps it alive"
+
+
+@over("size", [-1, 1, DIM])
+def test_adahessian_averages_the_hessian_over_a_row_as_of_an_embedding(size: int) -> None:
+    table = new_table()
+    oracle = KeyedEmbedding(table)
+    for module in (table, oracle):
+        optimizer = GroupAdaHessian([module.weight], spatial_average_block_size=(1, size, 1, 1))
+        for t in range(3):
+            learn(module, optimizer, pull(KEYS + t, DIM))
+    keys = as_keys(oracle.row_of)
+    torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-12, atol=1e-12)
+
+
+# The weight
+
+
+def test_the_weight_is_the_only_parameter_and_as_large_as_the_table() -> None:
+    table = new_table()
+    weight = table.weight
+    assert list(dict(table.named_parameters())) == ["weight"]
+    assert isinstance(weight, nn.Parameter)
+    assert weight.requires_grad
+    assert weight.is_leaf
+    for count in (3, 70):
+        table(torch.arange(count))
+        assert weight.shape == (count, DIM)
+        assert sum(parameter.numel() for parameter in table.parameters()) == count * DIM
+    assert (weight.dtype, weight.device) == (torch.float64, torch.device("cpu"))
+    optimizer = GroupAdam([weight], l21=1e6)
+    learn(table, optimizer, pull(torch.arange(500), DIM))
+    optimizer.zero_grad()
+    table.shrink()
+    table.load_state_dict(table.state_dict())
+    assert table.weight is weight, "optimizers know it by identity"
+    assert weight.shape == (0, DIM)
+
+
+USES: dict[str, Callable[[Tensor], object]] = {
+    "product": lambda weight: weight * 2,
+    "sum": lambda weight: weight.sum(),
+    "indexing": lambda weight: weight[0],
+    "norm": lambda weight: weight.norm(),
+    "in place": lambda weight: weight.data.zero_(),
+    "penalty": lambda weight: (weight**2).sum().backward(),
+    "linear": lambda weight: nn.functional.linear(torch.ones(2, DIM, dtype=torch.float64), weight),
+    "torch's init": lambda weight: nn.init.zeros_(weight),
+}
+
+
+@over("use", USES)
+def test_arithmetic_on_the_weight_says_why_not(use: str) -> None:
+    table = new_table()
+    optimizer = GroupAdam([table.weight])
+    learn(table, optimizer, pull(KEYS, DIM))
+    before = everything(table, optimizer)
+    with pytest.raises((TypeError, RuntimeError, NotImplementedError), match="HashEmbedding"):
+        USES[use](table.weight)
+    assert_identical(everything(table, optimizer), before)
+
+
+@over("cls", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
+def test_an_optimizer_of_torch_says_why_not(cls: type[torch.optim.Optimizer]) -> None:
+    table = new_table()
+    before = table(KEYS).detach()
+
+    def train() -> None:
+        optimizer = cls([table.weight], lr=0.1)
+        loss_of(table).backward()
+        optimizer.step()
+
+    with (
+        torch.sparse.check_sparse_tensor_invariants(False),
+        pytest.raises((TypeError, RuntimeError, NotImplementedError), match="HashEmbedding"),
+    ):
+        train()
+    assert_identical(table.lookup(KEYS), before)
+
+
+def test_a_module_with_a_table_takes_the_usual_calls() -> None:
+    model = nn.ModuleDict({"table": new_table(), "bag": HashEmbeddingBag(2), "head": nn.Linear(3, 1)})
+    names = ["table.weight", "bag.weight", "head.weight", "head.bias"]
+    assert [name for name, _ in model.named_parameters()] == names
+    assert not model.eval()["table"].training
+    assert model.train()["table"].training
+    assert model.cpu() is model.to("cpu") is model
+    model.requires_grad_(False).requires_grad_(True)
+    model.zero_grad()
+    model.apply(lambda module: None)
+    assert "HashEmbedding(" in repr(model)
+    assert "HashEmbeddingBag(" in repr(model)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkpoint_cases import LAMBDAS, Training, bits, clicks
+from checkpoint_cases import LAMBDAS, bits, clicks
 from family import FAMILY, Member
 from over import over
 from sparsegroup import (
@@ -20,14 +20,13 @@ from sparsegroup import (
     GroupOptimizer,
     GroupRowWiseAdagrad,
     HashEmbedding,
-    TargetRate,
 )
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
-from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.rounding import to_bfloat16
 from sparsegroup.optim.step import step_seed
 from sparsegroup.table.rows import host
 from table_cases import Lookup, random_keys
+from table_cases import threads as with_threads
 
 BF16 = torch.bfloat16
 NO_LAMBDAS = {"l1": 0.0, "l21": 0.0}
@@ -79,7 +78,7 @@ def twin_of(member: Member, table: HashEmbedding, optimizer: GroupOptimizer, **o
 def test_a_step_is_that_of_float32_rounded_as_everywhere(rule: str, lambdas: dict[str, float]) -> None:
     """To the bit: the weights of a float32 table with the same state, and its state as eager PyTorch rounds it."""
     member = FAMILY[rule]
-    for dim in (1, 3, 8, 10, 256, 300) if member.rule == "adam" and not lambdas else (1, 5, 8):
+    for dim in (1, 3, 8, 10, 256, 300) if member.rule == "adam" and not lambdas else (1, 8):
         table, optimizer = build(member, dim, **lambdas)
         for t in range(1, 5):
             twin, its = twin_of(member, table, optimizer, **lambdas) if t > 1 else (None, None)
@@ -100,27 +99,22 @@ def test_a_step_is_that_of_float32_rounded_as_everywhere(rule: str, lambdas: dic
             assert table.num_live == twin.num_live == int(table.lookup(KEYS).any(1).sum())
 
 
-@over("make", [GroupAdam, GroupFTRL, GroupRowWiseAdagrad])
+@over("make", [GroupAdam, GroupRowWiseAdagrad])
 def test_neither_threads_nor_the_order_of_a_batch_matter(make: type[GroupOptimizer]) -> None:
     keys = torch.arange(12_000)
     gradients = torch.randn(3, len(keys), 8, generator=torch.Generator().manual_seed(0))
     order = torch.randperm(len(keys), generator=torch.Generator().manual_seed(1))
     found = []
-    before = threads.get_num_threads()
-    try:
-        for count, permutes in ((1, False), (2, False), (2, True)):
-            torch.set_num_threads(count)
+    for count, some in ((1, keys), (2, keys), (2, order)):
+        with with_threads(count):
             table = HashEmbedding(8, std=0.1)
             optimizer = make(table.parameters(), lr=0.1, l21=0.3, state_dtype=BF16)
             table(keys)
             for gradient in gradients:
                 optimizer.zero_grad()
-                some = order if permutes else torch.arange(len(keys))
                 table(keys[some]).backward(gradient[some])
                 optimizer.step()
             found.append(bits(list(state_of(table, keys).values())))
-    finally:
-        torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]
 
 
@@ -143,50 +137,36 @@ def test_what_a_group_begins_with_is_known_again() -> None:
 
 
 def test_small_updates_are_not_swallowed() -> None:
-    """Σ g² of a thousand gradients of 0.04 is 1.6 on average, far more than bfloat16 adds up to the nearest."""
+    """Σ g² of 300 gradients of 0.04 is 0.48 on average, far more than bfloat16 adds up to the nearest."""
     table = HashEmbedding(8, std=0.1)
     optimizer = GroupAdagrad(table.parameters(), l21=1e-9, initial_accumulator_value=1.0, state_dtype=BF16)
-    for _ in range(1000):
+    for _ in range(300):
         optimizer.zero_grad()
         table(KEYS).backward(torch.full((len(KEYS), 8), 0.04))
         optimizer.step()
-    total = state_of(table, KEYS)["sum"]
-    assert abs(total.mean() - 2.6) < 0.02
+    assert abs(state_of(table, KEYS)["sum"].mean() - 1.48) < 0.02
 
 
 # Copies, files and limits
 
 
-def adam_in_bfloat16(params: Any, **options: Any) -> GroupAdam:
-    return GroupAdam(params, state_dtype=BF16, **options)
-
-
-def rowwise_in_bfloat16(params: Any, **options: Any) -> GroupRowWiseAdagrad:
-    return GroupRowWiseAdagrad(params, state_dtype=BF16, **options)
-
-
-def goes_on_alike(one: Training, other: Training) -> None:
-    ends = []
-    rng = torch.get_rng_state()
-    for training in (one, other):
-        torch.set_rng_state(rng)
-        training.draw.manual_seed(7)
-        before = bits(training.facts())
-        for _ in range(4):
-            training.step()
-        ends.append((before, bits(training.facts())))
-    assert ends[0] == ends[1]
-
-
-MADE = {"adam": adam_in_bfloat16, "row-wise": GroupRowWiseAdagrad, "row-wise in bfloat16": rowwise_in_bfloat16}
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-@pytest.mark.parametrize(("dim", "page_bytes"), [(1, 1 << 9), (3, 1 << 9), (8, 1 << 24)])
+@pytest.mark.parametrize(
+    ("cls", "state_dtype", "dim", "page_bytes"),
+    [
+        (GroupAdam, BF16, 1, 1 << 9),
+        (GroupAdam, BF16, 8, 1 << 24),
+        (GroupRowWiseAdagrad, None, 3, 1 << 9),
+        (GroupRowWiseAdagrad, BF16, 3, 1 << 9),
+    ],
+)
 def test_a_checkpoint_and_its_increments_go_on_with_the_same_bits(
-    tmp_path: Path, make: Any, dim: int, page_bytes: int, monkeypatch: pytest.MonkeyPatch
+    cls: Any, state_dtype: Any, dim: int, page_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "_PAGE_BYTES", page_bytes)
+
+    def make(params: Any, **options: Any) -> GroupOptimizer:
+        return cls(params, state_dtype=state_dtype, **options)
+
     training = clicks(make, dim=dim)
     for _ in range(20):
         training.step()
@@ -198,9 +178,16 @@ def test_a_checkpoint_and_its_increments_go_on_with_the_same_bits(
         training.step()
     other = clicks(make, dim=dim)
     other.load(checkpoints.save(3, training.model, training.optimizers))
-    dtype = torch.float32 if make is GroupRowWiseAdagrad else BF16
-    assert all(table.table.rows.state_dtype == dtype for table in other.tables)
-    goes_on_alike(training, other)
+    assert all(table.table.rows.state_dtype == (state_dtype or torch.float32) for table in other.tables)
+    ends, rng = [], torch.get_rng_state()
+    for one in (training, other):
+        torch.set_rng_state(rng)
+        one.draw.manual_seed(7)
+        before = bits(one.facts())
+        for _ in range(4):
+            one.step()
+        ends.append((before, bits(one.facts())))
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize(("first", "second"), [(None, BF16), (BF16, None), (BF16, torch.float32)])
@@ -263,7 +250,7 @@ def test_a_limit_counts_the_narrow_rows_and_a_checkpoint_within_it_stays_whole(t
     assert torch.equal(table.keys, narrow.keys)
 
 
-@over("dim", [1, 3, 8, 100, 300])
+@over("dim", [1, 3, 8, 300])
 def test_a_sweep_leaves_what_the_closed_form_says(dim: int) -> None:
     """As of the float32 table of the same state, u to the nearest."""
     member = FAMILY["adam"]
@@ -280,16 +267,6 @@ def test_a_sweep_leaves_what_the_closed_form_says(dim: int) -> None:
     torch.testing.assert_close(ours["weight"], theirs["weight"])
     torch.testing.assert_close(ours["u"], theirs["u"], rtol=2**-8, atol=1e-6)
     assert torch.equal(ours["exp_avg"], theirs["exp_avg"])
-
-
-def test_a_target_rate_is_reached() -> None:
-    table = HashEmbedding(4, std=0.1)
-    optimizer = GroupAdagrad(table.parameters(), lr=0.1, l21=1e-9, penalty="hard", state_dtype=BF16)
-    target = TargetRate(optimizer, 0.3, steps=40)
-    for t in range(40):
-        step(table, optimizer, lookup(t, 4))
-        target.step()
-    assert abs(table.feature_rate - 0.3) < 0.02
 
 
 def test_rows_of_float64_have_no_such_state() -> None:

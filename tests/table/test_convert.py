@@ -1,9 +1,12 @@
 """`convert`: a model's embeddings become tables that compute and train the same; `to_embeddings`: and back."""
 
 import copy
-import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,12 +18,14 @@ from sparsegroup import (
     GroupOptimizer,
     HashEmbedding,
     HashEmbeddingBag,
+    MinCount,
     TableEmbedding,
     TableEmbeddingBag,
     convert,
     param_groups,
     to_embeddings,
 )
+from sparsegroup.serving import export, load_export
 
 ROWS, DIM = 50, 6
 
@@ -28,15 +33,15 @@ ROWS, DIM = 50, 6
 class Shop(nn.Module):
     """An embedding at two places, one whose weight another shares, a padded one, and two kinds of bags."""
 
-    def __init__(self, *, sparse: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.item = nn.Embedding(ROWS, DIM, sparse=sparse)
-        self.places = nn.ModuleDict({"again": self.item, "other": nn.Embedding(ROWS, DIM, sparse=sparse)})
+        self.item = nn.Embedding(ROWS, DIM, sparse=True)
+        self.places = nn.ModuleDict({"again": self.item, "other": nn.Embedding(ROWS, DIM, sparse=True)})
         self.places["other"].weight = self.item.weight
-        self.history = nn.Embedding(ROWS, DIM, padding_idx=0, sparse=sparse)
-        self.tags = nn.EmbeddingBag(ROWS, DIM, mode="mean", padding_idx=0, sparse=sparse)
-        self.words = nn.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=True, sparse=sparse)
+        self.history = nn.Embedding(ROWS, DIM, padding_idx=0, sparse=True)
+        self.tags = nn.EmbeddingBag(ROWS, DIM, mode="mean", padding_idx=0, sparse=True)
+        self.words = nn.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=True, sparse=True)
         self.head = nn.Linear(5 * DIM, 1)
 
     def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
@@ -71,34 +76,40 @@ def trained(model: nn.Module, optimizer: GroupOptimizer, steps: int = 12) -> lis
     return losses
 
 
+def embedding(rows: int = 2_000, dim: int = 8, **options: Any) -> nn.Embedding:
+    torch.manual_seed(0)
+    return nn.Embedding(rows, dim, **options)
+
+
+# What it computes, there and back
+
+
 def test_the_model_computes_what_it_did_and_so_does_the_one_that_is_converted_back() -> None:
     model = Shop()
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    old = {id(parameter) for parameter in model.parameters()} - {id(parameter) for parameter in model.head.parameters()}
     wanted = [model(*batch(seed)) for seed in range(4)]
     assert convert(model) is model
     assert not [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    assert not old & {id(parameter) for parameter in model.parameters()}
+    assert len(list(model.parameters())) == len(old) + 2
+    assert model.item is model.places["again"]
+    assert model.item is not model.places["other"]
+    assert model.item.table is model.places["other"].table
+    assert sum(isinstance(module, HashEmbedding) for module in model.modules()) == 4
     for training in (True, False):
         model.train(training)
         for seed, want in enumerate(wanted):
             assert torch.allclose(model(*batch(seed)), want, rtol=1e-6, atol=1e-6)
     assert torch.equal(model.item.table.lookup(torch.arange(ROWS)), before["item.weight"])
     assert to_embeddings(model) is model
+    assert model.item is model.places["again"]
+    assert model.item.weight is model.places["other"].weight
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[name], value) for name, value in before.items())
     for seed, want in enumerate(wanted):
         assert torch.equal(model(*batch(seed)), want)
-
-
-def test_what_is_shared_stays_shared_there_and_back() -> None:
-    model = convert(Shop())
-    assert model.item is model.places["again"]
-    assert model.item is not model.places["other"]
-    assert model.item.table is model.places["other"].table
-    assert sum(isinstance(module, HashEmbedding) for module in model.modules()) == 4
-    to_embeddings(model)
-    assert model.item is model.places["again"]
-    assert model.item.weight is model.places["other"].weight
 
 
 def test_arguments_and_attributes_stay() -> None:
@@ -121,10 +132,15 @@ def test_arguments_and_attributes_stay() -> None:
     assert "padding_idx=0" in repr(convert(before).history)
 
 
-@over(
-    ("kind", "options"),
-    [(GroupAdam, {}), (GroupAdam, {"l1": 1e-4, "l21": 0.05, "l2": 1e-3}), (GroupFTRL, {}), (GroupFTRL, {"l21": 0.02})],
-)
+def test_a_model_that_is_an_embedding_is_given_back_anew() -> None:
+    for plain in (nn.Embedding(ROWS, DIM), nn.EmbeddingBag(ROWS, DIM, mode="sum")):
+        made = convert(plain)
+        assert type(made) is (TableEmbeddingBag if isinstance(plain, nn.EmbeddingBag) else TableEmbedding)
+        assert type(made.table) is (HashEmbeddingBag if isinstance(plain, nn.EmbeddingBag) else HashEmbedding)
+        assert torch.equal(to_embeddings(made).weight, plain.weight)
+
+
+@over(("kind", "options"), [(GroupAdam, {"l1": 1e-4, "l21": 0.05, "l2": 1e-3}), (GroupFTRL, {})])
 def test_a_converted_model_trains_as_sparse_embeddings_do(
     kind: type[GroupOptimizer], options: dict[str, float]
 ) -> None:
@@ -141,13 +157,12 @@ def test_a_converted_model_trains_as_sparse_embeddings_do(
         assert (plain.item.weight == 0).all(1).sum() == (model.item.weight == 0).all(1).sum() > 0
 
 
-@over("options", [{}, {"l21": 5.0}])
-def test_lookups_train_bit_for_bit(options: dict[str, float]) -> None:
+def test_lookups_train_bit_for_bit() -> None:
     """Where an id comes once in a batch: gradients of several are summed in another order."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Embedding(ROWS, DIM, padding_idx=0, sparse=True), nn.Flatten(), nn.Linear(4 * DIM, 1))
     table = convert(copy.deepcopy(plain))
-    optimizers = [GroupAdam(param_groups(model, **options), lr=0.05) for model in (plain, table)]
+    optimizers = [GroupAdam(param_groups(model, l21=5.0), lr=0.05) for model in (plain, table)]
     for _ in range(10):
         ids = torch.randperm(ROWS)[:40].view(-1, 4)
         for model, optimizer in zip((plain, table), optimizers, strict=True):
@@ -156,7 +171,7 @@ def test_lookups_train_bit_for_bit(options: dict[str, float]) -> None:
             optimizer.step()
         assert torch.equal(table[0].table.lookup(torch.arange(1, ROWS)), plain[0].weight[1:])
     assert torch.equal(plain[2].weight, table[2].weight)
-    assert bool((plain[0].weight[1:] == 0).all(1).any()) == bool(options)
+    assert (plain[0].weight[1:] == 0).all(1).any()
 
 
 def test_padding_is_zero_and_untrained_and_no_row() -> None:
@@ -170,7 +185,7 @@ def test_padding_is_zero_and_untrained_and_no_row() -> None:
     assert not to_embeddings(model).history.weight[0].any()
 
 
-def test_a_padding_row_that_is_not_zero_stays_as_it_is() -> None:
+def test_a_padding_row_that_is_not_zero_stays_unchanged() -> None:
     torch.manual_seed(0)
     plain = nn.Embedding(ROWS, DIM, padding_idx=3)
     nn.init.normal_(plain.weight)  # over the zeros that torch puts there
@@ -179,40 +194,18 @@ def test_a_padding_row_that_is_not_zero_stays_as_it_is() -> None:
     assert torch.equal(vectors, plain.weight[[3, 4]])
     vectors.sum().backward()
     GroupAdam(param_groups(model), lr=0.1).step()
-    assert torch.equal(model(torch.tensor([3])), plain.weight[[3]])
-    assert not torch.equal(model(torch.tensor([4])), plain.weight[[4]])
-    state = copy.deepcopy(model.state_dict())
-    torch.manual_seed(1)
+    assert (model(torch.tensor([3, 4])) == plain.weight[[3, 4]]).all(1).tolist() == [True, False]
     other = convert(nn.Embedding(ROWS, DIM, padding_idx=3))
-    other.load_state_dict(state)
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
     assert torch.equal(other.eval()(torch.arange(ROWS)), model.eval()(torch.arange(ROWS)))
-
-
-def test_a_model_that_is_an_embedding_is_given_back_anew() -> None:
-    for plain in (nn.Embedding(ROWS, DIM), nn.EmbeddingBag(ROWS, DIM, mode="sum")):
-        made = convert(plain)
-        assert type(made) is (TableEmbeddingBag if isinstance(plain, nn.EmbeddingBag) else TableEmbedding)
-        assert type(made.table) is (HashEmbeddingBag if isinstance(plain, nn.EmbeddingBag) else HashEmbedding)
-        assert torch.equal(to_embeddings(made).weight, plain.weight)
-
-
-def test_int32_ids_are_taken_and_floats_refused() -> None:
-    plain = nn.Sequential(nn.Embedding(ROWS, DIM, padding_idx=0))
-    bag = nn.EmbeddingBag(ROWS, DIM, mode="sum", padding_idx=0)
-    ids, offsets = torch.tensor([0, 5, 7], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
-    wanted = plain(ids), bag(ids, offsets)
-    model, table_bag = convert(plain), convert(bag)
-    assert torch.equal(model(ids), wanted[0])
-    assert torch.allclose(table_bag(ids, offsets), wanted[1])
-    with pytest.raises(TypeError, match=r"keys must be int64 or int32, got torch\.float32"):
-        model(ids.float())
 
 
 def bag_calls() -> list[tuple[Any, ...]]:
     ids = torch.tensor([[0, 5, 7], [0, 0, 0], [5, 5, 1]])
     weights = torch.tensor([[1.0, 2.0, -1.0], [1.0, 1.0, 1.0], [0.5, 0.25, 3.0]])
     offsets = torch.tensor([0, 2, 2, 5])
-    return [(ids,), (ids, None, weights), (ids.flatten(), offsets), (ids.flatten(), offsets, weights.flatten())]
+    ragged = ids.int().flatten(), offsets.int(), weights.flatten()
+    return [(ids, None, None), (ids, None, weights), (ids.flatten(), offsets, None), ragged]
 
 
 @over("last", [False, True])
@@ -224,29 +217,251 @@ def test_bags_give_what_torchs_give(mode: str, padding_idx: int | None, last: bo
     model = convert(plain)
     for training in (True, False):
         model.train(training)
-        for ids, offsets, *weights in [(*call, None)[:3] if len(call) == 1 else call for call in bag_calls()]:
+        for ids, offsets, weights in bag_calls():
             if offsets is not None and last:
-                offsets = torch.cat([offsets, torch.tensor([ids.numel()])])
-            if weights and weights[0] is not None and mode == "mean":
+                offsets = torch.cat([offsets, offsets.new_tensor([ids.numel()])])
+            if weights is not None and mode == "mean":
                 with pytest.raises(ValueError, match="mode='sum'"):
-                    model(ids, offsets, *weights)
+                    model(ids, offsets, weights)
                 continue
-            assert torch.allclose(model(ids, offsets, *weights), plain(ids, offsets, *weights), atol=1e-6)
+            assert torch.allclose(model(ids, offsets, weights), plain(ids, offsets, weights), atol=1e-6)
 
 
-def test_weights_of_another_shape_than_the_ids_are_refused_with_padding_too() -> None:
+def test_ids_and_weights_that_do_not_fit_are_refused_with_padding_too() -> None:
     model = convert(nn.EmbeddingBag(ROWS, DIM, mode="sum", padding_idx=0))
     with pytest.raises(ValueError, match="must have the shape of the keys"):
         model(torch.ones(2, 3, dtype=torch.int64), None, torch.ones(3, 2))
     with pytest.raises(ValueError, match="1-d keys need offsets"):
         model(torch.ones(3, dtype=torch.int64))
+    single = convert(nn.Embedding(ROWS, DIM, padding_idx=0))
+    assert torch.equal(single(torch.tensor([0, 5], dtype=torch.int32)), single(torch.tensor([0, 5])))
+    with pytest.raises(TypeError, match=r"keys must be int64 or int32, got torch\.float32"):
+        single(torch.ones(3))
 
 
-def test_the_old_weights_are_gone_and_nothing_warns() -> None:
-    model = Shop()
-    old = {id(parameter) for parameter in model.parameters()} - {id(parameter) for parameter in model.head.parameters()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+# How tables start
+
+
+INITIALIZERS: dict[str, tuple[Callable[[Tensor], Any], float]] = {
+    "DeepCTR-Torch": (partial(nn.init.normal_, mean=0, std=1e-4), 1e-4),
+    "torch": (nn.init.normal_, 1.0),
+    "xavier, uniform": (nn.init.xavier_uniform_, (2 / 2_008) ** 0.5),
+    "zeros": (nn.init.zeros_, 0.0),
+}
+
+
+@over("name", INITIALIZERS)
+def test_new_rows_start_as_the_embedding_was_initialized(name: str) -> None:
+    initialize, std = INITIALIZERS[name]
+    plain = embedding(padding_idx=0)
+    initialize(plain.weight)
+    with torch.no_grad():
+        plain.weight[0] = 0
+    table = convert(plain, rows="none").table
+    assert table.num_rows == 0
+    vectors = table(torch.arange(1, 20_001)).detach()
+    assert table.num_seen == 20_000
+    assert float(vectors.std()) == pytest.approx(std, rel=0.03)
+    assert abs(float(vectors.mean())) <= 0.02 * std
+
+
+def test_rows_that_are_there_stay_and_new_ones_start_alike() -> None:
+    plain = embedding()
+    nn.init.uniform_(plain.weight, -0.5, 0.5)
+    table = convert(plain).table
+    assert torch.equal(table(torch.arange(2_000)), plain.weight)
+    newcomers = table(torch.arange(2_000, 12_000)).detach()
+    assert float(newcomers.std()) == pytest.approx(12**-0.5, rel=0.02)
+    assert table.num_rows == 12_000
+
+
+def test_a_weight_that_is_not_around_zero_is_not_drawn_anew() -> None:
+    plain = embedding()
+    nn.init.uniform_(plain.weight, 0.0, 1.0)
+    model = nn.Sequential(plain)
+    with pytest.raises(ValueError, match=r"0: rows='none' would draw its rows around zero, but their mean is 0\.5"):
+        convert(model, rows="none")
+    assert model[0] is plain
+    assert convert(model, rows="none", std=0.1)[0].table.table.config.std == 0.1
+
+
+def test_tables_differ_in_their_seeds_which_torchs_seed_decides() -> None:
+    def starts(**options: Any) -> list[Tensor]:
+        model = convert(nn.ModuleList([embedding(), embedding()]), rows="none", **options)
+        return [module.table.initial(torch.arange(5)) for module in model]
+
+    first, again = starts(), starts()
+    assert torch.equal(first[0], again[0])
+    assert not torch.equal(first[0], first[1])
+    given = starts(seed=2**64 - 1)
+    assert torch.equal(given[0], starts(seed=2**64 - 1)[0])
+    assert not torch.equal(given[0], given[1])
+    with pytest.raises(ValueError, match="seed must be in"):
+        starts(seed=-1)
+
+
+def test_a_weight_at_its_initializer_counts_no_features_before_they_come() -> None:
+    model = convert(nn.Sequential(embedding(100_000), nn.Linear(8, 1)), rows="none")
+    optimizer = GroupAdam(param_groups(model, l21=0.02), lr=1e-2)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.arange(500)).square().mean().backward()
+        optimizer.step()
+    table, ids = model[0].table, torch.arange(1_000)
+    assert table.num_seen == 500
+    wanted = model.eval()(ids)
+    plain = to_embeddings(model)
+    assert plain[0].weight.shape == (100_000, 8)
+    assert 0 < int((plain[0].weight != 0).any(1).sum()) == table.num_live < 500
+    assert torch.equal(plain(ids), wanted)
+
+
+def test_larger_ids_make_a_larger_embedding_and_negative_ones_none() -> None:
+    model = nn.Sequential(convert(embedding(10)))
+    model(torch.tensor([25]))
+    assert to_embeddings(nn.Sequential(*model))[0].weight.shape == (26, 8)
+    model(torch.tensor([-7]))
+    with pytest.raises(ValueError, match="0: it has the key -7; the rows of an nn"):
+        to_embeddings(model)
+    assert isinstance(model[0], TableEmbedding)
+
+
+def test_dead_rows_have_the_fallback_vector_after_it() -> None:
+    model = convert(nn.Sequential(embedding(10, padding_idx=0)), fallback=True)
+    table = model[0].table
+    with torch.no_grad():
+        table.fallback.normal_()
+    table.assign(torch.tensor([4]), torch.zeros(1, 8))
+    ids = torch.arange(10)
+    wanted = model.eval()(ids)
+    assert torch.equal(wanted[4], table.fallback[0])
+    assert torch.equal(to_embeddings(model)(ids), wanted)
+    assert not wanted[0].any()
+
+
+def test_options_reach_the_tables() -> None:
+    model = convert(nn.Sequential(embedding()), rows="none", admission=MinCount(2), dtype=torch.float64, std=0.5)
+    model(torch.tensor([1, 2]))
+    assert model[0].table.num_rows == 0
+    assert model(torch.tensor([2])).dtype == torch.float64
+    assert model[0].table.num_rows == 1
+    with pytest.raises(TypeError, match="there is no 'size'"):
+        convert(nn.Sequential(embedding()), size=3)
+
+
+# What is replaced, and what is refused
+
+
+def test_only_what_is_chosen_is_replaced() -> None:
+    def replaced(**options: Any) -> list[str]:
+        layers = {"big": embedding(1_000), "small": embedding(10), "fixed": embedding(1_000).requires_grad_(False)}
+        model = convert(nn.ModuleDict({**layers, "bag": nn.EmbeddingBag(100, 4)}), **options)
+        if isinstance(model["fixed"], TableEmbedding):
+            assert not model["fixed"](torch.tensor([3])).requires_grad
+            assert not to_embeddings(copy.deepcopy(model))["fixed"].weight.requires_grad
+        return [name for name, module in model.items() if isinstance(module, TableEmbedding)]
+
+    assert replaced() == ["big", "small", "bag"]
+    assert replaced(choose=lambda name, module: name == "fixed") == ["fixed"]
+    assert replaced(choose=lambda name, module: isinstance(module, nn.EmbeddingBag)) == ["bag"]
+    assert replaced(choose=lambda name, module: module.num_embeddings >= 200) == ["big", "fixed"]
+    with pytest.raises(ValueError, match="ModuleDict holds no nn"):
+        replaced(choose=lambda name, module: False)
+    with pytest.raises(ValueError, match="Linear holds nothing that `convert` has made"):
+        to_embeddings(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="rows must be 'all' or 'none', got 'some'"):
+        replaced(rows="some")
+
+
+class Scaled(nn.Embedding):
+    """An embedding with a `forward` of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def test_an_embedding_with_a_forward_of_its_own_is_left_alone() -> None:
+    model = convert(nn.Sequential(Scaled(10, 8), nn.Sequential(embedding())))
+    assert type(model[0]) is Scaled
+    assert isinstance(model[1][0], TableEmbedding)
+    with pytest.raises(ValueError, match="0: Scaled has a custom `forward`"):
+        convert(nn.Sequential(Scaled(10, 8)), choose=lambda name, module: True)
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is that of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = embedding(), nn.Linear(8, 2_000, bias=False)
+        self.head.weight = self.words.weight
+
+
+class Holding(nn.Module):
+    """An embedding that a plain list holds, too."""
+
+    def __init__(self, of_weights: bool) -> None:
+        super().__init__()
+        self.words = embedding()
+        self.fields = {"words": [self.words.weight if of_weights else self.words]}
+
+
+class Regularized(nn.Module):
+    """As models of DeepCTR-Torch and of FuxiCTR hold what they add to the loss."""
+
+    def __init__(self, l2: float, norm: float | None) -> None:
+        super().__init__()
+        self.words, self.linear = embedding(), nn.Linear(8, 1)
+        named = list(self.linear.named_parameters())
+        self.regularization_weight = [([self.words.weight, self.linear.weight], 0.0, l2), (named, 0.0, 0.5)]
+        self._embedding_regularizer = norm
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(embedding())
+    model[0].register_forward_hook(lambda *arguments: None)
+    return model
+
+
+def differing() -> nn.Module:
+    model = nn.Sequential(embedding(padding_idx=0), embedding())
+    model[1].weight = model[0].weight
+    return model
+
+
+@over(
+    ("make", "message"),
+    [
+        (lambda: nn.Sequential(embedding(max_norm=1.0)), r"other.0: max_norm=1 rescales rows"),
+        (lambda: nn.Sequential(embedding(scale_grad_by_freq=True)), r"other.0: scale_grad_by_freq=True divides"),
+        (lambda: nn.Sequential(nn.EmbeddingBag(10, 2, mode="max")), r"other.0: a table's bags have the modes .* 'max'"),
+        (lambda: nn.Sequential(embedding().half()), r"other.0: dtype must be torch.float32 or torch.float64 on cpu"),
+        (lambda: nn.Sequential(nn.Embedding(10, 2, device="meta")), r"other.0: .*meta"),
+        (hooked, r"other.0: its hooks would be lost"),
+        (differing, r"other.0: its weight is shared by embeddings of another class, padding_idx"),
+        (Tied, r"other.words: its weight is other.head.weight, too"),
+        (lambda: Holding(True), r"other.words: the model holds it, or its weight, as other.fields, too"),
+        (lambda: Holding(False), r"other.words: the model holds it, or its weight, as other.fields, too"),
+        (lambda: Regularized(1e-5, None), r"other.words: .*as other.regularization_weight, too.*l2_reg_embedding=0"),
+        (lambda: Regularized(0.0, 1e-6), r"embedding_regularizer=1e-06 .*embedding_regularizer=None"),
+    ],
+)
+def test_what_a_table_cannot_be_is_refused_and_nothing_changes(make: Callable[[], nn.Module], message: str) -> None:
+    model = nn.ModuleDict({"fine": embedding(), "other": make()})
+    before = list(model.modules())
+    with pytest.raises((ValueError, RuntimeError), match=message):
         convert(model)
-    assert not old & {id(parameter) for parameter in model.parameters()}
-    assert len(list(model.parameters())) == len(old) + 2
+    assert list(model.modules()) == before
+
+
+def test_a_loss_that_computes_nothing_of_the_weights_is_none() -> None:
+    assert convert(Regularized(0.0, None)).words.table.num_rows == 2_000
+
+
+@pytest.mark.whole
+def test_a_converted_model_is_exported_as_any_with_tables(tmp_path: Path) -> None:
+    model = convert(nn.Sequential(embedding(50, padding_idx=0), nn.Flatten(), nn.Linear(24, 1))).eval()
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 50, (20, 3)))
+    export(model, tmp_path / "out", (ids,), formats=["program"])
+    served = load_export(tmp_path / "out")
+    assert torch.allclose(served(ids[:7]), model(ids[:7]), atol=1e-6)

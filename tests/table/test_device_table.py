@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpu_cases import DEVICE
-from optimizer_cases import ALLOW_CREATE_GRAPH, KINDS, make
+from optimizer_cases import ALLOW_CREATE_GRAPH, KINDS, assert_identical, make
 from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag, UnusedFor
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
@@ -36,8 +36,8 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def on_device() -> Any:
-    return runtime.rehearsal() if DEVICE.type == "cpu" else nullcontext()
+def on_device(device: Any = DEVICE) -> Any:
+    return runtime.rehearsal() if device == DEVICE and DEVICE.type == "cpu" else nullcontext()
 
 
 def new_table(dim: int = 5, **arguments: Any) -> HashEmbedding:
@@ -45,6 +45,11 @@ def new_table(dim: int = 5, **arguments: Any) -> HashEmbedding:
         table = HashEmbedding(dim, device=DEVICE, std=0.1, **arguments)
     assert isinstance(table.table.storage, DeviceStorage)
     return table
+
+
+def around(table: HashEmbedding) -> Any:
+    """What steps of a table run in."""
+    return on_device() if table.table.config.on_device else nullcontext()
 
 
 def batch(t: int) -> Tensor:
@@ -66,7 +71,7 @@ def trained(
 ) -> tuple[HashEmbedding, GroupOptimizer]:
     if cls.rule.second_order:
         arguments["generator"] = torch.Generator(table.weight.device).manual_seed(1)
-    with on_device() if table.table.config.on_device else nullcontext():
+    with around(table):
         optimizer = make(cls, table.parameters(), **{**REGULARIZED, **arguments})
         for t in range(steps):
             step(table, optimizer, batch(t), t)
@@ -95,7 +100,7 @@ def test_it_is_the_table_of_the_cpu(cls):
     for table, optimizer in ((ours, our_optimizer), (theirs, their_optimizer)):
         optimizer.zero_grad()
         assert table.shrink() > 0
-        with on_device() if table is ours else nullcontext():
+        with around(table):
             step(table, optimizer, batch(5), 5)
     assert_same(ours, theirs)
 
@@ -103,28 +108,27 @@ def test_it_is_the_table_of_the_cpu(cls):
 @over("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_rows(dtype):
     """They keep u without a regularizer too; what is lost of x is fed back, as in plain parameters."""
-    ours, optimizer = trained(new_table(dtype=dtype), GroupAdam, l1=0, l21=0, l2=0)
-    theirs, _ = trained(HashEmbedding(5, std=0.1), GroupAdam, l1=0, l21=0, l2=0)
+    none = {"l1": 0, "l21": 0, "l2": 0}
+    (ours, optimizer), (theirs, _) = (
+        trained(table, GroupAdam, **none) for table in (new_table(dtype=dtype), HashEmbedding(5, std=0.1))
+    )
     assert ours(KEYS[:2]).dtype == dtype
     assert "u" in optimizer.state_dict()["state"][0]
     assert_same(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
 def test_state_in_bfloat16():
-    options = {"initial_accumulator_value": 0.1}
-    ours, _ = trained(new_table(), GroupAdagrad, state_dtype=torch.bfloat16, **options)
-    theirs, _ = trained(HashEmbedding(5, std=0.1), GroupAdagrad, **options)
+    options = {"initial_accumulator_value": 0.1, "state_dtype": torch.bfloat16}
+    ours, again, on_host = (
+        trained(table, GroupAdagrad, **options)[0] for table in (new_table(), new_table(), HashEmbedding(5, std=0.1))
+    )
     assert ours.table.rows.state_dtype == torch.bfloat16
     assert ours.memory().parts["u"] * 2 == ours.memory().parts["weight"]
-    torch.testing.assert_close(ours.lookup(KEYS).cpu(), theirs.lookup(KEYS), rtol=0.1, atol=0.05)
-    again, _ = trained(new_table(), GroupAdagrad, state_dtype=torch.bfloat16, **options)
     assert torch.equal(ours.lookup(KEYS), again.lookup(KEYS))
-    on_host, _ = trained(HashEmbedding(5, std=0.1), GroupAdagrad, state_dtype=torch.bfloat16, **options)
     torch.testing.assert_close(ours.lookup(KEYS).cpu(), on_host.lookup(KEYS), rtol=0.01, atol=0.005)
 
 
-@over("value", [float("nan"), float("inf")])
-@over("mode", ["skip", "raise"])
+@over(("mode", "value"), [("skip", float("nan")), ("raise", float("inf"))])
 def test_a_row_whose_gradient_is_not_finite_is_left(mode, value):
     table, optimizer = trained(new_table(nonfinite=mode), GroupAdam)
     keys, before = batch(2).unique(), table.lookup(KEYS).clone()
@@ -148,18 +152,17 @@ def test_a_row_whose_gradient_is_not_finite_is_left(mode, value):
 
 
 def test_gradients_add_up_over_lookups_and_passes():
+    results = []
     for table in (new_table(), HashEmbedding(5, std=0.1)):
-        with on_device() if table.table.config.on_device else nullcontext():
+        with around(table):
             optimizer = GroupAdam(table.parameters(), lr=0.1, **REGULARIZED)
             for t in range(2):
                 optimizer.zero_grad()
                 (table(batch(t)).sum() + table(batch(t + 1)).square().sum()).backward()
                 table(batch(t)).sum().backward()
                 optimizer.step()
-            result = table.lookup(KEYS).cpu()
-        if table.table.config.on_device:
-            ours = result
-    torch.testing.assert_close(ours, result, rtol=2e-5, atol=2e-6)
+            results.append(table.lookup(KEYS).cpu())
+    torch.testing.assert_close(*results, rtol=2e-5, atol=2e-6)
 
 
 def test_a_step_takes_the_order_that_the_lookup_has_found(monkeypatch):
@@ -180,10 +183,13 @@ def test_a_step_takes_the_order_that_the_lookup_has_found(monkeypatch):
             optimizer.step()
 
 
-def test_prefetch_gives_the_same(monkeypatch):
+def test_prefetch_and_lookups_in_pieces_give_the_same(monkeypatch):
+    plain, _ = trained(new_table(), GroupAdam)
+    monkeypatch.setattr("sparsegroup.table.lookup.lookup.CHUNK", 7)
+    in_pieces, _ = trained(new_table(), GroupAdam)
+    monkeypatch.undo()
     monkeypatch.setattr("sparsegroup.table.lookup.lookup.GRAIN", 1)
     monkeypatch.setattr("sparsegroup.kernels.cpu.threads._number", 2)
-    plain, _ = trained(new_table(), GroupAdam)
     table = new_table()
     with on_device():
         optimizer = GroupAdam(table.parameters(), lr=0.1, **REGULARIZED)
@@ -191,7 +197,8 @@ def test_prefetch_gives_the_same(monkeypatch):
             step(table, optimizer, batch(t), t)
             if t < 2:
                 table.prefetch(batch(t + 1))
-    assert torch.equal(plain.lookup(KEYS), table.lookup(KEYS))
+    for other in (in_pieces, table):
+        assert torch.equal(plain.lookup(KEYS), other.lookup(KEYS))
 
 
 def test_evaluation_inserts_nothing_and_gives_zeros():
@@ -210,31 +217,9 @@ def test_evaluation_inserts_nothing_and_gives_zeros():
     assert table(torch.zeros(0, dtype=torch.int64)).shape == (0, 5)
 
 
-def test_keys_may_be_on_the_device():
+def test_keys_may_be_on_the_device_and_vectors_are_assigned_and_listed():
     table = new_table()
     assert torch.equal(table(KEYS.to(DEVICE)), table(KEYS))
-
-
-def test_many_keys_at_once(monkeypatch):
-    """More than are looked up at a time."""
-    monkeypatch.setattr("sparsegroup.table.lookup.lookup.CHUNK", 7)
-    ours, _ = trained(new_table(), GroupAdam)
-    monkeypatch.undo()
-    theirs, _ = trained(new_table(), GroupAdam)
-    assert torch.equal(ours.lookup(KEYS), theirs.lookup(KEYS))
-
-
-def test_max_rows_leaves_all_as_it_was():
-    table = new_table(max_rows=5)
-    table(KEYS[:4])
-    with pytest.raises(RuntimeError, match="max_rows=5"):
-        table(KEYS[:8])
-    assert table.num_rows == 4
-    assert table(KEYS[4:5]).shape == (1, 5)
-
-
-def test_assigned_vectors_and_items():
-    table = new_table()
     vectors = torch.randn(24, 5)
     vectors[3] = 0
     table.assign(KEYS, vectors)
@@ -244,23 +229,19 @@ def test_assigned_vectors_and_items():
     assert torch.equal(rows[keys.argsort()], vectors[[k for k in KEYS.argsort().tolist() if k != 3]])
 
 
-@over("way", ["deepcopy", "pickle", "state_dict"])
-def test_copies_train_on_alike(way):
+def test_copies_train_on_alike():
     table, optimizer = trained(new_table(), GroupAdam)
+    loaded = new_table()
     with on_device():
-        if way == "deepcopy":
-            other, others = copy.deepcopy((table, optimizer))
-        elif way == "pickle":
-            other, others = pickle.loads(pickle.dumps((table, optimizer)))
-        else:
-            other = new_table()
-            others = GroupAdam(other.parameters(), lr=0.1, **REGULARIZED)
-            other.load_state_dict(table.state_dict())
-            others.load_state_dict(optimizer.state_dict())
-        for t, o in ((table, optimizer), (other, others)):
+        its = GroupAdam(loaded.parameters(), lr=0.1, **REGULARIZED)
+        loaded.load_state_dict(table.state_dict())
+        its.load_state_dict(optimizer.state_dict())
+        copies = [copy.deepcopy((table, optimizer)), pickle.loads(pickle.dumps((table, optimizer))), (loaded, its)]
+        for t, o in ((table, optimizer), *copies):
             step(t, o, batch(4), 4)
-    assert torch.equal(table.lookup(KEYS), other.lookup(KEYS))
-    assert (table.num_live, table.num_seen) == (other.num_live, other.num_seen)
+    for other, _ in copies:
+        assert torch.equal(table.lookup(KEYS), other.lookup(KEYS))
+        assert (table.num_live, table.num_seen) == (other.num_live, other.num_seen)
 
 
 @pytest.mark.parametrize("to_cpu", [True, False])
@@ -274,7 +255,7 @@ def test_checkpoints_go_between_cpu_and_device(to_cpu, tmp_path: Path):
         save_checkpoint(tmp_path / "one", model=source, optimizer=optimizer)
         load_checkpoint(tmp_path / "one", model=target, optimizer=others)
     for t, o in ((source, optimizer), (target, others)):
-        with on_device() if t.table.config.on_device else nullcontext():
+        with around(t):
             step(t, o, batch(4), 4)
     torch.testing.assert_close(source.lookup(KEYS).cpu(), target.lookup(KEYS).cpu(), rtol=2e-5, atol=2e-6)
     assert (source.num_rows, source.num_live, source.num_seen) == (target.num_rows, target.num_live, target.num_seen)
@@ -283,36 +264,21 @@ def test_checkpoints_go_between_cpu_and_device(to_cpu, tmp_path: Path):
 @over("mode", ["mean", "sum"])
 def test_bags(mode):
     results = []
-    for arguments in ({"device": DEVICE}, {}):
-        with on_device() if arguments else nullcontext():
-            bag = HashEmbeddingBag(4, mode=mode, **arguments)
+    for device in (DEVICE, None):
+        with on_device(device):
+            bag = HashEmbeddingBag(4, mode=mode, device=device)
         results.append(bag(KEYS, torch.tensor([0, 3, 3, 10])).cpu())
     torch.testing.assert_close(*results)
 
 
-def test_it_lies_beside_a_network():
-    """One optimizer for both; `.to` of the whole model leaves the table alone."""
-    with on_device():
-        model = nn.ModuleDict({"table": new_table(4), "head": nn.Linear(4, 1)}).to(DEVICE)
-        optimizer = GroupAdam(model.parameters(), lr=0.1)
-        losses = []
-        for _ in range(8):
-            optimizer.zero_grad()
-            loss = (model["head"](model["table"](KEYS)) - 1).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-    assert losses[-1] < 0.3 * losses[0]
-
-
 @ALLOW_CREATE_GRAPH
 def test_the_trainer_sends_batches_there():
-    """Numbers, weights and fields of several values, too; the same metrics as on the CPU."""
+    """Numbers, weights and fields of several values too; `.to` leaves tables alone; the metrics are the CPU's."""
     histories = []
     for device in (DEVICE, torch.device("cpu")):
         with on_device() if not histories else nullcontext():
             torch.manual_seed(0)
-            table = HashEmbedding(4, device=device, std=0.1)
+            table = HashEmbedding(4, device=device, std=0.1).to(device)
             model = DCN(3, 4, 2, hidden=(8,)).to(device)
             groups = [{"params": table.parameters(), "l21": 0.1}, {"params": model.parameters()}]
             trainer = Trainer(table, model, GroupAdam(groups, lr=0.01), window=32)
@@ -339,11 +305,12 @@ def batches() -> Iterator[Batch]:
         ({"device": "meta"}, ValueError, "CPU or a GPU"),
         ({"device": DEVICE, "dtype": torch.float64}, ValueError, "torch.bfloat16"),
         ({"dtype": torch.bfloat16}, ValueError, "torch.float32 or torch.float64 on cpu"),
+        ({"device": DEVICE, "max_bytes": "4MB"}, ValueError, r"max_bytes must be at least 3\d,"),
     ],
 )
 def test_bad_arguments(arguments, error, text):
-    with on_device() if arguments.get("device") == DEVICE else nullcontext(), pytest.raises(error, match=text):
-        HashEmbedding(3, **arguments)
+    with on_device(arguments.get("device")), pytest.raises(error, match=text):
+        HashEmbedding(8, **arguments)
 
 
 def test_a_gpu_without_triton_is_refused(monkeypatch):
@@ -352,12 +319,11 @@ def test_a_gpu_without_triton_is_refused(monkeypatch):
         HashEmbedding(3, device="cuda")
 
 
-@over("dtype", [torch.float32, torch.bfloat16])
-@over("penalty", ["lasso", "hard"])
+@over(("penalty", "dtype"), [("lasso", torch.float32), ("hard", torch.float32), ("lasso", torch.bfloat16)])
 def test_a_sweep_is_the_hosts(penalty: str, dtype: torch.dtype) -> None:
     ours, theirs = new_table(dtype=dtype), HashEmbedding(5, std=0.1)
     optimizers = [GroupAdam(table.parameters(), lr=0.05, l21=0.02, penalty=penalty) for table in (ours, theirs)]
-    for t in range(6):
+    for t in range(4):
         for table, optimizer in zip((ours, theirs), optimizers, strict=True):
             step(table, optimizer, batch(t), t)
     (here,), (there,) = (optimizer.census(0) for optimizer in optimizers)
@@ -398,48 +364,23 @@ def test_without_memory_on_the_device_no_key_is_inserted(monkeypatch: pytest.Mon
     "options",
     [
         {"eviction": UnusedFor(steps=2, every=2)},
-        {"eviction": UnusedFor(steps=1, live=True, every=1)},
-        {"max_bytes": "64MB"},
+        {"eviction": UnusedFor(steps=1, live=True, every=1), "max_bytes": "64MB"},
     ],
 )
-def test_the_same_rows_go_as_on_the_host(options: dict[str, Any]) -> None:
-    count = 6
+def test_rows_go_and_fallback_vectors_stand_in_as_on_the_host(options: dict[str, Any]) -> None:
     found = []
     for device in ("cpu", DEVICE):
-        with on_device() if device == DEVICE else nullcontext():
-            table = HashEmbedding(8, std=0.1, seed=2, device=device, huge_pages=False, **options)
-            optimizer = GroupAdam(table.parameters(), lr=0.1, l21=0.02)
-            assert table.table.config.on_device is (device == DEVICE)
-            for step in range(8):
-                optimizer.zero_grad()
-                vectors = table(torch.arange(count) + step * count // 2)
-                (vectors.square() * 1e-3).sum().backward()
-                optimizer.step()
-            keys = torch.arange(10 * count)
-            found.append((table.contains(keys), table.lookup(keys).cpu(), table.num_seen, table.num_evicted))
-    ours, theirs = found
-    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-6, atol=1e-7)
-    assert torch.equal(ours[0], theirs[0])
-    assert ours[2:] == theirs[2:]
-    assert (ours[3] > 0) is ("eviction" in options)
-
-
-def test_a_limit_below_a_devices_page_is_refused() -> None:
-    with on_device(), pytest.raises(ValueError, match=r"max_bytes must be at least 3\d,"):
-        HashEmbedding(8, device=DEVICE, max_bytes="4MB")
-
-
-def test_they_stand_in_and_learn_as_on_the_host() -> None:
-    found = []
-    for device in (torch.device("cpu"), DEVICE):
-        with on_device() if device is DEVICE else nullcontext():
-            table = HashEmbedding(4, std=0.1, seed=2, field_bits=8, device=device, huge_pages=False, fallback=True)
+        with on_device(device):
+            table = HashEmbedding(
+                4, std=0.1, seed=2, field_bits=8, device=device, huge_pages=False, fallback=True, **options
+            )
             assert table.fallback is not None
-            assert table.fallback.device.type == device.type
+            assert table.table.config.on_device is (device == DEVICE)
+            assert table.fallback.device.type == torch.device(device).type
             groups = [{"params": [table.weight], "l21": 0.05}, {"params": [table.fallback], "l21": 0.0}]
             optimizer = GroupAdagrad(groups, lr=0.1)
             stood_in = []
-            for step in range(6):
+            for step in range(8):
                 optimizer.zero_grad()
                 keys = torch.arange(12) + 4 * step
                 vectors = table(keys)
@@ -447,14 +388,16 @@ def test_they_stand_in_and_learn_as_on_the_host() -> None:
                 scale = torch.where(keys % 3 == 0, 1.0, 0.01).to(vectors.device)
                 ((vectors - 0.3).square() * scale[:, None]).sum().backward()
                 optimizer.step()
-            table.eval()
-            found.append((torch.stack(stood_in), table(torch.arange(40)).detach().cpu(), table.fallback.detach().cpu()))
-    ours, theirs = found
-    assert torch.equal(ours[0], theirs[0])
-    assert ours[0][1:].any()
-    assert not ours[0].all()
-    for one, other in zip(ours[1:], theirs[1:], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+            keys = torch.arange(50)
+            exact = torch.stack(stood_in), table.contains(keys), table.num_seen, table.num_evicted
+            close = table.lookup(keys).cpu(), table.eval()(keys).detach().cpu(), table.fallback.detach().cpu()
+            found.append((exact, close))
+    (exact, ours), (expected, theirs) = found
+    assert_identical(exact, expected)
+    assert exact[0][1:].any()
+    assert not exact[0].all()
+    assert exact[3] > 0
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_a_lookup_without_new_keys_does_not_wait_for_the_counts_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

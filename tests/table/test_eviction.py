@@ -1,4 +1,4 @@
-"""Rows that go by themselves: dead ones that nobody asks for, and those for which there is no room."""
+"""Rows that go by themselves: dead or unused ones, and those for which there is no room, in loops of all kinds."""
 
 import copy
 from collections.abc import Callable
@@ -12,13 +12,24 @@ from torch import Tensor
 
 from optimizer_cases import assert_identical
 from over import over
-from sparsegroup import LRU, GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, MinCount, UnusedFor
-from sparsegroup.checkpoint import Checkpoints, load_checkpoint
-from sparsegroup.table.directory.index import Index, keep_rows
+from sparsegroup import (
+    LRU,
+    GroupAdagrad,
+    GroupAdam,
+    GroupOptimizer,
+    GroupSGD,
+    HashEmbedding,
+    MinCount,
+    UnusedFor,
+)
+from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
+from sparsegroup.table import RankingPolicy, RowBlock
+from sparsegroup.table.directory.admission import OccurrenceSketch
 from sparsegroup.table.files.snapshot import check_state
 
-Make = Callable[..., GroupOptimizer]
-NO_PENALTY = {"lr": 0.1}
+LIMIT = 2_000_000
+AT_EVERY_STEP = UnusedFor(steps=1, live=True, every=1)
+Trained = tuple[HashEmbedding, GroupOptimizer]
 
 
 def keys_of(*keys: int) -> Tensor:
@@ -31,70 +42,35 @@ def train(table: HashEmbedding, optimizer: GroupOptimizer, keys: Tensor) -> None
     optimizer.step()
 
 
-def dying(**options: Any) -> tuple[HashEmbedding, GroupOptimizer]:
+def dying(**options: Any) -> Trained:
     """A table all of whose rows die at their first step."""
     table = HashEmbedding(4, **options)
     return table, GroupAdam(table.parameters(), l21=1e9)
 
 
-def capped(max_bytes: int = 2_000_000, **options: Any) -> tuple[HashEmbedding, GroupOptimizer]:
-    table = HashEmbedding(8, max_bytes=max_bytes, huge_pages=False, seed=3, **options)
+def capped(max_bytes: int = LIMIT, dim: int = 8, **options: Any) -> Trained:
+    table = HashEmbedding(dim, max_bytes=max_bytes, huge_pages=False, seed=3, **options)
     return table, GroupAdam(table.parameters(), lr=1e-2)
 
 
-# The index
+def full(dim: int = 8, optimizer_class: type[GroupOptimizer] = GroupAdam) -> Trained:
+    """A table at its limit."""
+    table, _ = capped(dim=dim)
+    optimizer = optimizer_class(table.parameters(), lr=1e-2)
+    for step in range(30):
+        train(table, optimizer, offered(step))
+    return table, optimizer
 
 
-@over("count", [0, 1, 63, 64, 65, 5_000, 40_000])
-@over("share", [0.0, 0.1, 0.7, 1.0])
-def test_an_index_loses_rows_where_it_is(count: int, share: float) -> None:
-    """What stays is found at its new number, what goes is not found, and new keys can come; also while it grows."""
-    rng = np.random.default_rng(count)
-    keys = rng.permutation(np.arange(10 * count, dtype=np.int64))[:count] * 7919 - 3
-    index = Index(huge_pages=False)
-    index.reserve(count)
-    index.insert(keys, np.arange(count))
-    kept = rng.random(count) < share
-    buckets = index.buckets
-    gone, rows = keep_rows(index, kept)
-    assert index.num_keys == kept.sum()
-    assert index.buckets == buckets
-    assert sorted(zip(gone.tolist(), rows.tolist(), strict=True)) == sorted(
-        zip(keys[~kept].tolist(), np.flatnonzero(~kept).tolist(), strict=True)
-    )
-    np.testing.assert_array_equal(index.find(keys[kept]), np.arange(kept.sum()))
-    assert (index.find(keys[~kept]) == -1).all()
-    index.reserve(count)
-    index.insert(gone, np.arange(len(gone)) + index.num_keys)
-    assert (index.find(keys) >= 0).all()
-
-
-NO_SECRET = (0, 1)
-"""With which the hash of a key is what it is mixed to."""
-
-
-def test_keys_that_crowd_are_found_after_a_removal() -> None:
-    """Many keys of one home, so that they lie far behind it, and half of them go."""
-    from sparsegroup.table.directory.buckets import mixed
-
-    wanted, keys, key = 300, [], 0
-    while len(keys) < wanted:
-        key += 1
-        if int(mixed(np.array([key]))[0]) >> 32 < (1 << 32) // 40:
-            keys.append(key)
-    index = Index(huge_pages=False, secret=NO_SECRET)
-    index.insert(np.array(keys), np.arange(wanted))
-    kept = np.arange(wanted) % 2 == 0
-    keep_rows(index, kept)
-    np.testing.assert_array_equal(index.find(np.array(keys)[kept]), np.arange(wanted // 2))
-    assert (index.find(np.array(keys)[~kept]) == -1).all()
+def offered(step: int, count: int = 2_000) -> Tensor:
+    return torch.arange(count) + 1_000 * step
 
 
 # By age
 
 
-def test_dead_rows_go_when_they_have_not_been_seen_for_so_many_steps() -> None:
-    table, optimizer = dying(eviction=UnusedFor(steps=3, every=1))
+def test_dead_rows_go_when_they_have_not_been_seen_for_so_many_steps_and_return_as_new() -> None:
+    table, optimizer = dying(std=0.5, eviction=UnusedFor(steps=3, every=1))
     train(table, optimizer, keys_of(1, 2))
     gone_at = []
     for _ in range(6):
@@ -103,63 +79,54 @@ def test_dead_rows_go_when_they_have_not_been_seen_for_so_many_steps() -> None:
     assert gone_at == [True, True, True, False, False, False]  # steps 2, 3 and 4 went by without it
     assert 2 in table
     assert (table.num_evicted, table.num_seen, table.num_rows) == (1, 2, 1)
+    assert_identical(table(keys_of(1)).detach(), table.initial(keys_of(1)))
+    assert table.num_seen == 2
 
 
-def test_live_rows_stay_unless_they_are_named() -> None:
-    for live, expected in ((False, True), (True, False)):
-        table = HashEmbedding(4, eviction=UnusedFor(steps=2, live=live, every=1))
-        optimizer = GroupAdam(table.parameters())
-        train(table, optimizer, keys_of(1, 2))
-        for _ in range(5):
-            train(table, optimizer, keys_of(2))
-        assert (1 in table) is expected
+@over("live", [False, True])
+def test_live_rows_stay_unless_they_are_named(live: bool) -> None:
+    table = HashEmbedding(4, eviction=UnusedFor(steps=2, live=live, every=1))
+    optimizer = GroupAdam(table.parameters())
+    for keys in (keys_of(1, 2), *[keys_of(2)] * 5):
+        train(table, optimizer, keys)
+    assert (1 in table) is not live
 
 
 def test_seconds_are_those_that_the_table_is_told() -> None:
     table, optimizer = dying(eviction=UnusedFor(seconds=3600, every=1))
     table.set_time(1_500_000_000)
-    train(table, optimizer, keys_of(1, 2))
-    for _ in range(10):
-        train(table, optimizer, keys_of(2))
+    for keys in (keys_of(1, 2), *[keys_of(2)] * 10):
+        train(table, optimizer, keys)
     assert 1 in table  # steps are no seconds
-    table.set_time(1_500_003_599)
-    train(table, optimizer, keys_of(2))
-    assert 1 in table
-    table.set_time(1_500_003_600)
-    train(table, optimizer, keys_of(2))
-    assert 1 not in table
+    for seconds, there in ((1_500_003_599, True), (1_500_003_600, False)):
+        table.set_time(seconds)
+        train(table, optimizer, keys_of(2))
+        assert (1 in table) is there
     with pytest.raises(ValueError, match="seconds must be in"):
         table.set_time(-1)
 
 
-def test_a_policy_is_asked_every_so_many_steps() -> None:
+def test_a_policy_is_asked_every_so_many_steps_and_by_shrink() -> None:
     table, optimizer = dying(eviction=UnusedFor(steps=1, every=5))
-    train(table, optimizer, keys_of(1))
     rows = []
-    for step in range(11):
+    for step in range(12):
         train(table, optimizer, keys_of(100 + step))
         rows.append(table.num_rows)
-    assert rows == [2, 3, 4, 5, 2, 3, 4, 5, 6, 2, 3]  # asked after steps 5 and 10: the last one stays
-
-
-def test_an_evicted_key_that_returns_is_new() -> None:
-    table, optimizer = dying(std=0.5, eviction=UnusedFor(steps=1, every=1))
-    train(table, optimizer, keys_of(1))
-    for _ in range(3):
-        train(table, optimizer, keys_of(2))
-    assert_identical(table(keys_of(1)).detach(), table.initial(keys_of(1)))
-    assert table.num_seen == 2
-
-
-def test_shrink_asks_the_policy_too() -> None:
-    table, optimizer = dying(eviction=UnusedFor(steps=2, every=1_000_000))
-    train(table, optimizer, keys_of(1))
-    for _ in range(3):
-        train(table, optimizer, keys_of(2))
+    assert rows == [1, 2, 3, 4, 5, 2, 3, 4, 5, 6, 2, 3]  # asked after steps 5 and 10: the last one stays
     optimizer.zero_grad()
-    assert table.shrink() == 1
-    assert 1 not in table
-    assert table.num_evicted == 0
+    assert table.shrink() == 2
+    assert table.num_evicted == 9, "what `shrink` drops does not count"
+
+
+def test_a_policy_is_asked_late_rather_than_not_at_all() -> None:
+    table = HashEmbedding(4, eviction=UnusedFor(steps=5, live=True, every=10))
+    optimizer = GroupAdam(table.parameters())
+    train(table, optimizer, torch.arange(100))
+    for step in range(2, 30):
+        held = table(keys_of(500)) if step % 10 in (9, 0) else None
+        train(table, optimizer, keys_of(500))
+        del held
+    assert table.num_evicted == 100
 
 
 @over(
@@ -177,14 +144,28 @@ def test_bad_ages_are_refused(options: dict[str, Any], message: str) -> None:
         UnusedFor(**options)
 
 
+def test_memory_is_given_back() -> None:
+    table, optimizer = dying(eviction=UnusedFor(steps=1, every=1), huge_pages=False)
+    train(table, optimizer, torch.arange(100_000))
+    before = table.memory()
+    for _ in range(2):
+        train(table, optimizer, keys_of(1))
+    after = table.memory()
+    assert table.num_rows == 1
+    assert after.rows + after.index < (before.rows + before.index) / 20
+
+
+# While gradients are due, and from other threads
+
+
 def test_rows_do_not_go_while_a_gradient_may_come() -> None:
     """A second lookup before the step, and a graph that is kept: the rows stay where they are until it is gone."""
     table, optimizer = dying(eviction=UnusedFor(steps=1, every=1))
     train(table, optimizer, keys_of(1, 2))
     optimizer.zero_grad()
     waiting = table(keys_of(2)).sum()
-    train(table, optimizer, keys_of(3))
-    train(table, optimizer, keys_of(3))
+    for _ in range(2):
+        train(table, optimizer, keys_of(3))
     assert 1 in table
     waiting.backward()  # not stale
     optimizer.step()
@@ -192,10 +173,44 @@ def test_rows_do_not_go_while_a_gradient_may_come() -> None:
     assert 1 not in table
 
 
+def test_a_gradient_that_is_late_moves_its_own_row() -> None:
+    """Of `autograd.grad`, stepped with after later lookups: nothing goes until it has been."""
+    found = []
+    for eviction in (None, AT_EVERY_STEP):
+        table = HashEmbedding(2, std=0.1, eviction=eviction)
+        optimizer = GroupSGD(table.parameters(), lr=0.1)
+        train(table, optimizer, keys_of(1))
+        optimizer.zero_grad()
+        (late,) = torch.autograd.grad(table(keys_of(2)).sum(), [table.weight])
+        vectors = table(keys_of(3))
+        table.weight.grad = late
+        optimizer.step()
+        optimizer.zero_grad()
+        vectors.sum().backward()
+        optimizer.step()
+        found.append(table.lookup(keys_of(2, 3)))
+    assert_identical(*found)
+
+
+def test_a_gradient_of_rows_that_are_no_longer_is_refused() -> None:
+    """It is kept beyond its step and brought again, when rows have gone."""
+    table = HashEmbedding(2, eviction=AT_EVERY_STEP)
+    optimizer = GroupSGD(table.parameters(), lr=0.1)
+    train(table, optimizer, keys_of(1, 2))
+    old = table.weight.grad
+    for key in (3, 4):
+        train(table, optimizer, keys_of(key))
+    assert 1 not in table
+    table.weight.grad = old
+    before = table.lookup(torch.arange(5))
+    with pytest.raises(RuntimeError, match="has dropped rows by itself"):
+        optimizer.step()
+    assert_identical(before, table.lookup(torch.arange(5)))
+
+
 def test_a_lookup_ahead_outlasts_an_eviction() -> None:
     """What `prefetch` has found under old numbers is looked up anew."""
-    big = torch.arange(5_000)
-    tables = []
+    big, tables = torch.arange(5_000), []
     for ahead in (False, True):
         table, optimizer = dying(std=0.5, eviction=UnusedFor(steps=1, every=1))
         for step in range(6):
@@ -207,62 +222,104 @@ def test_a_lookup_ahead_outlasts_an_eviction() -> None:
             vectors.square().sum().backward()
             optimizer.step()
         tables.append(table)
-    plain, looked_ahead = tables
-    optimizer.zero_grad()
-    for table in tables:
-        table.zero_grad()
+        optimizer.zero_grad()
         table(big)  # whatever is due is done
     keys = torch.arange(12_000)
-    assert plain.num_evicted > 0
-    assert_identical(plain.lookup(keys), looked_ahead.lookup(keys))
+    assert tables[0].num_evicted > 0
+    assert_identical(*(table.lookup(keys) for table in tables))
+
+
+def test_occurrences_that_are_looked_up_ahead_count_once() -> None:
+    table = HashEmbedding(4, admission=MinCount(2), eviction=UnusedFor(steps=1, every=1))
+    optimizer = GroupAdam(table.parameters())
+    train(table, optimizer, torch.arange(10))
+    for step in range(4):
+        keys = torch.arange(5_000) + 10_000 * (step + 1)
+        optimizer.zero_grad()
+        vectors = table(keys)
+        table.prefetch(keys + 10_000)
+        vectors.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        table.shrink()
+    assert table.num_rows == 0
 
 
 # Room
 
 
-def offered(step: int, count: int = 2_000) -> Tensor:
-    return torch.arange(count, dtype=torch.int64) + 1_000 * step
+def cleared_late(table: HashEmbedding, optimizer: GroupOptimizer, keys: Tensor) -> None:
+    loss = table(keys).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
-@over("ranking", [None, LRU()])
-@over("fallback", [False, True])
+def set_to_zero(table: HashEmbedding, optimizer: GroupOptimizer, keys: Tensor) -> None:
+    table(keys).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+HELD: list[Tensor] = []
+"""A user's variable that holds the last loss, and with it its graph."""
+
+
+def twice_with_a_loss_held(table: HashEmbedding, optimizer: GroupOptimizer, keys: Tensor) -> None:
+    optimizer.zero_grad()
+    for half in keys.chunk(2):
+        HELD[:] = [table(half).square().sum()]
+        HELD[0].backward()
+    optimizer.step()
+
+
+def without_accumulation(table: HashEmbedding, optimizer: GroupOptimizer, keys: Tensor) -> None:
+    (table.weight.grad,) = torch.autograd.grad(table(keys).square().sum(), [table.weight])
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_every_loop_makes_room() -> None:
+    """The same rows are there after each of them, with the same vectors."""
+    found = []
+    for loop in (train, cleared_late, set_to_zero, twice_with_a_loss_held, without_accumulation):
+        table = HashEmbedding(8, max_bytes=LIMIT, huge_pages=False, eviction=UnusedFor(steps=30, every=7), seed=1)
+        optimizer = GroupAdam(table.parameters(), lr=1e-2, l21=1e-5)
+        for step in range(60):
+            loop(table, optimizer, torch.arange(1_000) + 700 * step)
+            assert table.memory().total <= LIMIT, loop
+        assert table.num_evicted > 10_000
+        assert table.contains(torch.arange(1_000) + 700 * 59).all()
+        found.append(table.lookup(torch.arange(45_000)))
+        torch.testing.assert_close(found[0], found[-1], rtol=1e-5, atol=1e-6, msg=loop.__name__)
+
+
+@over(("ranking", "fallback"), [(None, False), (LRU(), True)])
 def test_a_limit_is_never_exceeded(ranking: Any, fallback: bool) -> None:
     table, optimizer = capped(ranking=ranking, fallback=fallback)
-    seen = 0
     for step in range(60):
         train(table, optimizer, offered(step))
         seen = 1_000 * step + 2_000
-        assert table.memory().total <= 2_000_000, step
+        assert table.memory().total <= LIMIT, step
         assert abs(table.num_seen - seen) <= 0.05 * seen
     assert table.num_evicted > 20_000
-    assert table.num_rows > 0.6 * 2_000_000 / 160  # what there is room for is used
+    assert table.num_rows > 0.6 * LIMIT / 160  # what there is room for is used
     assert table.num_evicted + table.num_rows + table.num_refused >= seen
-
-
-def test_a_larger_limit_holds_more_rows() -> None:
-    small, large = capped(1_500_000), capped(3_000_000)
-    for table, optimizer in (small, large):
-        for step in range(60):
-            train(table, optimizer, offered(step))
-    assert large[0].num_rows > 1.7 * small[0].num_rows
 
 
 def test_dead_rows_go_first_then_those_that_are_not_used() -> None:
     table, optimizer = capped(ranking=LRU())
-    dead, used, idle = torch.arange(1000), torch.arange(1000, 2000), torch.arange(2000, 3000)
+    dead, used, idle = torch.arange(3000).split(1000)
     train(table, optimizer, torch.cat([dead, used, idle]))
     table.assign(dead, torch.zeros(1000, 8))
     step = 0
-    while table.num_evicted == 0:
-        step += 1
-        train(table, optimizer, torch.cat([used, torch.arange(10_000 * step, 10_000 * step + 500)]))
-    assert not table.contains(dead).any() or table.contains(idle).all()
-    while table.contains(idle).any():
-        step += 1
-        train(table, optimizer, torch.cat([used, torch.arange(10_000 * step, 10_000 * step + 500)]))
-        assert step < 100
+    for going in (dead, idle):
+        while table.contains(going).any():
+            assert table.contains(idle).all() or not table.contains(dead).any()
+            step += 1
+            train(table, optimizer, torch.cat([used, torch.arange(10_000 * step, 10_000 * step + 500)]))
+            assert step < 100
     assert table.contains(used).all()
-    assert not table.contains(dead).any()
 
 
 def test_rows_that_came_often_outlast_those_that_came_lately() -> None:
@@ -274,6 +331,24 @@ def test_rows_that_came_often_outlast_those_that_came_lately() -> None:
         train(table, optimizer, torch.arange(10_000 * step, 10_000 * step + 500))
     assert table.num_evicted > 0
     assert table.contains(often).all()
+
+
+class Periodic(RankingPolicy):
+    """Every 16th row is of low rank."""
+
+    def ranks(self, rows: RowBlock) -> np.ndarray[Any, Any]:
+        return np.where(rows.keys % 16 == 0, 1, 100).astype(np.int64)
+
+
+def test_rows_in_a_pattern_go_as_many_as_are_to_go() -> None:
+    table = HashEmbedding(1, max_bytes=30_000_000, huge_pages=False, ranking=Periodic())
+    optimizer = GroupSGD(table.parameters())
+    step, before = 0, 0
+    while not table.num_evicted:
+        before = table.num_rows
+        train(table, optimizer, torch.arange(50_000) + 50_000 * step)
+        step += 1
+    assert 0.08 * before < table.num_evicted < 0.14 * before
 
 
 def test_a_batch_too_large_is_trained_as_far_as_there_is_room() -> None:
@@ -288,16 +363,23 @@ def test_a_batch_too_large_is_trained_as_far_as_there_is_room() -> None:
     vectors.sum().backward()
     optimizer.step()
     assert table.memory().total <= 1_000_000
-    with pytest.raises(RuntimeError, match="within max_bytes=1,000,000 there is room for"):
-        table.assign(torch.arange(50_000) + 10**6, torch.ones(50_000, 8))
 
 
-@over("make", [GroupAdam, GroupAdagrad])
-def test_a_limit_that_is_not_reached_changes_nothing(make: Make) -> None:
+def test_vectors_that_are_set_leave_room_for_their_state() -> None:
+    table, optimizer = capped()
+    with pytest.raises(RuntimeError, match="within max_bytes=2,000,000 there is room for"):
+        table.assign(torch.arange(20_000), torch.ones(20_000, 8))
+    assert table.num_rows == 0
+    table.assign(torch.arange(5_000), torch.ones(5_000, 8))
+    train(table, optimizer, torch.arange(5_000))
+    assert table.memory().total <= LIMIT
+
+
+def test_a_limit_that_is_not_reached_changes_nothing() -> None:
     plain = HashEmbedding(8, seed=3)
     limited = HashEmbedding(8, seed=3, max_bytes="100MB", eviction=UnusedFor(steps=10**6))
     for table in (plain, limited):
-        optimizer = make(table.parameters(), lr=0.1, l21=1e-3)
+        optimizer = GroupAdam(table.parameters(), lr=0.1, l21=1e-3)
         for step in range(20):
             train(table, optimizer, offered(step, 300))
     keys = torch.arange(20_000)
@@ -306,30 +388,48 @@ def test_a_limit_that_is_not_reached_changes_nothing(make: Make) -> None:
 
 
 def test_bad_limits_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_bytes"):
-        HashEmbedding(8, max_bytes=100)
-    with pytest.raises(ValueError, match="200MB"):
-        HashEmbedding(8, max_bytes="much")
-    with pytest.raises(ValueError, match="give max_bytes"):
-        HashEmbedding(8, ranking=LRU())
+    for options, message in (
+        ({"max_bytes": 100}, "max_bytes"),
+        ({"max_bytes": "much"}, "200MB"),
+        ({"ranking": LRU()}, "give max_bytes"),
+        ({"max_bytes": LIMIT, "admission": MinCount(300)}, "k must be <= 255"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            HashEmbedding(8, **options)  # type: ignore[arg-type]
+
+
+@over("dim", [1, 8])
+def test_a_regularizer_that_comes_late_finds_room_for_u(dim: int) -> None:
+    table, optimizer = full(dim)
+    optimizer.param_groups[0]["l21"] = 1e-6
+    train(table, optimizer, torch.arange(500))
+    assert "u" in table.memory().parts
+    assert table.memory().total <= LIMIT
+
+
+def test_an_optimizer_with_more_state_is_refused_where_there_is_no_room_for_it() -> None:
+    table, _ = full(optimizer_class=GroupAdagrad)
+    other = GroupAdam(table.parameters(), l21=1e-6)
+    with pytest.raises(RuntimeError, match=r"max_bytes=2,000,000 are enough for [\d,]+ rows, and the table has"):
+        train(table, other, torch.arange(50))
+    assert table.memory().total <= LIMIT
+    assert "exp_avg" not in table.memory().parts
 
 
 # Copies and checkpoints
 
 
-def by_age() -> tuple[HashEmbedding, GroupOptimizer]:
+def by_age() -> Trained:
     return dying(eviction=UnusedFor(steps=4, every=3))
 
 
-def with_sketch() -> tuple[HashEmbedding, GroupOptimizer]:
+def with_sketch() -> Trained:
     return capped(1_500_000, admission=MinCount(2))
 
 
-@pytest.mark.parametrize("make", [by_age, capped, with_sketch])
+@pytest.mark.parametrize("make", [by_age, with_sketch])
 @pytest.mark.parametrize("way", ["checkpoint", "incremental", "state_dict", "copy"])
-def test_training_goes_on_the_same_after_a_copy(
-    make: Callable[[], tuple[HashEmbedding, GroupOptimizer]], way: str, tmp_path: Path
-) -> None:
+def test_training_goes_on_the_same_after_a_copy(make: Callable[[], Trained], way: str, tmp_path: Path) -> None:
     """Bit for bit: the same rows go at the same steps, and the same are counted."""
     table, optimizer = make()
     checkpoints = Checkpoints(tmp_path)
@@ -358,33 +458,118 @@ def test_training_goes_on_the_same_after_a_copy(
     assert_identical(table.lookup(keys), other.lookup(keys))
 
 
-def test_state_that_does_not_fit_changes_nothing() -> None:
-    table, optimizer = with_sketch()
-    train(table, optimizer, keys_of(1, 2))
-    train(table, optimizer, keys_of(1, 2))
-    state = table.state_dict()
-    other = HashEmbedding(8, admission=MinCount(2, sketch_bytes=8192), seed=3)
-    other(keys_of(5))
-    other(keys_of(5))
-    with pytest.raises(RuntimeError, match="sketch: uint8"):
-        other.load_state_dict(state)
-    assert 5 in other
-    assert 1 not in other
-    with pytest.raises(RuntimeError, match="last_used"):
-        table.load_state_dict({**state, "last_used": state["last_used"][:1]})
+def test_incremental_checkpoints_know_what_came_and_went(tmp_path: Path) -> None:
+    """A key that was looked up but not stepped with, and one that came and went in between."""
+    table, other = (HashEmbedding(4, eviction=UnusedFor(steps=3, live=True, every=1)) for _ in range(2))
+    optimizer = GroupAdam(table.parameters())
+    checkpoints = Checkpoints(tmp_path)
+    train(table, optimizer, torch.arange(100))
+    checkpoints.save(1, table, optimizer)
+    train(table, optimizer, torch.arange(1, 101))  # 100 comes
+    for _ in range(5):
+        with torch.no_grad():
+            table(keys_of(1))
+        train(table, optimizer, torch.arange(2, 100))
     assert 1 in table
+    assert 100 not in table
+    load_checkpoint(checkpoints.save(2, table, optimizer), other, GroupAdam(other.parameters()))
+    assert_identical(other.state_dict(), table.state_dict())
+    assert table.num_seen == other.num_seen == 101
 
 
-def test_memory_is_given_back() -> None:
-    table, optimizer = dying(eviction=UnusedFor(steps=1, every=1), huge_pages=False)
-    train(table, optimizer, torch.arange(400_000))
-    before = table.memory()
-    train(table, optimizer, keys_of(1))
-    optimizer.zero_grad()
-    train(table, optimizer, keys_of(1))
-    after = table.memory()
-    assert table.num_rows == 1
-    assert after.rows + after.index < (before.rows + before.index) / 20
+@over("dim", [1, 8])
+def test_copies_stay_within_the_limit(dim: int) -> None:
+    table, optimizer = full(dim)
+    copies = [copy.deepcopy(table)]
+    for model_first in (True, False):
+        other, its = capped(dim=dim)
+        loads = [(other, table), (its, optimizer)]
+        for target, source in loads if model_first else loads[::-1]:
+            target.load_state_dict(copy.deepcopy(source.state_dict()))  # type: ignore[attr-defined]
+            assert other.memory().total <= LIMIT, model_first
+        copies.append(other)
+    for other in copies:
+        assert other.memory().total <= LIMIT
+        assert_identical(other.lookup(torch.arange(50_000)), table.lookup(torch.arange(50_000)))
+
+
+def test_a_load_that_is_too_large_changes_nothing() -> None:
+    large, (table, _) = HashEmbedding(8), capped()
+    large(torch.arange(100_000))
+    table(torch.arange(5))
+    with pytest.raises(RuntimeError, match="100,000 are to be set; none was"):
+        table.load_state_dict(large.state_dict())
+    assert (table.num_rows, table.num_seen) == (5, 5)
+
+
+class NoMemory(RankingPolicy):
+    """A ranking for which there is no memory."""
+
+    def ranks(self, rows: RowBlock) -> Any:
+        raise MemoryError("no memory for ranks")
+
+
+def test_a_larger_checkpoint_is_cut_to_the_limit_or_changes_nothing(tmp_path: Path) -> None:
+    def scheduled(optimizer: GroupOptimizer, gamma: float) -> torch.optim.lr_scheduler.ExponentialLR:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
+
+    large = HashEmbedding(8, seed=3, huge_pages=False)
+    optimizer = GroupAdam(large.parameters(), lr=0.5)
+    train(large, optimizer, torch.arange(40_000))
+    train(large, optimizer, torch.arange(1_000))
+    save_checkpoint(tmp_path / "large", large, optimizer, scheduled(optimizer, 0.9))
+    table, own = capped()
+    load_checkpoint(tmp_path / "large", table, own, scheduled(own, 0.5))
+    assert table.memory().total <= LIMIT
+    assert table.num_evicted == 40_000 - table.num_rows
+    assert table.num_seen == pytest.approx(40_000, rel=0.03)
+
+    table, own = capped(ranking=NoMemory())
+    scheduler = scheduled(own, 0.5)
+    train(table, own, torch.arange(5))
+
+    def everything() -> list[Any]:
+        states = [table.state_dict(), own.state_dict(), scheduler.state_dict(), torch.get_rng_state()]
+        return copy.deepcopy(states)
+
+    before = everything()
+    with pytest.raises(MemoryError, match="no memory for ranks"):
+        load_checkpoint(tmp_path / "large", table, own, scheduler)
+    assert_identical(everything(), before)
+    train(table, own, torch.arange(5))
+
+
+def test_keys_that_waited_elsewhere_are_not_remembered_under_a_limit() -> None:
+    waiting = HashEmbedding(8, admission=MinCount(2))
+    waiting(torch.arange(200_000))
+    table, optimizer = capped()
+    table.load_state_dict(waiting.state_dict())
+    assert table.memory().total <= LIMIT
+    assert table.num_seen == pytest.approx(200_000, rel=0.03)
+    for step in range(20):
+        train(table, optimizer, offered(step))
+        assert table.memory().total <= LIMIT
+
+
+@over(
+    ("changes", "message"),
+    [
+        ({"clock": torch.zeros(0, dtype=torch.int64)}, "clock: 1 number"),
+        ({"clock": torch.tensor([1 << 40])}, "clock: numbers from 0"),
+        ({"last_used": None}, "are also needed"),
+        ({"last_used": torch.zeros(1, dtype=torch.int64)}, "last_used"),
+        ({"counters": torch.tensor([1])}, "counters: 4 number"),
+        ({"sketch": torch.zeros(OccurrenceSketch.shape(8192), dtype=torch.uint8)}, r"sketch: uint8 .* the size it had"),
+    ],
+)
+def test_notes_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    options = {"admission": MinCount(1, sketch_bytes=4096)} if "sketch" in changes else {}
+    table = HashEmbedding(4, eviction=UnusedFor(steps=1), **options)
+    train(table, GroupAdam(table.parameters()), torch.arange(3))
+    state = {name: value for name, value in {**table.state_dict(), **changes}.items() if value is not None}
+    with pytest.raises(RuntimeError, match=message):
+        table.load_state_dict(state)
+    assert table.num_rows == 3
 
 
 def test_uses_of_other_rows_are_refused_whatever_number_of_rows_a_file_names() -> None:

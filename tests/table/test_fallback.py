@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_cases import click_log
 from command import Run
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
 from over import over
@@ -87,20 +86,6 @@ def grads(table: HashEmbedding, keys: torch.Tensor) -> torch.Tensor:
     return torch.stack([by_row[row] for row in rows.tolist()])
 
 
-def test_where_all_rows_live_nothing_differs() -> None:
-    plain, ours = (HashEmbedding(4, std=0.1, field_bits=8, fallback=flag) for flag in (False, True))
-    keys = torch.arange(20)
-    optimizers = [GroupAdam(param_groups(table_model(table), l21=0.0), lr=0.1) for table in (plain, ours)]
-    for _ in range(3):
-        for table, optimizer in zip((plain, ours), optimizers, strict=True):
-            optimizer.zero_grad()
-            table(keys).square().sum().backward()
-            optimizer.step()
-    assert torch.equal(plain.lookup(keys), ours.lookup(keys))
-    assert ours.fallback is not None
-    assert not ours.fallback.any()
-
-
 def table_model(table: HashEmbedding) -> torch.nn.Module:
     return torch.nn.ModuleDict({"table": table})
 
@@ -147,72 +132,61 @@ def test_bags_sum_the_vectors_that_stand_in() -> None:
     assert bag(in_field(7, [1, 2, 3]), torch.tensor([0, 2])).tolist() == [[4.0] * 3, [2.0] * 3]
 
 
-class TestState:
-    def test_state_dicts_copies_and_checkpoints_carry_it(self, tmp_path: Path) -> None:
-        table, _, dead = table_with_dead_rows()
-        again = HashEmbedding(3, field_bits=8, fallback=True)
-        again.load_state_dict(table.state_dict())
-        optimizer = GroupAdam(table.parameters())
-        save_checkpoint(tmp_path / "at", table, optimizer)
-        loaded = HashEmbedding(3, std=1.0, field_bits=8, fallback=True)
-        load_checkpoint(tmp_path / "at", loaded, GroupAdam(loaded.parameters()))
-        for other in (again, copy.deepcopy(table), loaded):
-            other.eval()
-            table.eval()
-            assert torch.equal(other(dead), table(dead))
-            assert other(dead).any()
-
-    def test_a_table_with_and_one_without_are_told_apart(self) -> None:
-        table, _, _ = table_with_dead_rows()
-        plain = HashEmbedding(3, field_bits=8)
-        with pytest.raises(RuntimeError, match=r"Unexpected key.*fallback"):
-            plain.load_state_dict(table.state_dict())
-        with pytest.raises(RuntimeError, match=r"Missing key.*fallback"):
-            table.load_state_dict(plain.state_dict())
-        with pytest.raises(RuntimeError, match=r"fallback must have shape \[256, 3\], got \[1, 3\]"):
-            table.load_state_dict(HashEmbedding(3, fallback=True).state_dict())
+def test_state_dicts_copies_and_checkpoints_carry_it(tmp_path: Path) -> None:
+    table, _, dead = table_with_dead_rows()
+    again = HashEmbedding(3, field_bits=8, fallback=True)
+    again.load_state_dict(table.state_dict())
+    optimizer = GroupAdam(table.parameters())
+    save_checkpoint(tmp_path / "at", table, optimizer)
+    loaded = HashEmbedding(3, std=1.0, field_bits=8, fallback=True)
+    load_checkpoint(tmp_path / "at", loaded, GroupAdam(loaded.parameters()))
+    for other in (again, copy.deepcopy(table), loaded):
+        other.eval()
+        table.eval()
+        assert torch.equal(other(dead), table(dead))
+        assert other(dead).any()
 
 
-class TestServing:
+def test_a_table_with_and_one_without_are_told_apart() -> None:
+    table, _, _ = table_with_dead_rows()
+    plain = HashEmbedding(3, field_bits=8)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*fallback"):
+        plain.load_state_dict(table.state_dict())
+    with pytest.raises(RuntimeError, match=r"Missing key.*fallback"):
+        table.load_state_dict(plain.state_dict())
+    with pytest.raises(RuntimeError, match=r"fallback must have shape \[256, 3\], got \[1, 3\]"):
+        table.load_state_dict(HashEmbedding(3, fallback=True).state_dict())
+
+
+def test_an_export_scores_as_the_run_and_deltas_lead_to_the_next(tmp_path: Path, run: Run) -> None:
     """Exports, ONNX and deltas give unknown and dead keys the vector that training gave them."""
+    log = noisy_log(tmp_path / "log.csv")
+    options = ["--lr", 0.05, "--target-rate", 0.05, "--batch-size", 64, "--columns", "categorical"]
+    done = run("train", log, *options, "--fallback")
+    assert done.returncode == 0, done.stderr
+    trained = open_trained("runs/log").model
+    unknown = torch.full((1, 3), 2**40, dtype=torch.int64) + (torch.arange(3) << 56)
+    fallback = trained.embedding.fallback
+    assert isinstance(fallback, torch.Tensor)
+    assert fallback[2].all()  # a feature of the others is either live or never seen again
+    for dtype, formats in (("float32", ["--onnx"]), ("int8", ["--no-onnx"])):
+        done = run("export", "runs/log", dtype, "--dtype", dtype, *formats, "--test", log)
+        assert done.returncode == 0, done.stderr  # it has compared training, export and ONNX on the log
+        test = json.loads((tmp_path / dtype / "manifest.json").read_text())["test"]["scores"]
+        assert test["export" if dtype == "int8" else "onnx"]["max_abs_difference"] < (0.02 if dtype == "int8" else 1e-6)
+        assert 0.6 < test["training"]["auc"] < 0.9
+        served = open_trained(dtype).model
+        torch.testing.assert_close(served.embedding(unknown)[0], fallback[:3].detach(), rtol=0, atol=0)
+        torch.testing.assert_close(served(unknown), trained(unknown), rtol=0, atol=1e-6)
 
-    def test_an_export_scores_as_the_run_and_deltas_lead_to_the_next(self, tmp_path: Path, run: Run) -> None:
-        log = noisy_log(tmp_path / "log.csv")
-        options = ["--lr", 0.05, "--target-rate", 0.05, "--batch-size", 64, "--columns", "categorical"]
-        done = run("train", log, *options, "--fallback")
-        assert done.returncode == 0, done.stderr
-        trained = open_trained("runs/log").model
-        unknown = torch.full((1, 3), 2**40, dtype=torch.int64) + (torch.arange(3) << 56)
-        fallback = trained.embedding.fallback
-        assert isinstance(fallback, torch.Tensor)
-        assert fallback[2].all()  # a feature of the others is either live or never seen again
-        for dtype, formats in (("float32", ["--onnx", "--program"]), ("int8", ["--no-onnx"])):
-            done = run("export", "runs/log", dtype, "--dtype", dtype, *formats, "--test", log)
-            assert done.returncode == 0, done.stderr  # it has compared training, export, ONNX and program on the log
-            test = json.loads((tmp_path / dtype / "manifest.json").read_text())["test"]["scores"]
-            assert test["export" if dtype == "int8" else "onnx"]["max_abs_difference"] < (
-                0.02 if dtype == "int8" else 1e-6
-            )
-            assert 0.6 < test["training"]["auc"] < 0.9
-            served = open_trained(dtype).model
-            torch.testing.assert_close(served.embedding(unknown)[0], fallback[:3].detach(), rtol=0, atol=0)
-            torch.testing.assert_close(served(unknown), trained(unknown), rtol=0, atol=1e-6)
-
-        done = run("train", log, "--continue", "runs/log", "--out", "next")
-        assert done.returncode == 0, done.stderr
-        assert run("export", "next", "whole", "--no-onnx").returncode == 0
-        assert run("export", "next", "delta", "--since", "float32").returncode == 0
-        done = run("apply", "float32", "delta", "applied", "--no-onnx")
-        assert done.returncode == 0, done.stderr
-        for name in ("embeddings.safetensors", "network.safetensors"):
-            assert (tmp_path / "applied" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-    def test_a_run_cannot_change_its_mind(self, tmp_path: Path, run: Run) -> None:
-        log = click_log(tmp_path / "log.csv")
-        assert run("train", log, "--no-fallback").returncode == 0
-        done = run("train", log, "--continue", "runs/log", "--out", "next", "--fallback")
-        assert done.returncode == 2
-        assert "model.fallback cannot change to True" in done.stderr
+    done = run("train", log, "--continue", "runs/log", "--out", "next")
+    assert done.returncode == 0, done.stderr
+    assert run("export", "next", "whole", "--no-onnx").returncode == 0
+    assert run("export", "next", "delta", "--since", "float32").returncode == 0
+    done = run("apply", "float32", "delta", "applied", "--no-onnx")
+    assert done.returncode == 0, done.stderr
+    for name in ("embeddings.safetensors", "network.safetensors"):
+        assert (tmp_path / "applied" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def noisy_log(path: Path, rows: int = 2_000) -> Path:

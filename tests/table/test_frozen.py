@@ -17,24 +17,16 @@ OLD, NEW = torch.arange(8), torch.arange(100, 108)
 
 
 def pretrained(**options: object) -> HashEmbedding:
-    """A table with rows of `OLD`, which an optimizer has stepped."""
+    """A table with rows of `OLD`."""
     table = HashEmbedding(3, std=0.1, **options)  # type: ignore[arg-type]
     table.assign(OLD, torch.ones(8, 3))
     return table
 
 
-def freeze_weight(table: HashEmbedding) -> None:
-    table.weight.requires_grad_(False)
-
-
-def freeze_module(table: HashEmbedding) -> None:
-    table.requires_grad_(False)
-
-
-@over("freeze", [freeze_weight, freeze_module])
-def test_it_looks_up_as_in_evaluation_mode(freeze: Callable[[HashEmbedding], None]) -> None:
+@over("only_weight", [True, False])
+def test_it_looks_up_as_in_evaluation_mode(only_weight: bool) -> None:
     table = pretrained()
-    freeze(table)
+    (table.weight if only_weight else table).requires_grad_(False)
     vectors = table(torch.cat([OLD, NEW]))
     assert torch.equal(vectors, torch.cat([torch.ones(8, 3), torch.zeros(8, 3)]))
     assert not vectors.requires_grad
@@ -46,7 +38,7 @@ def test_it_looks_up_as_in_evaluation_mode(freeze: Callable[[HashEmbedding], Non
 
 def test_fallback_vectors_stand_in_and_learn() -> None:
     table = pretrained(fallback=True)
-    freeze_weight(table)
+    table.weight.requires_grad_(False)
     assert table.fallback is not None
     with torch.no_grad():
         table.fallback.fill_(7.0)
@@ -58,25 +50,18 @@ def test_fallback_vectors_stand_in_and_learn() -> None:
     assert table.weight.grad is None
 
 
-def test_a_bag_inserts_nothing() -> None:
+def test_bags_tables_by_field_and_lookups_ahead_insert_nothing() -> None:
     bag = HashEmbeddingBag(3).requires_grad_(False)
     assert not bag(NEW, torch.tensor([0, 3])).any()
     assert bag.num_rows == 0
-
-
-def test_tables_by_field_insert_nothing() -> None:
     tables = FieldTables(4, {0: 4, 1: 2}, field_bits=8).requires_grad_(False)
     keys = torch.tensor([[5, (1 << 56) + 5, (9 << 56) + 1]])
     assert not tables(keys).any(), "the field 9 has no size, and zeros, as in evaluation"
     tables.prefetch(keys)
     assert (tables.num_rows, tables.num_seen) == (0, 0)
-
-
-def test_what_is_looked_up_ahead_inserts_nothing() -> None:
     threads.set_num_threads(2)
     try:
-        table, keys = pretrained(), torch.arange(100, 5_000)
-        freeze_weight(table)
+        table, keys = pretrained().requires_grad_(False), torch.arange(100, 5_000)
         table.prefetch(keys)
         assert not table(keys).any()
         assert table.num_rows == 8
@@ -101,34 +86,26 @@ def test_no_policy_drops_its_rows() -> None:
     assert frozen.contains(OLD).all()
 
 
-class TestASweep:
-    """What a sweep with a larger λ would make zero stays where it is frozen."""
-
-    def swept(self, parameter: nn.Parameter, backward: Callable[[], Tensor], *, frozen: bool) -> None:
+@over("frozen", [False, True])
+def test_what_a_sweep_with_a_larger_lambda_would_make_zero_stays(frozen: bool) -> None:
+    def swept(parameter: nn.Parameter, vectors: Callable[[], Tensor]) -> None:
         optimizer = GroupAdagrad([parameter], lr=0.1, l21=1e-3)
-        backward().sum().backward()
+        vectors().sum().backward()
         optimizer.step()
         optimizer.param_groups[0]["l21"] = 1e6
         parameter.requires_grad_(not frozen)
         optimizer.sweep()
 
-    @over("frozen", [False, True])
-    def test_of_a_table(self, frozen: bool) -> None:
-        table = pretrained()
-        self.swept(table.weight, lambda: table(OLD), frozen=frozen)  # type: ignore[arg-type]
-        assert table.num_live == (8 if frozen else 0)
-
-    @over("frozen", [False, True])
-    def test_of_a_tensor(self, frozen: bool) -> None:
-        weight = nn.Parameter(torch.ones(2, 3))
-        self.swept(weight, lambda: weight, frozen=frozen)
-        assert bool(weight.any()) == frozen
+    table, weight = pretrained(), nn.Parameter(torch.ones(2, 3))
+    swept(table.weight, lambda: table(OLD))  # type: ignore[arg-type]
+    assert table.num_live == (8 if frozen else 0)
+    swept(weight, lambda: weight)
+    assert bool(weight.any()) == frozen
 
 
 @over("after_first_epoch", ["train", "reset", "freeze"])
 def test_a_trainer_trains_the_network_over_it(after_first_epoch: str) -> None:
-    table, model = pretrained(), MLP(fields=2, dim=3, hidden=(4,))
-    freeze_module(table)
+    table, model = pretrained().requires_grad_(False), MLP(fields=2, dim=3, hidden=(4,))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     stream = [(torch.stack([OLD, NEW], 1), torch.arange(8) % 2)] * 3
     trainer = Trainer(table, model, GroupAdagrad([*model.parameters(), *table.parameters()], lr=0.1))

@@ -120,25 +120,29 @@ def test_keys_on_any_dimension_and_nested(training: bool) -> None:
 def test_first_and_second_derivatives(training: bool) -> None:
     keys, labels = batch()
     model, other = model_of("plain", training), model_of("plain", training)
-
-    def logits(parameters: dict[str, Tensor]) -> Tensor:
-        return functional_call(model, parameters, (keys,))
-
-    backward, forward = jacrev(logits)(network(model)), jacfwd(logits)(network(model))
-    close(backward, forward)
     other(keys)
     vectors = other.table.lookup(keys).sum(-2) * 30  # constants
-    head = {name.removeprefix("head."): p for name, p in network(other).items()}
-    expected = jacrev(lambda parameters: functional_call(other.head, parameters, (vectors,)).squeeze(-1))(head)
-    close(backward, {f"head.{name}": jacobian for name, jacobian in expected.items()})
-    second = hessian(loss_of(model))(network(model), keys, labels)["head.2.weight"]["head.2.weight"]
-    weight, rest = other.head[2].weight.detach(), other.head[:2](vectors).detach()
+    results = []
+    for module, inputs in ((model, keys), (Headed(other.head), vectors)):
 
-    def of_weight(weight: Tensor) -> Tensor:
-        logits = functional.linear(rest, weight, other.head[2].bias).squeeze(-1)
-        return functional.binary_cross_entropy_with_logits(logits, labels)
+        def logits(parameters: dict[str, Tensor]) -> Tensor:
+            return functional_call(module, parameters, (inputs,))  # noqa: B023
 
-    close(second, torch.autograd.functional.hessian(of_weight, weight))
+        parameters = network(model)
+        derivatives = [jacrev(logits)(parameters), jacfwd(logits)(parameters)]
+        results.append([*derivatives, hessian(loss_of(module))(parameters, inputs, labels)])
+    close(*results)
+
+
+class Headed(nn.Module):
+    """The network behind a table, of pooled vectors."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.head(vectors).squeeze(-1)  # type: ignore[no-any-return]
 
 
 def test_an_ensemble_of_networks_trains_the_rows_they_share() -> None:
@@ -158,16 +162,6 @@ def test_an_ensemble_of_networks_trains_the_rows_they_share() -> None:
     close(found.values(), expected.values())
     assert expected.values().any()
     close(stacked["head.0.weight"].grad, torch.stack([head[0].weight.grad for head in heads]))
-
-
-def test_losses_of_samples_train_the_rows() -> None:
-    keys, labels = batch()
-    model, other = model_of("plain", True), model_of("plain", True)
-    vmap(loss_of(model), in_dims=(None, 0, 0))(network(model), keys, labels).mean().backward()
-    functional.binary_cross_entropy_with_logits(other(keys), labels).backward()
-    found, expected = (one.table.weight.grad.coalesce() for one in (model, other))
-    close(found.indices(), expected.indices())
-    close(found.values(), expected.values())
 
 
 @over("transform", [grad, jacrev])

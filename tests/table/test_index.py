@@ -7,7 +7,7 @@ from numba import njit
 from over import over
 from sparsegroup import HashEmbedding
 from sparsegroup.table.directory.buckets import hash_of, home, mixed, secret_of
-from sparsegroup.table.directory.index import Index
+from sparsegroup.table.directory.index import Index, keep_rows
 
 NO_SECRET = (0, 1)
 """With which the hash of a key is what the mixing makes of it, which everybody can read."""
@@ -71,13 +71,38 @@ def test_two_indices_differ_in_order_and_agree_in_rows() -> None:
     np.testing.assert_array_equal(np.sort(orders[0]), np.sort(orders[1]))
 
 
-def test_a_copy_with_other_buckets_finds_all() -> None:
-    keys = _hostile("one home")
+@over("count", [0, 1, 63, 64, 65, 40_000])
+@over("share", [0.0, 0.1, 0.7, 1.0])
+def test_an_index_loses_rows_in_place(count: int, share: float) -> None:
+    """What stays is found at its new number, what goes is not found, and new keys can come; also while it grows."""
+    rng = np.random.default_rng(count)
+    keys = rng.permutation(np.arange(10 * count, dtype=np.int64))[:count] * 7919 - 3
     index = Index(huge_pages=False)
-    index.reserve(COUNT)
-    index.insert(keys, np.arange(COUNT))
-    other = index.with_buckets(index.buckets * 2)
-    np.testing.assert_array_equal(other.find(keys), np.arange(COUNT))
+    index.reserve(count)
+    index.insert(keys, np.arange(count))
+    kept = rng.random(count) < share
+    buckets = index.buckets
+    gone, rows = keep_rows(index, kept)
+    assert (index.num_keys, index.buckets) == (kept.sum(), buckets)
+    assert dict(zip(gone.tolist(), rows.tolist(), strict=True)) == dict(
+        zip(keys[~kept].tolist(), np.flatnonzero(~kept).tolist(), strict=True)
+    )
+    np.testing.assert_array_equal(index.find(keys[kept]), np.arange(kept.sum()))
+    assert (index.find(keys[~kept]) == -1).all()
+    index.reserve(count)
+    index.insert(gone, np.arange(len(gone)) + index.num_keys)
+    assert (index.find(keys) >= 0).all()
+
+
+def test_keys_that_crowd_are_found_in_a_copy_and_after_a_removal() -> None:
+    keys = _inverse(np.arange(300, dtype=np.uint64) * np.uint64(2**64 // 40 // 300)).view(np.int64)
+    index = Index(huge_pages=False, secret=NO_SECRET)  # in which they have few homes, and are stored far behind them
+    index.insert(keys, np.arange(300))
+    np.testing.assert_array_equal(index.with_buckets(index.buckets * 2).find(keys), np.arange(300))
+    kept = np.arange(300) % 2 == 0
+    keep_rows(index, kept)
+    np.testing.assert_array_equal(index.find(keys[kept]), np.arange(150))
+    assert (index.find(keys[~kept]) == -1).all()
 
 
 @njit

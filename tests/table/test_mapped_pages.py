@@ -70,19 +70,17 @@ def test_what_has_been_given_back_is_asked_for_again(pages: MappedPages, jobs: l
 
 
 def test_small_tables_small_pages_and_one_thread_ask_for_nothing(pages: MappedPages, jobs: list[Any]) -> None:
-    one, small = MappedPages(PAGE, huge=True), MappedPages(PAGE, huge=False)
-    one.resize(1)
-    small.resize(3)
-    one.prefault(0, PAGE)
-    small.prefault(0, 3 * PAGE)
+    for count, huge in ((1, True), (3, False)):
+        made = MappedPages(PAGE, huge=huge)
+        made.resize(count)
+        made.prefault(0, count * PAGE)
     threads.set_num_threads(1)
     pages.prefault(0, PAGE)
     assert not jobs
 
 
 def test_what_is_there_stays(pages: MappedPages, jobs: list[Any]) -> None:
-    memory = (ctypes.c_char * PAGE).from_address(int(pages.addresses[1]))
-    view = np.frombuffer(memory, np.uint8)
+    view = np.frombuffer((ctypes.c_char * PAGE).from_address(int(pages.addresses[1])), np.uint8)
     view[:100] = 7
     pages.prefault(0, 2 * PAGE)
     (hand_out,) = jobs

@@ -39,91 +39,46 @@ def usable(table: HashEmbedding) -> bool:
     return bool(table.train()(KEYS).shape == (20, 4))
 
 
-def lookups_in_another_order() -> Any:
-    tables = [table_of(), table_of()]
-
-    def look_up() -> None:
-        for table in tables if dist.get_rank() else reversed(tables):
-            table(KEYS)
-
-    return raised(look_up), usable(tables[0])
+Scene = Callable[[list[HashEmbedding], GroupAdam, bool], Any]
 
 
-def evaluated_on_one() -> Any:
-    table = table_of()
-    table.train(dist.get_rank() == 0)
-    return raised(lambda: table(KEYS)), usable(table)
+def lookups_in_another_order(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    for table in reversed(tables) if is_first else tables:
+        table(KEYS)
 
 
-def without_backward_on_one() -> Any:
-    table = table_of()
-    optimizer = GroupAdam(table.parameters())
+def evaluated_on_one(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    tables[0].train(is_first)(KEYS)
 
-    def step() -> None:
-        loss = table(KEYS).sum()
-        if dist.get_rank():
-            loss.backward()
+
+def without_backward_on_one(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    loss = tables[0](KEYS).sum()
+    if not is_first:
+        loss.backward()
+    optimizer.step()
+
+
+def backward_in_another_order(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    losses = [tables[0](KEYS).sum(), tables[0](KEYS).sum()]
+    for loss in reversed(losses) if is_first else losses:
+        loss.backward()
+
+
+def stepped_on_one(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    tables[0](KEYS).sum().backward()
+    if not is_first:
         optimizer.step()
-
-    return raised(step), usable(table)
-
-
-def caught_on_one() -> Any:
-    """One rank catches an error after its lookup, and continues with the next batch."""
-    table = table_of()
-
-    def step() -> None:
-        loss = table(KEYS).sum()
-        if dist.get_rank():
-            loss.backward()
-        else:
-            table(KEYS[:3])
-
-    return raised(step), usable(table)
+    tables[0](KEYS)
 
 
-def backward_in_another_order() -> Any:
-    table = table_of()
-
-    def step() -> None:
-        losses = [table(KEYS).sum(), table(KEYS).sum()]
-        for loss in losses if dist.get_rank() else reversed(losses):
-            loss.backward()
-
-    return raised(step), usable(table)
+def made_otherwise(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
+    table_of(fallback=is_first)
 
 
-def stepped_on_one() -> Any:
-    table = table_of()
-    optimizer = GroupAdam(table.parameters())
-
-    def step() -> None:
-        table(KEYS).sum().backward()
-        if dist.get_rank():
-            optimizer.step()
-        table(KEYS)
-
-    return raised(step), usable(table)
-
-
-def scaled_on_one() -> Any:
-    """`GradScaler` skips the step of the rank whose rows have infinite gradients."""
-    table = table_of()
-    optimizer, scaler = GroupAdam(table.parameters()), torch.amp.GradScaler("cpu")
-
-    def step() -> None:
-        of_first = table.across.shards.routing.ranks_of(KEYS.numpy()) == 0
-        vectors = table(KEYS[of_first])
-        vectors.register_hook(lambda gradient: gradient + float("inf"))
-        scaler.scale(vectors.sum()).backward()
-        scaler.step(optimizer)
-        table(KEYS)
-
-    return raised(step), usable(table)
-
-
-def made_otherwise() -> Any:
-    return raised(lambda: table_of(fallback=dist.get_rank() == 0)), usable(table_of())
+def played(scene: Scene) -> Any:
+    tables = [table_of(), table_of()]
+    optimizer = GroupAdam(tables[0].parameters())
+    return raised(lambda: scene(tables, optimizer, dist.get_rank() == 0)), usable(tables[0])
 
 
 @over(
@@ -136,15 +91,13 @@ def made_otherwise() -> Any:
         ),
         (evaluated_on_one, "keys of a lookup in training", "keys of a lookup in evaluation"),
         (without_backward_on_one, "a step", r"gradients of lookup 1 in table \d+"),
-        (caught_on_one, "keys of a lookup in training", r"gradients of lookup 1 in table \d+"),
         (backward_in_another_order, "gradients of lookup 2", "gradients of lookup 1"),
         (stepped_on_one, "keys of a lookup in training", "a step"),
-        (scaled_on_one, "keys of a lookup in training", "a step"),
         (made_otherwise, ".*fallback=True", ".*fallback=False"),
     ],
 )
 def test_ranks_that_part_all_raise_the_same(scene: Any, zero: str, one: str, ranks: Ranks) -> None:
-    (first, is_usable), (second, _) = ranks.call(scene)
+    (first, is_usable), (second, _) = ranks.call(played, scene)
     assert first == second
     kind, message = first
     assert kind == ExchangeError.__name__
@@ -303,43 +256,22 @@ def test_a_group_that_has_ended_leaves_no_thread(ranks: Ranks) -> None:
     assert ranks.call(threads_left) == [0, 0]
 
 
-def done() -> tuple[Tensor, bool, list[Any], Any]:
+def done() -> tuple[Tensor, bool, list[Any], Any, Any]:
     first_ranks(1)
+    group = dist.new_group([2, 3])  # the first of which is not that of the world
+    first = Collectives(group, "Trainer").from_first(dist.get_rank(), "a rank") if dist.get_rank() > 1 else 2
     together, rank = Collectives(dist.group.WORLD, "Trainer"), dist.get_rank()
     own = torch.arange(6, dtype=torch.float64).view(2, 3).t() * (rank + 1)
     total = together.summed(own, "gradients")
     stays = torch.equal(own, torch.arange(6, dtype=torch.float64).view(2, 3).t() * (rank + 1))
-    return total, stays, together.of_all([rank, {"a": rank}][: rank % 3], "parts"), together.from_first({rank}, "a set")
+    parts = together.of_all([rank, {"a": rank}][: rank % 3], "parts")
+    return total, stays, parts, together.from_first({rank}, "a set"), first
 
 
 def test_all_ranks_get_the_same(four_ranks: Ranks) -> None:
-    for total, stays, parts, first in four_ranks.call(done):
+    for total, stays, parts, first, first_of_group in four_ranks.call(done):
         assert torch.equal(total, torch.arange(6, dtype=torch.float64).view(2, 3).t() * 10)
         assert stays
         assert parts == [1, 2, {"a": 2}]
         assert first == {0}
-
-
-def of_the_others() -> Any:
-    """The first of a group is not that of the world."""
-    first_ranks(1)
-    group = dist.new_group([2, 3])
-    return Collectives(group, "Trainer").from_first(dist.get_rank(), "a rank") if dist.get_rank() > 1 else None
-
-
-def test_the_first_is_that_of_the_group(four_ranks: Ranks) -> None:
-    assert four_ranks.call(of_the_others) == [None, None, 2, 2]
-
-
-def alone() -> bool:
-    group = first_ranks(1)
-    if group is None:
-        return True
-    together, own = Collectives(group, "Trainer"), torch.ones(2)
-    return (
-        together.summed(own, "x") is own and together.from_first(own, "x") is own and together.of_all([1], "x") == [1]
-    )
-
-
-def test_one_rank_has_what_it_gives(four_ranks: Ranks) -> None:
-    assert all(four_ranks.call(alone))
+        assert first_of_group == 2

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distributed_cases import Ranks
 from over import over
 from sharded_cases import first_ranks
-from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, convert, param_groups, to_embeddings
+from sparsegroup import GroupAdam, HashEmbedding, convert, param_groups, to_embeddings
 from sparsegroup.integrations import data_parallel
 from sparsegroup.table.sharded.exchange import schedule_receivers
 
@@ -162,19 +162,6 @@ def test_a_compiled_model_trains_the_same_rows(four_ranks: Ranks) -> None:
     for eager, graph in four_ranks.call(compiled):
         assert not torch.equal(eager, VECTORS)
         torch.testing.assert_close(graph, eager)
-
-
-def bagged() -> tuple[Tensor, Tensor]:
-    bag = HashEmbeddingBag(4, mode="sum", process_group=dist.group.WORLD)
-    bag.assign(own(KEYS), own(VECTORS))
-    keys = KEYS[torch.randperm(40)[:12]].view(4, 3)
-    return keys, bag(keys).detach()
-
-
-def test_bags_of_keys_of_several_ranks(four_ranks: Ranks) -> None:
-    for keys, sums in four_ranks.call(bagged):
-        rows = torch.stack([VECTORS[(key == KEYS).nonzero()[0, 0]] for key in keys.flatten()])
-        torch.testing.assert_close(sums, rows.view(4, 3, 4).sum(1))
 
 
 def narrow() -> tuple[Tensor, Tensor, int, int]:

@@ -11,9 +11,7 @@ from sharded_cases import Case, all_to_the_last, assert_same, content, mostly_la
 from sparsegroup import GroupAdaHessian, GroupAdam, GroupOptimizer, feature_rate, sparsity_report
 from sparsegroup.table import MinCount
 
-COUNTS = (1, 2, 3, 4)
 L21 = {"sgd": 5.0, "momentum": 2.0}
-by_count = pytest.mark.parametrize("count", COUNTS)
 
 
 def checked(four_ranks: Ranks, case: Case, count: int) -> dict[str, Any]:
@@ -26,9 +24,10 @@ def checked(four_ranks: Ranks, case: Case, count: int) -> dict[str, Any]:
     return ours
 
 
-@by_count
 @pytest.mark.filterwarnings("ignore:Using backward")
-@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    ("cls", "count"), [*((cls, 4) for cls in ALL), (GroupAdam, 1), (GroupAdam, 2), (GroupAdaHessian, 3)]
+)
 def test_every_rule_with_a_penalty(cls: type[GroupOptimizer], count: int, four_ranks: Ranks) -> None:
     ours = checked(four_ranks, Case(partial(make, cls, l1=1e-3, l21=L21.get(cls.rule.name, 0.05), l2=1e-3)), count)
     rows, live, seen = ours["counts"]
@@ -39,36 +38,34 @@ def adam(parameters: Any, **arguments: Any) -> GroupOptimizer:
     return GroupAdam(parameters, **{"lr": 0.1, "l21": 5e-3, **arguments})
 
 
-@by_count
+@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize(
-    "table",
+    ("table", "ahead"),
     [
-        {"fallback": True},
-        {"admission": MinCount(2)},
-        {"field_bits": 4, "fallback": True},
-        {"reduction": "sum"},
+        ({"admission": MinCount(2)}, False),
+        ({"admission": MinCount(2)}, True),
+        ({"field_bits": 4, "fallback": True}, False),
+        ({"field_bits": 4, "fallback": True}, True),
+        ({"reduction": "sum", "fallback": True}, True),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
-def test_what_a_table_can_be_asked_for(table: dict[str, Any], ahead: bool, count: int, four_ranks: Ranks) -> None:
+def test_the_options_of_a_table(table: dict[str, Any], ahead: bool, count: int, four_ranks: Ranks) -> None:
     checked(four_ranks, Case(adam, table, ahead=ahead), count)
 
 
-@by_count
 @pytest.mark.filterwarnings("ignore:Using backward")
 @pytest.mark.parametrize("rows", [2, 30])
 @pytest.mark.parametrize("cut", [mostly_last, all_to_the_last])
-@pytest.mark.parametrize("cls", [GroupAdam, GroupAdaHessian])
+@pytest.mark.parametrize(("cls", "count"), [(GroupAdam, 4), (GroupAdaHessian, 2)])
 def test_ranks_with_few_keys_or_none(
     cls: type[GroupOptimizer], cut: Any, rows: int, count: int, four_ranks: Ranks
 ) -> None:
     checked(four_ranks, Case(partial(make, cls, l21=0.05), cut=cut, rows=rows), count)
 
 
-@by_count
-@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
-@pytest.mark.parametrize("penalty", ["lasso", "hard"])
+@pytest.mark.parametrize(
+    ("penalty", "ahead", "count"), [("lasso", False, 3), ("lasso", True, 4), ("hard", True, 2), ("hard", False, 1)]
+)
 def test_a_target_of_all_ranks(penalty: str, ahead: bool, count: int, four_ranks: Ranks) -> None:
     case = Case(partial(adam, penalty=penalty), rate=0.1, ahead=ahead)
     _, live, seen = checked(four_ranks, case, count)["counts"]
@@ -82,12 +79,6 @@ def test_the_same_ranks_give_the_same_bits(ahead: bool, four_ranks: Ranks) -> No
     assert_same(first, second, tolerance=0)
 
 
-@by_count
-@pytest.mark.parametrize("penalty", ["mcp", "hard"])
-def test_other_penalties(penalty: str, count: int, four_ranks: Ranks) -> None:
-    checked(four_ranks, Case(partial(adam, penalty=penalty)), count)
-
-
 def reports(case: Case, count: int) -> tuple[str, float] | None:
     found = trained(case, count)
     if found is None:
@@ -96,7 +87,7 @@ def reports(case: Case, count: int) -> tuple[str, float] | None:
     return str(sparsity_report(optimizer)), feature_rate(table.weight)
 
 
-@by_count
+@pytest.mark.parametrize("count", [1, 3])
 def test_reports_are_of_all_ranks(count: int, four_ranks: Ranks) -> None:
     case = Case(partial(make, GroupAdam, l21=0.05))
     theirs = reports(case, 0)

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from family import Member, regularizer
+from family import FAMILY, Member, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH
 from over import over
 from rmsprop import GroupRMSprop
-from schedule_cases import SCHEDULERS
-from schedule_cases import advance as advance_schedule
 from sparsegroup import MCP, GroupAdagrad, GroupAdam, GroupMomentum, GroupOptimizer
 from table_cases import INT64, Lookup, as_keys, keys_in, learn, random_keys, stream
 from table_pairs import DTYPES, TOLERANCE, Pair, every_member, every_pair, one_of_each_kind, same, table_of
@@ -38,14 +36,13 @@ def test_a_table_is_a_sparse_embedding(member: Member, norm: str, penalty: str, 
     assert pair.table.num_rows == len(pair.oracle.row_of)
 
 
-@one_of_each_kind
-def test_each_lambda_alone_and_none(member: Member) -> None:
-    for on in ((), ("l1",), ("l21",), ("l2",), ("l1", "l21")):
-        options = {name: value for name, value in regularizer(member).items() if name in on}
-        pair = Pair(table_of(torch.float64), lambda weight: member.build(weight, **options))  # noqa: B023
-        same(pair.follow(stream(seed=1)))
-        pair.assert_same_state()
-        assert ("u" in pair.table.memory().parts) == (bool(on) or member.rule == "ftrl")
+@over("on", [(), ("l1",), ("l21",), ("l2",)])
+def test_each_lambda_alone_and_none(on: tuple[str, ...]) -> None:
+    options = {name: value for name, value in regularizer(FAMILY["adam"]).items() if name in on}
+    pair = Pair(table_of(torch.float64), lambda weight: FAMILY["adam"].build(weight, **options))
+    same(pair.follow(stream(steps=12, seed=1)))
+    pair.assert_same_state()
+    assert ("u" in pair.table.memory().parts) == bool(on)
 
 
 @DTYPES
@@ -77,26 +74,19 @@ def test_norm_and_penalty_may_change_in_mid_run(member: Member, norm: str) -> No
     same(pair.follow(stream(seed=3), change))
 
 
-@one_of_each_kind
-def test_under_a_scheduler_of_rate_and_momentum(member: Member) -> None:
-    pair = Pair(table_of(torch.float64), lambda weight: member.build(weight, **regularizer(member)))
-    schedulers = [SCHEDULERS["OneCycleLR"](optimizer) for _, optimizer in pair.both]
-    steps, path = stream(steps=8, seed=4, new_per_step=4), []
-    for lookups in steps:
-        for (module, optimizer), scheduler in zip(pair.both, schedulers, strict=True):
-            learn(module, optimizer, lookups)
-            advance_schedule(scheduler)
-        path.append(pair.vectors(keys_in(steps)))
-    same(torch.stack(path, dim=1))
-    pair.assert_same_state()
-
-
 @over(("dtype", "regularized"), [(torch.float64, False), (torch.float32, True)])
 @every_member
-def test_under_warm_restarts_and_rests_at_rate_0(member: Member, regularized: bool, dtype: torch.dtype) -> None:
+def test_under_warm_restarts_of_rate_and_momentum_with_rests(
+    member: Member, regularized: bool, dtype: torch.dtype
+) -> None:
     def change(t: int, optimizer: GroupOptimizer) -> None:
         rest = 0.0 if t == 0 or t % 12 == 11 else 1e-6 if t % 12 == 10 else 1.0
-        optimizer.param_groups[0]["lr"] = member.lr * rest * (1 + math.cos(math.pi * (t % 12) / 12))
+        group, cosine = optimizer.param_groups[0], math.cos(math.pi * (t % 12) / 12)
+        group["lr"] = member.lr * rest * (1 + cosine)
+        if "betas" in group:
+            group["betas"] = (0.85 + 0.05 * cosine, group["betas"][1])
+        elif "momentum" in group:
+            group["momentum"] = 0.85 + 0.05 * cosine
 
     options = regularizer(member) if regularized else {}
     pair = Pair(table_of(dtype), lambda weight: member.build(weight, **options))

@@ -1,16 +1,15 @@
 """Lookups, steps and inspection from several threads at once: what comes out is what would have come out in turn."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 
 from family import Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
-from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding
+from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding, UnusedFor
 from table_cases import REGULARIZED, everything, learn, pull, random_keys, stream
 from table_pairs import one_of_each_kind
 
@@ -103,24 +102,6 @@ def test_a_key_that_comes_to_several_threads_at_once_gets_one_row() -> None:
     assert len(torch.cat([found for found, _ in table.items()]).unique()) == len(keys)
 
 
-def test_old_keys_are_found_while_new_ones_make_the_table_grow() -> None:
-    table = new_table()
-    old = random_keys(2000, seed=1)
-    expected = table.initial(old)
-    table(old)
-
-    def look_up() -> None:
-        assert_identical(table.lookup(old), expected)
-        assert table.contains(old).all()
-        with torch.no_grad():
-            assert_identical(table(old), expected)
-
-    with Background(look_up):
-        for part in torch.arange(200_000).split(5000):
-            table(part)
-    assert_identical(table.lookup(torch.arange(200_000)), table.initial(torch.arange(200_000)))
-
-
 def test_a_vector_is_read_whole_while_steps_write_it() -> None:
     """SGD on equal elements: every vector that is ever seen has equal elements, and only moves up."""
     table = HashEmbedding(64, std=1e-30)
@@ -174,12 +155,31 @@ def test_shrinking_and_returning_while_others_look_up() -> None:
     assert (table.num_rows, table.num_seen) == (2000, 2000)
 
 
-def test_going_through_the_items_while_the_table_grows_is_complete_or_raises() -> None:
+def test_rows_that_go_by_themselves_while_others_look_up() -> None:
+    table = HashEmbedding(DIM, eviction=UnusedFor(steps=1, live=True, every=1))
+    optimizer = GroupAdam(table.parameters())
+
+    def look_up() -> None:
+        with torch.no_grad():
+            table(torch.randint(2_000, (64,)))
+
+    with Background(look_up):
+        for _ in range(100):
+            learn(table, optimizer, pull(torch.randint(2_000, (64,)), DIM))
+    assert table.lookup(torch.arange(2_000)).isfinite().all()
+
+
+def test_old_keys_are_found_and_items_are_complete_or_raise_while_the_table_grows() -> None:
     table = new_table()
     old = random_keys(5000, seed=1)
+    expected = table.initial(old)
     table(old)
 
-    def go_through() -> None:
+    def read() -> None:
+        assert_identical(table.lookup(old), expected)
+        assert table.contains(old).all()
+        with torch.no_grad():
+            assert_identical(table(old), expected)
         try:
             found = torch.cat([keys for keys, _ in table.items(1000)])
         except RuntimeError as error:
@@ -189,9 +189,11 @@ def test_going_through_the_items_while_the_table_grows_is_complete_or_raises() -
         assert len(found.unique()) == len(found)
         assert torch.isin(old, found).all()
 
-    with Background(go_through):
-        for part in torch.arange(100_000).split(1000):
+    new = torch.arange(100_000)
+    with Background(read):
+        for part in new.split(1000):
             table(part)
+    assert_identical(table.lookup(new), table.initial(new))
     assert len(torch.cat([keys for keys, _ in table.items()])) == table.num_rows
 
 
@@ -250,23 +252,3 @@ def test_losses_from_several_threads_add_up_in_one_gradient() -> None:
     optimizer.step()
     expected.step()
     assert_identical(everything(table, optimizer), everything(in_turn, expected))
-
-
-def test_bits_do_not_depend_on_the_thread_that_trains() -> None:
-    def train(tables: Sequence[HashEmbedding]) -> list[object]:
-        results = []
-        for table in tables:
-            optimizer = GroupAdam([table.weight], lr=0.1, **REGULARIZED)
-            keys = random_keys(9000)
-            for _ in range(2):
-                learn(table, optimizer, pull(keys, DIM))
-            results.append(everything(table, optimizer))
-        return results
-
-    with ExitStack() as stack:
-        before = torch.get_num_threads()
-        stack.callback(torch.set_num_threads, before)
-        torch.set_num_threads(2)
-        (elsewhere,) = together(lambda: train([new_table()]))
-        here = train([new_table()])
-    assert_identical(elsewhere, here)
