@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from paper_command import Run
+from experiment_cases import Command
 from sparsegroup.data import open_log
 from sparsegroup.data.synthetic import BLOCK
 from sparsegroup.errors import ClickLogError
@@ -222,7 +222,7 @@ def test_a_folder_of_it_is_read_as_any_prepared_log(tmp_path: Path) -> None:
         synthesize(DATASETS["criteo"], 10, tmp_path / "log")
 
 
-def test_the_command_makes_a_log(tmp_path: Path, run: Run) -> None:
+def test_the_command_makes_a_log(tmp_path: Path, run: Command) -> None:
     done = run("synthesize", "avazu", "made-up", "--rows", 20_000, "--seed", 1)
     assert done.returncode == 0, done.stderr
     assert "20,000 rows, 18,000 of them for training" in done.stdout

@@ -52,14 +52,14 @@ class Series:
         label: In the legend.
         x, y: Coordinates of each point.
         y_error: One standard deviation of each y, drawn as an error bar; empty for none.
-        style: A line through points, points alone, a bare line, a dashed one, or a horizontal level (of one y).
+        style: A line through points, a bare line, a dashed one, or a horizontal level (of one y).
     """
 
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     y_error: tuple[float, ...] = ()
-    style: Literal["points-and-line", "points", "line", "dashed", "level"] = "points-and-line"
+    style: Literal["points-and-line", "line", "dashed", "level"] = "points-and-line"
 
 
 @dataclass(frozen=True)
