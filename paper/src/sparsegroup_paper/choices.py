@@ -70,7 +70,7 @@ def tuned(lab: Lab, config: Config) -> Config:
 
 
 def tuned_on_dcn(lab: Lab) -> Config:
-    """Adam without λ on DCN, whatever the data set's network, with its learning rate."""
+    """Adam without λ and with its learning rate, always on DCN."""
     return tuned(lab, lab.config.replace(model="dcn", dim=None, optimizer="adam", **NO_PENALTY))
 
 

@@ -142,8 +142,9 @@ def run_command(
     folder = Path("runs/paper", REGRET if dataset is None else Path(dataset).stem) if out is None else out
     shown = folder if report is None else report
     of_log = {} if dataset is None else {"scale": scale, "recipe": recipe}
-    given = {"dataset": dataset, "data": data and data.name, "test": test and test.name, "runs": str(runs), **of_log}
-    options = " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
+    logs = {name: path.name for name, path in (("data", data), ("test", test)) if path is not None}
+    given = {**({} if dataset is None else {"dataset": dataset}), **logs, "runs": str(runs), **of_log}
+    options = " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items())
     try:
         if dataset is None:
             _regret(shown, runs)

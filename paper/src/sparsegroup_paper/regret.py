@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsegroup_paper.online import Absolute, Adversary, Array, Game, Logistic, Player, Problem, Steady, play
-from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, columns
+from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, Style, columns
 
 DELTA = 1.0
 """δ: no gradient of the problems has a larger element."""
@@ -309,10 +309,9 @@ def _examples(examples: Iterable[Example]) -> SectionTable:
 
 
 def _figure(problem: str, analyses: Iterable[Analysis]) -> Figure:
-    def curve(label: str, one: Analysis, of: Callable[[Terms], Array]) -> Series:
+    def curve(label: str, one: Analysis, of: Callable[[Terms], Array], style: Style = "line") -> Series:
         means = {float(terms.T): float(of(terms).mean()) for terms in one.path}
         positive = {T: mean for T, mean in means.items() if mean > 0}
-        style = "points-and-line" if label == "regret" else "line"
         return Series(f"{label}, {one.player.name}", tuple(positive), tuple(positive.values()), style=style)
 
     shown = [one for one in analyses if one.problem == problem and one.weights == "> 0"]
@@ -320,7 +319,7 @@ def _figure(problem: str, analyses: Iterable[Analysis]) -> Figure:
     start, end = first.path[0], first.path[-1]
     rounds, height = (float(start.T), float(end.T)), abs(float(end.regret.mean()))
     series = (
-        *(curve("regret", one, lambda terms: terms.regret) for one in shown),
+        *(curve("regret", one, lambda terms: terms.regret, "points-and-line") for one in shown),
         curve("Theorem 3", first, Terms.theorem),
         curve("Corollary 2", first, Terms.corollary_2),
         Series("√T", rounds, tuple(height * math.sqrt(t / end.T) for t in rounds), style="dashed"),

@@ -5,6 +5,8 @@ from typing import Literal
 
 Cell = str | int | float | None
 
+Style = Literal["points-and-line", "line", "dashed", "level"]
+
 
 @dataclass(frozen=True)
 class Column:
@@ -59,7 +61,7 @@ class Series:
     x: tuple[float, ...]
     y: tuple[float, ...]
     y_error: tuple[float, ...] = ()
-    style: Literal["points-and-line", "line", "dashed", "level"] = "points-and-line"
+    style: Style = "points-and-line"
 
 
 @dataclass(frozen=True)

@@ -414,7 +414,7 @@ def family(lab: Lab) -> Section:
 
 
 def embedding_dim(lab: Lab) -> Section:
-    """Table 4, on DCN whatever the data set's network."""
+    """Table 4, always on DCN."""
     lambdas, dcn = published().lambdas["dcn"]["adam"], published().networks["dcn"]
     config = tuned_on_dcn(lab).replace(**lambdas.model_dump())
     paper = {point.dimension: point for point in published().embedding_dim}
@@ -456,7 +456,7 @@ def embedding_dim(lab: Lab) -> Section:
 
 
 def norm(lab: Lab) -> Section:
-    """Table 9 and Figure 2, on DCN whatever the data set's network."""
+    """Table 9 and Figure 2, always on DCN."""
     config = tuned_on_dcn(lab)
     s, s_tilde = published().norm_grids.s, published().norm_grids.s_tilde
     # For the metric, whose threshold lies between, the geometric means of the paper's two.
@@ -514,7 +514,7 @@ def norm(lab: Lab) -> Section:
 
 
 def l1_vs_l21(lab: Lab) -> Section:
-    """Figure 3, on DCN whatever the data set's network."""
+    """Figure 3, always on DCN."""
     config = tuned_on_dcn(lab)
     values = grid(lab, config)
     with_l1 = lab.plain([config.replace(l1=value) for value in values], "λ1")
