@@ -204,7 +204,8 @@ def resume(clicks: Clicks, place: Path) -> dict[str, float]:
     session.optimizer.step()
     session.optimizer.zero_grad()
     fill(session.model, clicks)
-    session.position = session.trainer.samples = 512
+    session.trainer.progress.position = session.trainer.samples = 512
+    session.trainer.progress.steps = 1
     session.checkpoint(whole=True)
     del session
     command = [sys.executable, "-c", RESUME, str(run), str(rows)]
