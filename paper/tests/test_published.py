@@ -3,7 +3,7 @@
 import pytest
 
 from sparsegroup_paper.frontier import L2S
-from sparsegroup_paper.published import Lambdas, published, read_published
+from sparsegroup_paper.published import published, read_published
 from sparsegroup_paper.statistics import count_significant
 
 PAPER, ALL = published(), read_published()
@@ -41,11 +41,11 @@ def test_table_4_at_the_dimension_of_dcn_is_table_3() -> None:
 
 
 def test_settings_come_from_the_grids() -> None:
-    of_lambdas: list[Lambdas] = [one for of in PAPER.lambdas.values() for one in of.values()]
-    assert {one.l2 for one in of_lambdas} == {float(ALL["setup"]["default_l2"])} <= set(L2S)
+    l2s = {one["l2"] for of in PAPER.lambdas.values() for one in of.values()}
+    assert l2s == {float(ALL["setup"]["default_l2"])} <= set(L2S)
     assert {rate for of in PAPER.learning_rates.values() for rate in of.values()} <= set(PAPER.setup.learning_rate_grid)
-    assert {point.l21 for point in PAPER.sparsity["dcn"]} <= set(PAPER.norm_grids.s)
-    for grid in (PAPER.norm_grids.s, PAPER.norm_grids.s_tilde):
+    assert {point.l21 for point in PAPER.sparsity["dcn"]} <= set(PAPER.norm_grids["s"])
+    for grid in PAPER.norm_grids.values():
         assert (len(grid), list(grid)) == (10, sorted(grid))
     # Pruning has as many trials of a schedule as the others have of λ2.
     assert len(set(L2S)) == len(L2S) == len(PAPER.setup.fine_tune_shares)

@@ -92,11 +92,6 @@ def grid(lab: Lab, config: Config, strength: Strength = "l21") -> tuple[float, .
 
     They are found with the first seed by the feature rate on the training rows, which says nothing of the test rows.
     The recipe "paper" has no further ones.
-
-    Args:
-        lab: Where it is run.
-        config: Without that λ.
-        strength: Which λ.
     """
     papers = [point.l21 for point in published().sparsity[network_of(config)]]
     found = _rates(lab, config, papers, strength)

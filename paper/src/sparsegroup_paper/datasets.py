@@ -125,7 +125,7 @@ def open_dataset(
     folder: Path,
     on_progress: Callable[[PreparationProgress], None] | None = None,
 ) -> Dataset:
-    """The data set of a command; a raw log is prepared first.
+    """The data set of a command; a raw log is prepared first, into `folder`.
 
     Args:
         name: One of `NETWORKS`, or a YAML file of settings, of which model, batch size and log are taken, and not the
@@ -133,13 +133,11 @@ def open_dataset(
         data: Its log: a folder that `prepare` has written, or a raw log.
         test: A separate raw log for the test set.
         scale: How much of the log is used.
-        folder: The experiments' folder; a raw log is prepared into it.
+        folder: The experiments' folder.
         on_progress: See `prepare`.
 
     Raises:
-        LogOptionError: No such data set, no log, or a log where none is wanted.
-        ClickLogError: The log cannot be read, or has no test set.
-        SettingsError: The file cannot be used.
+        UserError: No such data set, no log, or a log that cannot be used.
         OSError: No such file.
     """
     if name in NETWORKS:

@@ -38,14 +38,7 @@ Trial = tuple[Config, Method]
 
 @dataclass(frozen=True)
 class Contender:
-    """A method at several strengths.
-
-    Attributes:
-        name: The method, as reports call it.
-        strengths: The varied setting, in words, by point.
-        samples: Each point's sample.
-        chosen: Learning rate and the other choice, in words.
-    """
+    """A method at several strengths: the varied setting in words and its sample, by point; and what is `chosen`."""
 
     name: str
     strengths: tuple[str, ...]
@@ -107,16 +100,10 @@ def _tuned(
     strengths: Callable[[Config], Sequence[float]] = lambda _: RATES,
     words: str = "rate = {:g}",
 ) -> Contender:
-    """A method with the learning rate, and then λ2, of the best validation AUC.
+    """A method with the learning rate, and then λ2, of the best validation AUC at the strength `middle`.
 
-    Args:
-        lab: Where it is run.
-        name: The method.
-        config: Without λ.
-        at: Config and strength → what is run.
-        middle: The strength at which choices are made.
-        strengths: Tuned config → the points.
-        words: A point in words, for `str.format`.
+    `at` says what is run with a config at a strength, `strengths` gives the points of a tuned config, and `words` is a
+    point in words, for `str.format`.
     """
     config = tuned(lab, config)
     rates = published().setup.learning_rate_grid

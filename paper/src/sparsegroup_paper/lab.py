@@ -45,11 +45,7 @@ def jobs_of(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 class Worker:
-    """Carries out runs on a log.
-
-    Args:
-        log: The log.
-    """
+    """Carries out runs on a log."""
 
     def __init__(self, log: Log) -> None:
         self.log = log

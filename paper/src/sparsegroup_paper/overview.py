@@ -25,11 +25,7 @@ Row = Mapping[str, Cell]
 
 
 def write_overview(folder: Path, page: Path | None = None) -> list[str]:
-    """Write what the reports in the subfolders say.
-
-    Args:
-        folder: Its subfolders are reports.
-        page: Written between its `MARKS`; None: a separate page, `index.md` in the folder.
+    """Write what the reports in the subfolders say, between the `MARKS` of a page, or into `index.md` in the folder.
 
     Returns:
         Names of the reports, in order; nothing is written if there are none.

@@ -52,11 +52,7 @@ class Learner:
         """Train on rows `start` to `stop` once, to the config's target size at their end.
 
         An experiment's pass is one epoch in the log's order: of the config's `training`, batch size and seed count.
-
-        Args:
-            start: First row.
-            stop: Row after the last one.
-            after_step: Called with the number of steps made, after each of them.
+        `after_step` is called with the number of steps made, after each of them.
         """
         optimizer, steps = self.config.optimizer, self.steps(stop - start)
         trainer = Trainer(
@@ -96,15 +92,8 @@ def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) ->
 
     A share of the samples, the last ones, is kept for fine-tuning. When the others have been trained on, the top N
     embedding vectors by norm stay and the others are set to zero. Fine-tuning changes both: a pruned feature that
-    comes again starts from zero and may grow, and new features come in. So at the end the top N stay again.
-
-    Args:
-        learner: Freshly initialized.
-        methods: The methods.
-        stop: Training rows.
-
-    Yields:
-        Each of `methods`, when `learner` holds its model.
+    comes again starts from zero and may grow, and new features come in. So at the end the top N stay again. Yields each
+    of `methods` when the learner, freshly initialized, holds its model.
     """
     size = learner.config.training.batch_size
     trained = 0
@@ -169,14 +158,10 @@ def gradual(learner: Learner, keep: float, stop: int) -> None:
 def deeplight(learner: Learner, sparsity: float, stop: int) -> None:
     """DeepLight's pruning of single weights while training (Deng et al., "DeepLight", WSDM 2021).
 
-    At step k the smallest weights by magnitude are set to zero, so that the share S (1 - D^(k/Ω)) of all is zero, with
-    D = .99; they may grow again. DeepLight takes some 100,000 steps to come near S with Ω = 100. A pass of one epoch
-    may have a hundredth of them, so Ω is chosen such that the last step reaches 99 % of S; then the rest is pruned.
-
-    Args:
-        learner: Freshly initialized.
-        sparsity: S, the share of the weights of all features seen that are zero at the end, in [0, 1).
-        stop: Training rows.
+    At step k the smallest weights by magnitude are set to zero, so that the share S (1 - D^(k/Ω)) of the weights of all
+    features seen is zero, with S = `sparsity` and D = .99; they may grow again. DeepLight takes some 100,000 steps to
+    come near S with Ω = 100. A pass of one epoch may have a hundredth of them, so Ω is chosen such that the last step
+    reaches 99 % of S; then the rest is pruned.
     """
     table = learner.model.table
     omega = learner.steps(stop) * math.log(DAMPING) / math.log(1 - REACHED)
@@ -205,12 +190,7 @@ def prune_weights(table: HashEmbedding, sparsity: float) -> None:
 
 
 class WithoutRare(LogView):
-    """A log in which each field's rare features are one, also in the test rows.
-
-    Args:
-        log: The log.
-        kept: Keys of the unchanged features, ascending.
-    """
+    """A log in which each field's rare features are one, also in test rows; `kept` are the others' keys, ascending."""
 
     def __init__(self, log: Log, kept: Int64s) -> None:
         super().__init__(log)

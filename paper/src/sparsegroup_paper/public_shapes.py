@@ -76,18 +76,10 @@ class FieldShape:
 
 @dataclass(frozen=True)
 class LogShape:
-    """The shape of a data set.
+    """The shape of a data set: its categorical fields in the order of their numbers in the keys, and its numbers.
 
-    Attributes:
-        name: Its name.
-        fields: Categorical fields; a field's position is its number in the keys.
-        positive_rate: Share of rows with label 1.
-        full_rows: Rows of the real data set.
-        full_features: Its published number of distinct features, rounded; the fields' cardinalities add up to about it.
-        start: Unix time of the first row, in seconds.
-        days: Time that the log spans.
-        numbers: Names of the numeric columns.
-        slopes: Effect of each number on the logit, per unit.
+    `full_rows` and `full_features` are the real one's, the latter as published. The log spans `days` from `start`, Unix
+    time in seconds; `positive_rate` of its labels are 1; `slopes` are the numbers' effects on the logit, per unit.
     """
 
     name: str
@@ -235,15 +227,7 @@ def synthetic_batches(shape: LogShape, rows: int, seed: int) -> Iterator[pa.Reco
     The columns are `label` uint8, `time` int64 in seconds, ascending, one int64 column of keys per field, and one
     float32 column per number, >= 0. The label is Bernoulli(sigmoid(base + Σ effects of the features + Σ slope ·
     number)), with the base that gives the shape's positive rate. With other `rows` the keys are the same, except those
-    that are read off the clock.
-
-    Args:
-        shape: Shape of the log.
-        rows: Rows in all, from 1 to `shape.full_rows`.
-        seed: >= 0.
-
-    Returns:
-        An iterator of batches of 65,536 rows, the last one fewer, that holds about one in memory.
+    that are read off the clock. Batches have 65,536 rows, the last one fewer; about one is in memory.
 
     Raises:
         ValueError: `rows` or `seed` out of range.
@@ -337,18 +321,7 @@ def _shuffle(generator: np.random.Generator) -> npt.NDArray[np.uint16]:
 
 
 def effects(keys: Int64s, seed: int) -> Float32s:
-    """The features' effects on the logit: N(0, .33²) for informative ones, else 0.
-
-    Args:
-        keys: int64, `[n]`.
-        seed: The log's.
-
-    Returns:
-        `[n]` float32.
-
-    Raises:
-        ValueError: `seed` < 0.
-    """
+    """The features' effects on the logit in the log of a seed, `[n]`: N(0, .33²) for informative ones, else 0."""
     salt, keys = salt_of(seed), np.asarray(keys, dtype=np.int64)
     values = keys.view(np.uint64) & VALUE_MASK  # from here the inverse of `keys_of_values`
     for factor in reversed(FACTORS):

@@ -7,11 +7,16 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from sparsegroup.penalties import NormName
+
 Network = Literal["mlp", "opnn", "dcn"]
 """MLP on Avazu, OPNN on iPinYou, DCN on Criteo."""
 
 Base = Literal["adam", "adagrad"]
 """An optimizer, and its group version."""
+
+
+Lambda = Literal["l1", "l21", "l2"]
 
 
 class Figures(BaseModel):
@@ -78,14 +83,6 @@ class DimensionPoint(Figures):
     auc: float
 
 
-class Lambdas(Figures):
-    """A row of Table 6 or 7: strengths of the penalties."""
-
-    l1: float
-    l21: float
-    l2: float
-
-
 class FineTune(Figures):
     """A cell of Table 8: the rate Adam's embeddings were pruned to, and share of samples for fine-tuning → AUC."""
 
@@ -93,15 +90,8 @@ class FineTune(Figures):
     aucs: dict[float, float]
 
 
-class NormGrids(Figures):
-    """Table 9: strengths of l21 tried with s and with s̃ inside the norm."""
-
-    s: tuple[float, ...]
-    s_tilde: tuple[float, ...]
-
-
 class Published(Figures):
-    """All of it: Tables 2, 3, 4, 5, 6 and 7 (`lambdas`), 8 and 9 from `sparsity` to `norm_grids`."""
+    """All of it: Tables 2, 3, 4, 5, 6 and 7 (`lambdas`), 8, and 9 (`norm_grids`, λ21 tried with s and with s̃)."""
 
     source: str
     setup: Setup
@@ -111,9 +101,9 @@ class Published(Figures):
     best_auc: dict[Network, dict[Base, BestAuc]]
     embedding_dim: tuple[DimensionPoint, ...]
     learning_rates: dict[Network, dict[Base, float]]
-    lambdas: dict[Network, dict[Base, Lambdas]]
+    lambdas: dict[Network, dict[Base, dict[Lambda, float]]]
     fine_tune: dict[Network, tuple[FineTune, ...]]
-    norm_grids: NormGrids
+    norm_grids: dict[NormName, tuple[float, ...]]
 
 
 def read_published() -> dict[str, Any]:
@@ -129,7 +119,7 @@ def published() -> Published:
     Example:
         >>> published().sparsity["dcn"][0].group_adam_auc
         0.8022
-        >>> published().learning_rates["dcn"]["adam"], published().lambdas["dcn"]["adam"].l21
+        >>> published().learning_rates["dcn"]["adam"], published().lambdas["dcn"]["adam"]["l21"]
         (0.001, 0.0005)
     """
     return Published.model_validate(read_published())

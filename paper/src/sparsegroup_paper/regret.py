@@ -168,13 +168,9 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Example:
-    """Group Adagrad, all λ = 0, on f_t(x) = slope |x - 1| from x_1 = 0.
+    """Group Adagrad, all λ = 0, on f_t(x) = slope |x - 1| from x_1 = 0, after the last round.
 
-    Attributes:
-        statement: The theorem or corollary whose bound it is.
-        at_end: After the last round.
-        slope: That of f_t.
-        printed, mended: The bound as printed, and as it would be true.
+    The bound of the `statement` is as `printed`, and `mended`, as it would be true.
     """
 
     statement: str

@@ -39,12 +39,7 @@ DIGITS = 7
 
 @dataclass(frozen=True)
 class Report:
-    """What `report.json` holds.
-
-    Attributes:
-        facts: What to say of the data and the machine; None before `write_report`.
-        sections: The experiments, in the order of `ORDER`.
-    """
+    """What `report.json` holds: what to say of the data (None before `write_report`), and experiments by `ORDER`."""
 
     facts: Facts | None
     sections: tuple[Section, ...]
@@ -70,18 +65,13 @@ def _place(section: Section) -> tuple[int, str]:
 
 
 def write_report(folder: Path, facts: Facts) -> None:
-    """Write the facts into `report.json`, and the pages `report.md` (with pictures in `figures`) and `report.html`.
-
-    Args:
-        folder: Where `write_section` has written.
-        facts: What to say of the data and the machine.
-    """
+    """Write the facts into `report.json`, where `write_section` has written, and make the pages: see `write_pages`."""
     _dump(replace(read_report(folder), facts=facts), folder)
     write_pages(folder)
 
 
 def write_pages(folder: Path) -> None:
-    """Write `report.md`, `figures` and `report.html` from `report.json`.
+    """Write `report.md` (with pictures in `figures`) and `report.html` from `report.json`.
 
     Raises:
         FileNotFoundError: There is no report with its facts in `folder`.
@@ -214,14 +204,7 @@ def _grid(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[b
 
 
 def cell_text(cell: Cell, format_spec: str) -> str:
-    """The text of a cell; a number in its format, and a dash for one that is not finite.
-
-    Args:
-        cell: A number, a text, or None.
-        format_spec: The format of its column, see `Column.format`.
-
-    Raises:
-        ValueError: The format is not one of numbers.
+    """The text of a cell: a number in the format of its column, and a dash for one that is not finite.
 
     Examples:
         >>> [cell_text(cell, ".2g") for cell in (5.97e-7, 0.25, None, "Adam")]

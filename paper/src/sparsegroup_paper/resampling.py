@@ -62,12 +62,7 @@ def _draw(seed: Any, replicate: Any, steps: Any, weights: Any) -> None:
 def _fill_aucs(seed: Any, steps: Any, positive: Any, last: Any, aucs: Any) -> None:
     """Write the AUC of every replicate; rows are in the order of their scores.
 
-    Args:
-        seed: Seed of the weights.
-        steps: `[rows]` uint64, each row's number times the golden ratio: its step in the streams.
-        positive: `[rows]` uint8, whether its label is 1.
-        last: `[rows]` uint8, whether the next row's score differs.
-        aucs: `[replicates]` float64, written.
+    A row has its `steps` in the streams; `positive` says whether its label is 1, `last` whether the next score differs.
     """
     buffer = np.empty(BLOCK, np.uint8)
     for replicate in range(len(aucs)):
@@ -94,15 +89,7 @@ def _steps(rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
 
 
 def weights(rows: int, replicate: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """How often each test row counts in one replicate: Poisson(1), the same for every run.
-
-    Args:
-        rows: Size of the test set.
-        replicate: Number of the replicate, from 0.
-        seed: Seed of all resamplings.
-
-    Returns:
-        `[rows]` int64.
+    """How often each of `rows` test rows counts in one replicate, from 0: Poisson(1), the same for every run.
 
     Example:
         >>> weights(8, replicate=0).tolist() == weights(1000, replicate=0)[:8].tolist()

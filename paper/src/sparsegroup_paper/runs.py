@@ -21,12 +21,10 @@ class Plain:
 
 @dataclass(frozen=True)
 class Pruned:
-    """Magnitude pruning with fine-tuning (§4.2).
+    """Magnitude pruning with fine-tuning (§4.2): `keep` of the features seen in training keep their vectors.
 
-    Attributes:
-        keep: Embedding vectors that are kept, as a share of the features seen in training.
-        fine_tune: Share of the samples, the last ones, that the pruned model is trained on.
-        by: What vectors are kept by: "x", their norm, or "s", that of u - σx, which Group Adam compares.
+    The share `fine_tune` of the samples, the last ones, is trained on after pruning. Vectors are kept `by` "x", their
+    norm, or by "s", that of u - σx, which Group Adam compares.
     """
 
     keep: float
@@ -61,13 +59,10 @@ Method = Plain | Pruned | Gradual | CutOff | DeepLight
 
 @dataclass(frozen=True)
 class Run:
-    """One training run on a log.
+    """One training run on a log: the config's model, optimizer, batch size and seed, and what is done besides.
 
-    Attributes:
-        config: Model, optimizer, batch size and seed; its `data` does not count.
-        method: What is done besides training.
-        validate: Train without the last tenth of the training rows and measure on it, to make a choice; otherwise
-            train on all of them and measure on the test rows.
+    With `validate` it is trained without the last tenth of the training rows and measured on it, to make a choice;
+    otherwise it is trained on all of them and measured on the test rows.
     """
 
     config: Config

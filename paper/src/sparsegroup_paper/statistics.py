@@ -45,12 +45,8 @@ class Interval(NamedTuple):
 def t_test(a: Sequence[float], b: Sequence[float], paired: bool) -> float | None:
     """The two-sided p-value of a t-test over seeds; None where a method has only one.
 
-    Where the values do not vary beyond rounding, p is 1 if the means agree, else 0.
-
-    Args:
-        a: A value of each seed, such as AUC, of one method.
-        b: The same of the other method.
-        paired: Whether equal places in `a` and `b` are the same seed; if not, the test is Welch's.
+    `a` and `b` have a value of each seed, such as AUC; if equal places are not the same seed (`paired`), the test is
+    Welch's. Where the values do not vary beyond rounding, p is 1 if the means agree, else 0.
 
     Example:
         >>> round(t_test([0.80, 0.82, 0.81], [0.79, 0.80, 0.80], paired=True), 4)
@@ -67,23 +63,13 @@ def t_test(a: Sequence[float], b: Sequence[float], paired: bool) -> float | None
 
 
 def bootstrap_difference(a: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floating[Any]]) -> Interval:
-    """The 95 % percentile interval of a − b, by a paired bootstrap over test rows and seeds.
+    """The 95 % interval of a − b, `[seeds, replicates]` each, by a paired bootstrap over test rows and seeds.
 
     Column j holds AUCs under the same resampling j of the test rows, as `resampled_aucs` gives them. In each replicate
     j, seeds are drawn with replacement, and the mean over them of a[:, j] − b[:, j] is taken. With equal numbers of
     seeds, the same seeds are drawn for `a` and `b`; else each draws its own. A method of one seed has nothing to draw:
     the interval then holds the noise of the rows alone, not that between the seeds of that method. With few seeds the
     bootstrap understates the latter: of n seeds, it sees (n − 1)/n of the variance. Replicates with a NaN are left out.
-
-    Args:
-        a: `[seeds, replicates]` of one method.
-        b: `[seeds, replicates]` of the other.
-
-    Returns:
-        The interval; of NaN where every replicate has one.
-
-    Raises:
-        ValueError: Different numbers of replicates, or no seed.
     """
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or 0 in a.shape + b.shape:
         raise ValueError(f"a and b must be [seeds, replicates] of equal replicates, got {a.shape} and {b.shape}")
@@ -165,15 +151,10 @@ def tally(comparisons: Sequence[Versus]) -> str:
 
 
 def at_rate(samples: Sequence[Sample], rate: float) -> Sample | None:
-    """What a method does at a feature rate: at a point, or between two, linear in the logarithm of the rate.
+    """What a method does at a feature rate: at one of its samples, or between two, linear in the logarithm of the rate.
 
-    Args:
-        samples: One method's samples, at several strengths, each with the same seeds.
-        rate: In (0, 1).
-
-    Returns:
-        Outcomes that have AUC, resampled AUCs and this rate; None if the rate is not between two points', or
-        the points are too far apart.
+    The outcomes have AUC, resampled AUCs and this rate. None if the rate is not between two points, or these are too
+    far apart.
     """
     ordered = sorted((one for one in samples if one.rate > 0 and np.isfinite(one.auc)), key=lambda one: one.rate)
     for sample in ordered:
@@ -203,10 +184,8 @@ def count_significant(
 ) -> Count:
     """In how many comparisons a method is significantly better, as the paper counts for its Table 2 (section 4.2).
 
-    Args:
-        cells: p-value (None is not significant), feature rate, and difference in AUC (above 0 favours the method).
-        confidence: p must be below 1 − that.
-        below: Count only comparisons at a feature rate below this.
+    A cell is a p-value (None is not significant), which must be less than 1 − `confidence`; a feature rate, which must
+    be less than `below`; and a difference in AUC, which must be above 0.
 
     Example:
         >>> count_significant([(0.03, 0.01, 0.01), (0.5, 0.02, 0.02), (None, 0.9, 0.03)], confidence=0.9, below=0.05)

@@ -62,12 +62,8 @@ Rows = list[tuple[Cell, ...]]
 class Point:
     """Group Adam at one λ21, and Adam at its feature rate.
 
-    Attributes:
-        l21: λ21.
-        group: Group Adam's outcomes.
-        pruned: Share of the samples for fine-tuning → Adam's outcomes on the test rows.
-        validation: The same → mean AUC on the last tenth of the training rows.
-        share: The one with the best of these.
+    `pruned` is Adam on the test rows by the share of the samples for fine-tuning, `validation` its mean AUC on the last
+    tenth of the training rows; `share` has the best of these.
     """
 
     l21: float
@@ -83,13 +79,7 @@ class Point:
 
 
 def prune_alike(lab: Lab, config: Config, values: Sequence[float]) -> list[Point]:
-    """Group Adam at several λ21, and Adam pruned to as many vectors with each seed.
-
-    Args:
-        lab: Where it is run.
-        config: Settings of Adam, with a learning rate and no λ.
-        values: λ21.
-    """
+    """Group Adam at several λ21, and Adam (the config has no λ) pruned to as many vectors with each seed."""
     shares = published().setup.fine_tune_shares
     groups = lab.plain([config.replace(l21=value) for value in values], "Group Adam")
     # No further fine-tuning is tried on the test rows than is shown: all schedules are, as in Table 8.
@@ -321,7 +311,7 @@ def best_auc(lab: Lab) -> Section:
         config = lab.config.replace(optimizer=base, **NO_PENALTY)
         as_published = config.replace(lr=published().learning_rates[network][base])
         lambdas, paper = published().lambdas[network][base], published().best_auc[network][base]
-        pairs = {"paper's": (as_published, as_published.replace(**lambdas.model_dump()))}
+        pairs = {"paper's": (as_published, as_published.replace(**lambdas))}
         if lab.recipe == "searched":
             pairs["searched"] = _without_and_with(lab, config)
         for recipe, (plain, group) in pairs.items():
@@ -416,7 +406,7 @@ def family(lab: Lab) -> Section:
 def embedding_dim(lab: Lab) -> Section:
     """Table 4, always on DCN."""
     lambdas, dcn = published().lambdas["dcn"]["adam"], published().networks["dcn"]
-    config = tuned_on_dcn(lab).replace(**lambdas.model_dump())
+    config = tuned_on_dcn(lab).replace(**lambdas)
     paper = {point.dimension: point for point in published().embedding_dim}
     trained = lab.plain([config.replace(dim=dim) for dim in paper], "dimensions")
     samples = dict(zip(paper, trained, strict=True))
@@ -436,7 +426,7 @@ def embedding_dim(lab: Lab) -> Section:
         ),
         method=(
             f"DCN with Group Adam, learning rate {config.optimizer.lr:g}, and the λs that Table 6 gives for DCN: "
-            f"λ1 = {lambdas.l1:g}, λ21 = {lambdas.l21:g}, λ2 = {lambdas.l2:g}. The threshold is √d λ21.",
+            f"λ1 = {lambdas['l1']:g}, λ21 = {lambdas['l21']:g}, λ2 = {lambdas['l2']:g}. The threshold is √d λ21.",
             f"Each dimension is compared with {default}. First weights differ, so the test is Welch's. " + STATISTICS,
         ),
         tables=(
@@ -458,10 +448,10 @@ def embedding_dim(lab: Lab) -> Section:
 def norm(lab: Lab) -> Section:
     """Table 9 and Figure 2, always on DCN."""
     config = tuned_on_dcn(lab)
-    s, s_tilde = published().norm_grids.s, published().norm_grids.s_tilde
-    # For the metric, whose threshold lies between, the geometric means of the paper's two.
-    between = tuple(float(f"{np.sqrt(a * b):.2g}") for a, b in zip(s, s_tilde, strict=True))
-    grids: dict[NormName, tuple[float, ...]] = {"s": s, "s_tilde": s_tilde, "metric": between}
+    # For the metric, whose threshold is between theirs, the geometric means of the paper's two grids.
+    pairs = zip(*published().norm_grids.values(), strict=True)
+    between = tuple(float(f"{np.sqrt(a * b):.2g}") for a, b in pairs)
+    grids: dict[NormName, tuple[float, ...]] = {**published().norm_grids, "metric": between}
     found: dict[NormName, list[Sample]] = {}
     rows: Rows = []
     for kind, values in grids.items():
