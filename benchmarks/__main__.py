@@ -44,8 +44,6 @@ BENCHMARKS = {
     "sharded": ("sharded.py", "--data", DATA),
 }
 """Name of the result → script and arguments. `{criteo}`: a log of Criteo's size, `{data}`: the public logs."""
-NOT_SHORT = ("epochs-", "int8_size-")
-"""Without --quick."""
 
 
 def main() -> int:
@@ -82,8 +80,6 @@ def _command(name: str, arguments: argparse.Namespace, folder: Path) -> list[str
     script, *rest = BENCHMARKS[name]
     command = [sys.executable, str(HERE / script)]
     if arguments.quick:
-        if name.startswith(NOT_SHORT):
-            return None
         pages = ["--report", str(folder)] if script in ("out_of_the_box.py", "sharded.py") else []
         return [*command, "--quick", *pages, "--json", str(folder / f"{name}.json")]
     if any(DATA in argument for argument in rest) and arguments.data is None:
@@ -96,14 +92,13 @@ def _command(name: str, arguments: argparse.Namespace, folder: Path) -> list[str
 
 
 def _sign(path: Path) -> None:
-    """Add the machine and the commit to a flat result."""
-    figures = json.loads(path.read_text())
-    if isinstance(figures, dict):
-        commit = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty"], capture_output=True, text=True)
-        machine = (
-            f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-        )
-        path.write_text(json.dumps(figures | {"commit": commit.stdout.strip(), "machine": machine}, indent=1) + "\n")
+    """Add the machine and the commit to a result."""
+    commit = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    machine = (
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
+    signed = json.loads(path.read_text()) | {"commit": commit.stdout.strip(), "machine": machine}
+    path.write_text(json.dumps(signed, indent=1) + "\n")
 
 
 if __name__ == "__main__":

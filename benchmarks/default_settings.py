@@ -64,13 +64,10 @@ def figures_of(log: PanelLog, options: Sequence[str], seeds: int) -> dict[str, f
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = timing.parser(__doc__, "the made-up log alone, short", seeds=1)
     parser.add_argument("--data", type=Path, help="folder of the public logs; default: the made-up log alone")
     parser.add_argument("--only", nargs="+", metavar="LOG", help="logs of the panel, by name")
     parser.add_argument("--of", nargs="+", choices=OTHERS, default=list(OTHERS), help="default: all")
-    parser.add_argument("--seeds", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="the made-up log alone, short")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as a flat object")
     return parser.parse_args(argv)
 
 

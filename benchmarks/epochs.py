@@ -7,16 +7,12 @@ rate (`TargetRate`, hard threshold, fallback vectors), which has that rate at th
     python benchmarks/epochs.py avazu.csv
 """
 
-import argparse
-import json
-from pathlib import Path
-from statistics import mean
-
+import numpy as np
 import torch
 
 import timing
-from plain_loop import PLAIN
-from sparsegroup.data import Log, open_log
+from plain_loop import PLAIN, quality_log
+from sparsegroup.data import Log
 from sparsegroup.training import Config
 from sparsegroup.training.plan import EpochPlan
 
@@ -41,33 +37,27 @@ def measured(log: Log, config: Config, epochs: int, way: str) -> list[tuple[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("log", type=Path, help="a raw log, or a folder that `sparsegroup prepare` has written")
+    parser = timing.parser(__doc__, "a short made-up log, one seed, two epochs", seeds=5)
+    parser.add_argument("log", nargs="?", help="a raw log, or a folder that `sparsegroup prepare` has written")
     parser.add_argument("--model", choices=("mlp", "opnn", "dcn"), default="dcn", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    log = open_log(arguments.log)
-    rows, lines = [], []
+    log = quality_log(parser, arguments)
+    seeds, epochs = (1, 2) if arguments.quick else (arguments.seeds, arguments.epochs)
+    figures: dict[str, float] = {"seeds": seeds}
+    lines = []
     for size, settings in SIZES.items():
         for way in WAYS:
             config = Config.of(**PLAIN | {"model": arguments.model, **settings})
-            seeds = [config.replace(seed=seed) for seed in range(arguments.seeds)]
-            points = [measured(log, one, arguments.epochs, way) for one in seeds]
-            aucs, losses = ([mean(each) for each in zip(*of, strict=True)] for of in _parted(points))
-            rows.append({"features": size, "way": way, "auc": aucs, "log_loss": losses})
-            lines.append((size, way, *(f"{auc:.4f} / {loss:.4f}" for auc, loss in zip(aucs, losses, strict=True))))
-    columns = ("features", "after the first epoch", *(f"epoch {epoch + 1}" for epoch in range(arguments.epochs)))
-    timing.show(f"{arguments.log.name}: test AUC / log loss, {arguments.seeds} seeds", columns, lines)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"seeds": arguments.seeds, "points": rows}, indent=1) + "\n")
-
-
-def _parted(points: list[list[tuple[float, float]]]) -> tuple[list[list[float]], list[list[float]]]:
-    aucs, losses = ([[point[part] for point in one] for one in points] for part in (0, 1))
-    return aucs, losses
+            points = [measured(log, config.replace(seed=seed), epochs, way) for seed in range(seeds)]
+            means = np.mean(points, axis=0).tolist()
+            for epoch, (auc, loss) in enumerate(means, start=1):
+                figures |= {f"{size}.{way}.auc_{epoch}": auc, f"{size}.{way}.log_loss_{epoch}": loss}
+            lines.append((size, way, *(f"{auc:.4f} / {loss:.4f}" for auc, loss in means)))
+    columns = ("features", "after the first epoch", *(f"epoch {epoch + 1}" for epoch in range(epochs)))
+    timing.show(f"{log.name}: test AUC / log loss, {seeds} seeds", columns, lines)
+    timing.write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":

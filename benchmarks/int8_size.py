@@ -9,16 +9,13 @@ features in int8, 2.6 at d = 16. Four times as many would be if keys and scales 
     python benchmarks/int8_size.py avazu.csv --model mlp
 """
 
-import argparse
-import json
-from pathlib import Path
 from statistics import mean, stdev
 
 import torch
 
 import timing
-from plain_loop import PLAIN
-from sparsegroup.data import Log, open_log
+from plain_loop import PLAIN, quality_log
+from sparsegroup.data import Log
 from sparsegroup.serving.frozen import Embeddings
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import Config, Trainer
@@ -44,40 +41,40 @@ def measured(log: Log, config: Config) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("log", type=Path, help="a raw log, or a folder that `sparsegroup prepare` has written")
+    parser = timing.parser(__doc__, "a short made-up log, one seed, one rate", seeds=5)
+    parser.add_argument("log", nargs="?", help="a raw log, or a folder that `sparsegroup prepare` has written")
     parser.add_argument("--model", choices=("mlp", "opnn", "dcn"), default="dcn", help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    log = open_log(arguments.log)
-    base = Config.of(
-        **PLAIN
-        | {"model": arguments.model, "optimizer": "adagrad", "lr": 0.03, "fallback": True, "target_rate": RATES[0]}
-    )
+    log = quality_log(parser, arguments)
+    seeds, rates = (1, RATES[:1]) if arguments.quick else (arguments.seeds, RATES)
+    recipe = {"model": arguments.model, "optimizer": "adagrad", "lr": 0.03, "fallback": True, "target_rate": RATES[0]}
+    base = Config.of(**PLAIN | recipe)
     dim = base.build(log)[0].embedding.dim
     sizes = {"float32": 4 * dim + KEY_BYTES, "int8": dim + 4 + KEY_BYTES}  # int8 has a scale
     ratio = sizes["float32"] / sizes["int8"]
-    rows, lines = [], []
-    for rate in RATES:
-        asked = (("float32", rate), ("int8", rate), ("int8", ratio * rate), ("int8", 4 * rate))
-        known: dict[float, list[dict[str, float]]] = {}
-        for dtype, share in asked:
-            if share not in known:
-                config = base.replace(target_rate=share)
-                known[share] = [measured(log, config.replace(seed=seed)) for seed in range(arguments.seeds)]
-            aucs = [one[dtype] for one in known[share]]
-            size = mean(one["live"] for one in known[share]) * sizes[dtype]
+    figures: dict[str, float] = {"dim": dim, "ratio": ratio}
+    lines = []
+    for rate in rates:
+        runs = {
+            share: [measured(log, base.replace(target_rate=share, seed=seed)) for seed in range(seeds)]
+            for share in (rate, ratio * rate, 4 * rate)
+        }
+        for way, dtype, share in (
+            ("float32", "float32", rate),
+            ("int8", "int8", rate),
+            ("int8_same_bytes", "int8", ratio * rate),
+            ("int8_four_times", "int8", 4 * rate),
+        ):
+            aucs = [one[dtype] for one in runs[share]]
+            size = mean(one["live"] for one in runs[share]) * sizes[dtype]
             deviation = stdev(aucs) if len(aucs) > 1 else 0.0
-            rows.append(
-                {"budget": rate, "dtype": dtype, "rate": share, "bytes": size, "auc": mean(aucs), "sd": deviation}
-            )
+            found = {"rate": share, "bytes": size, "auc": mean(aucs), "deviation": deviation}
+            figures |= {f"{rate:g}.{way}.{name}": value for name, value in found.items()}
             lines.append((f"{rate:g}", dtype, f"{share:.3g}", f"{size:,.0f}", f"{mean(aucs):.4f}", f"{deviation:.4f}"))
-    title = f"{arguments.log.name}, d = {dim}: int8 holds {ratio:.2f} times the features in the same bytes"
+    title = f"{log.name}, d = {dim}: int8 holds {ratio:.2f} times the features in the same bytes"
     timing.show(title, ("budget: float32 at", "dtype", "feature rate", "bytes", "test AUC", "± sd"), lines)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"dim": dim, "ratio": ratio, "points": rows}, indent=1) + "\n")
+    timing.write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":

@@ -69,19 +69,16 @@ def entry_of(log: PanelLog, baselines: list[str], cache: BaselineCache, seeds: i
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = timing.parser(__doc__, "the made-up log alone, short; one seed, nothing chosen", seeds=3)
     parser.add_argument("--data", type=Path, help="folder of the public logs")
     parser.add_argument("--log", type=Path, help="a log of one's own, instead of the panel")
     parser.add_argument("--label", help="its label column")
     parser.add_argument("--test", type=Path, help="its test set, where that is a log of its own")
     parser.add_argument("--only", nargs="+", metavar="LOG", help="logs of the panel, by name")
     parser.add_argument("--baselines", nargs="+", choices=installed(), default=installed(), metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of ours; default: %(default)s")
     parser.add_argument("--ours-only", action="store_true", help="take what is kept of the baselines, and run none")
     parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "panel", help="default: %(default)s")
     parser.add_argument("--report", type=Path, help="folder of the report; default: docs/results/out-of-the-box")
-    parser.add_argument("--quick", action="store_true", help="the made-up log alone, short; one seed, nothing chosen")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this call")
     return parser.parse_args(argv)
 
 
@@ -107,8 +104,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             timing.show(log.name, columns, [_line(*method) for method in results[log.name]["methods"].items()])
             if report is not None:
                 _write(report, results)
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
+    timing.write_json(given.json, dict(_flat(results)))
+
+
+def _flat(results: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Each number of each method on each log: "clicks.LightGBM.auc"."""
+    for log, entry in results.items():
+        for method, figures in entry["methods"].items():
+            yield from (
+                (f"{log}.{method}.{name}", one) for name, one in figures.items() if isinstance(one, int | float)
+            )
 
 
 def _line(name: str, figures: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
-"""The plain settings of benchmarks, and the plain loop: `nn.Embedding` over ready-made ids, torch's own optimizers."""
+"""What benchmarks share: plain settings, a log, and the plain loop over `nn.Embedding` with optimizers of torch."""
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from sparsegroup.data import PreparedLog
+from sparsegroup.data import Log, PreparedLog, SyntheticConfig, open_log, synthetic_log
 from sparsegroup.models import DCN
 from sparsegroup.training import Callback, Trainer
 
@@ -21,6 +22,15 @@ PLAIN = {
     "shuffle_buffer": 0,
 }
 """Explicit settings, so that a benchmark measures the same if a default changes."""
+
+
+def quality_log(parser: ArgumentParser, arguments: Namespace) -> Log:
+    """The log of a benchmark of quality: the one that is given, or a short made-up one with --quick."""
+    if arguments.quick:
+        return synthetic_log(SyntheticConfig(rows=5_000))
+    if arguments.log is None:
+        parser.error("a log is needed, or --quick")
+    return open_log(Path(arguments.log))
 
 
 class Watch(Callback):

@@ -94,7 +94,7 @@ def timed(rows: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = timing.parser(__doc__, quick="small tables; no log")
     parser.add_argument("logs", nargs="*", help="to train on")
-    parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=3, help="of a log; default: %(default)s")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with timing.undisturbed():

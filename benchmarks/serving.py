@@ -8,33 +8,57 @@ core:
     dense_ids  nn.Embedding of all rows as ONNX, ready-made ids, no keys to look up
 
 Requests are batches of 1 and of 512 drawn as clicks are. The contenders take turns; p50 and p99 are over all calls.
-Sizes are relative to live rows × (bytes of a vector + 8 of its key). For the checkpoints, see `checkpoints.py`.
+Sizes are relative to live rows × (bytes of a vector + 8 of its key).
+
+A checkpoint is written and synced, its table's file copied by `shutil.copyfile` and synced, and the checkpoint read
+into a new model, in turns. Before each, more memory than it takes is written to once and freed (`touch`): a virtual
+machine may have taken back what was not used, and who comes first would pay for all. Then some rows are trained on, and
+what has changed is written. At last a separate process resumes a run with that table: from its start to the moment when
+it would train the next batch.
 
     python benchmarks/serving.py    # 6 GiB of memory, 8 GB of disk in --folder
 """
 
+import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-import checkpoints
 import timing
 from plain_loop import PLAIN
+from sparsegroup.artifact import folder as disk
+from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
+from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.serving import TrainedModel, export_trained
 from sparsegroup.serving.onnx import OUTPUT, OnnxModel
 from sparsegroup.serving.tracing import quiet
-from sparsegroup.training import ClickModel, Config
+from sparsegroup.training import ClickModel, Config, Session
 from table_step import CARDINALITIES, Clicks, key
 
 FIELDS, NUMBERS, DIM = 26, 13, 8
 LIVE = 0.03
+CHANGED = {"1_in_1000": 0.001, "1_in_100": 0.01, "1_in_10": 0.1}
+ROUNDS = 5
+"""Of checkpoints."""
+RESUME = """
+import sys
+from pathlib import Path
+from sparsegroup.data import SyntheticConfig, synthetic_log
+from sparsegroup.training import Session
+session = Session.resume(Path(sys.argv[1]), synthetic_log(SyntheticConfig(rows=int(sys.argv[2])), 0))
+assert session.position > 0
+"""
 VECTOR_BYTES = {"float32": 4 * DIM, "float16": 2 * DIM, "bfloat16": 2 * DIM, "int8": DIM + 4}
 COLUMNS = LogSchema(tuple(f"C{n}" for n in range(FIELDS)), (), tuple(f"I{n}" for n in range(NUMBERS)))
 CONFIG = Config.of(**PLAIN, optimizer="adam", fallback=False, penalty="lasso", dim=DIM, l21=1e-4)
@@ -62,7 +86,7 @@ def train_once(model: ClickModel, optimizer: GroupOptimizer, keys: Tensor) -> No
 def fill(model: ClickModel, clicks: Clicks) -> None:
     """Give every value a row."""
     for keys in clicks.all_keys(1 << 18):
-        model.embedding.table.look_up(keys.numpy(), insert=True)
+        model.embedding.table.look_up(keys, insert=True)
 
 
 def leave_live(model: ClickModel, clicks: Clicks) -> None:
@@ -98,6 +122,96 @@ def latencies(paths: dict[str, Path], requests: dict[str, list[tuple[Tensor, Ten
     for name in ("full", "dense_ids", "int8"):
         figures[f"{name}_over_sparse_batch_{size}_p50"] = float(np.median(times[name]) / np.median(times["sparse"]))
     return figures
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    disk.sync(target)
+
+
+def touched(size: int) -> float:
+    """Seconds for writing to so many bytes of new memory once."""
+    return timing.seconds(np.ones, size // 8)
+
+
+def throughput(
+    model: ClickModel, optimizer: GroupOptimizer, fresh: Callable[[], tuple[ClickModel, GroupOptimizer]], place: Path
+) -> dict[str, float]:
+    """GB/s of writing, reading and copying, medians; a byte that is copied counts once."""
+    times: dict[str, list[float]] = {"write": [], "copy": [], "read": [], "touch": []}
+    size = model.embedding.memory().total
+    for turn in range(ROUNDS + 1):
+        with scratch(place / "round") as folder:
+            touch = touched(2 * size)
+            write = timing.seconds(save_checkpoint, folder / "checkpoint", model, optimizer)
+            (table,) = (folder / "checkpoint").glob("table*.safetensors")
+            touched(2 * size)
+            copied = timing.seconds(copy, table, folder / "copy")
+            touched(2 * size)
+            read = timing.seconds(load_checkpoint, folder / "checkpoint", *fresh())
+            written = table.stat().st_size
+        if turn:  # the first one compiles
+            for name, taken in (("write", write), ("copy", copied), ("read", read)):
+                times[name].append(written / taken / 1e9)
+            times["touch"].append(2 * size / touch / 1e9)
+    figures = {f"checkpoint_{name}_gb_per_s": float(np.median(speeds)) for name, speeds in times.items()}
+    for name in ("write", "read"):
+        ratios = np.array(times[name]) / np.array(times["copy"])
+        figures[f"checkpoint_{name}_over_copy"] = float(np.median(ratios))
+    return {"checkpoint_gb": written / 1e9, **figures}
+
+
+def changes(model: ClickModel, optimizer: GroupOptimizer, place: Path) -> dict[str, float]:
+    """What writing changed rows costs, relative to writing all."""
+    table = model.embedding
+    keys = torch.from_numpy(table.table.directory.keys())
+    figures: dict[str, float] = {}
+    with scratch(place / "changes") as folder:
+        start = timing.perf_counter()
+        whole_bytes = save_checkpoint(folder / "whole", model, optimizer, track=True).bytes
+        whole, parent = timing.perf_counter() - start, folder / "whole"
+        for number, (name, share) in enumerate(CHANGED.items()):
+            optimizer.zero_grad()
+            some = keys[torch.randperm(len(keys))[: round(share * len(keys))]]
+            table(some).sum().backward()
+            optimizer.step()
+            start = timing.perf_counter()
+            written = save_checkpoint(folder / str(number), model, optimizer, parent=parent, track=True)
+            figures[f"changes_{name}_seconds_over_whole"] = (timing.perf_counter() - start) / whole
+            figures[f"changes_{name}_bytes_over_whole"] = written.bytes / whole_bytes
+            parent = folder / str(number)
+    optimizer.zero_grad()
+    return figures
+
+
+def resume(clicks: Clicks, place: Path) -> dict[str, float]:
+    """Seconds from a process's start until a run with a filled table can train on."""
+    rows = 5_000
+    log = synthetic_log(SyntheticConfig(rows=rows), 0)
+    run = place / "run"
+    session = Session.begin(run, Config.of(dim=8, rows=rows), log)
+    batch = next(log.batches(0, 512, 512))
+    session.model(batch.keys).sum().backward()
+    session.optimizer.step()
+    session.optimizer.zero_grad()
+    fill(session.model, clicks)
+    session.trainer.progress.position = session.trainer.samples = 512
+    session.trainer.progress.steps = 1
+    session.checkpoint(whole=True)
+    del session
+    command = [sys.executable, "-c", RESUME, str(run), str(rows)]
+    taken = [timing.seconds(partial(subprocess.run, command, check=True)) for _ in range(3)]
+    shutil.rmtree(run)
+    return {"resume_seconds": float(np.median(taken)), "resume_seconds_most": max(taken)}
 
 
 def main() -> None:
@@ -159,10 +273,10 @@ def main() -> None:
         }
         for name, taken in timing.alternate(loads, 5, dict.fromkeys(loads, 1)).items():
             figures[f"{name}_load_ms"] = 1e3 * float(np.median(taken))
-        figures |= checkpoints.throughput(model, optimizer, build, place)
-        figures |= checkpoints.changes(model, optimizer, place)
+        figures |= throughput(model, optimizer, build, place)
+        figures |= changes(model, optimizer, place)
         del model, optimizer, opened
-        figures |= checkpoints.resume(lambda model: fill(model, clicks), place)
+        figures |= resume(clicks, place)
     for name, value in figures.items():
         print(f"{name:45} {value:,.4g}" if value < 1e5 else f"{name:45} {value:,.0f}")
     timing.write_json(arguments.json, figures)

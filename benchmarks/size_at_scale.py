@@ -23,8 +23,7 @@ from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.training import Config, predict
 from sparsegroup.training.selection.sizes import train_and_test
-from sparsegroup_paper.learner import Learner
-from sparsegroup_paper.pruning import magnitude_pruning
+from sparsegroup_paper.pruning import Learner, magnitude_pruning
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 from sparsegroup_paper.runs import Pruned
 

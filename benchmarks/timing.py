@@ -19,12 +19,21 @@ from rich.console import Console
 from rich.table import Table
 
 
-def parser(description: str | None, quick: str) -> argparse.ArgumentParser:
-    """Arguments that every benchmark of speed has; `quick` says what the quick run leaves out."""
+def parser(description: str | None, quick: str, seeds: int | None = None) -> argparse.ArgumentParser:
+    """Arguments that every benchmark has: of speed with threads, of quality with seeds, as many by default.
+
+    Args:
+        description: The benchmark's docstring.
+        quick: What the quick run leaves out.
+        seeds: None for a benchmark of speed.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1), help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as a flat object")
+    if seeds is None:
+        parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1), help="default: %(default)s")
+    else:
+        parser.add_argument("--seeds", type=int, default=seeds, help="default: %(default)s")
     return parser
 
 

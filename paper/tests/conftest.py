@@ -1,12 +1,13 @@
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from experiment_cases import tiny_log
-from paper_command import Done, Run, call
+from experiment_cases import Command, Done, tiny_log
 from sparsegroup.data import MemoryLog
-from sparsegroup_paper.execution import Worker
+from sparsegroup_paper.command_line import main
+from sparsegroup_paper.lab import Worker
 
 
 def pytest_configure() -> None:
@@ -15,10 +16,17 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`sparsegroup-paper` with some arguments, in an empty folder."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`sparsegroup-paper` with some arguments, in an empty folder and in this process: torch is imported once."""
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: Done(call(monkeypatch, *arguments), *capsys.readouterr())
+
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["sparsegroup-paper", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 """A tiny data set for the experiments, and what they do written out plainly."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch
 from sparsegroup.data import Batch, Log, MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.training import ClickModel, Config, Metrics, Trainer, predict
 from sparsegroup_paper.datasets import PLAIN, Dataset
-from sparsegroup_paper.execution import Worker
+from sparsegroup_paper.lab import Worker
 from sparsegroup_paper.runs import Outcome, Run
 from sparsegroup_paper.section import Cell, SectionTable
 
@@ -30,6 +30,17 @@ def click_log(path: Path, rows: int = 2_000) -> Path:
     lines += [f"{int(i % 7 in (1, 3))},{i},{i},c{i % 7},{i * 2654435761 % 97}" for i in range(rows)]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+class Done(NamedTuple):
+    """A command that ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from experiment_cases import (
-    BASE,
-    OneBatchLog,
-    assert_same,
-    counted,
-    parts_of,
-    pruned_by_hand,
-    result_of,
-    trained,
-)
+from experiment_cases import BASE, OneBatchLog, assert_same, counted, parts_of, pruned_by_hand, result_of, trained
 from sparsegroup import HashEmbedding
 from sparsegroup.data import Bags, Batch, MemoryLog
 from sparsegroup.training import Config, predict, prune_rows
 from sparsegroup_paper import pruning
-from sparsegroup_paper.execution import Worker
-from sparsegroup_paper.learner import Learner
-from sparsegroup_paper.pruning import WithoutRare, count_keys, deeplight, gradual, magnitude_pruning, prune_weights
+from sparsegroup_paper.lab import Worker
+from sparsegroup_paper.pruning import (
+    Learner,
+    WithoutRare,
+    count_keys,
+    deeplight,
+    gradual,
+    magnitude_pruning,
+    prune_weights,
+)
 from sparsegroup_paper.runs import CutOff, DeepLight, Plain, Pruned, Run
 
 # Magnitude pruning
@@ -51,14 +49,11 @@ def together(log: MemoryLog, config: Config) -> dict[Pruned, Any]:
     return models_after(log, config, METHODS)
 
 
-def test_all_methods_of_a_job_are_yielded_once(together: dict[Pruned, Any]) -> None:
-    assert set(together) == set(METHODS)
-
-
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_each_method_of_a_job_gives_what_it_gives_alone_and_by_hand(
     log: MemoryLog, config: Config, together: dict[Pruned, Any], method: Pruned
 ) -> None:
+    assert set(together) == set(METHODS)
     auc, live, model = pruned_by_hand(log, config, method.keep, method.fine_tune, 2_700, 3_000)
     assert together[method] == models_after(log, config, [method])[method] == parts_of(model)
     assert len(together[method][0]) == live == round(method.keep * model.embedding.num_seen)
@@ -66,10 +61,15 @@ def test_each_method_of_a_job_gives_what_it_gives_alone_and_by_hand(
     assert (result.auc, result.live) == (auc, live)
 
 
-def test_without_fine_tuning_it_is_plain_training_pruned(log: MemoryLog, config: Config) -> None:
+@pytest.mark.parametrize("batch_size", [BASE.training.batch_size, 500])  # 2,700 rows are 5.4 batches of 500
+def test_without_fine_tuning_it_is_plain_training_pruned(log: MemoryLog, config: Config, batch_size: int) -> None:
+    config = config.replace(batch_size=batch_size)
     _, model = trained(log, config, seed=config.training.seed)
     keep = round(0.3 * model.embedding.num_seen)
     prune_rows(model.embedding, keep)
+    learner = Learner(log, config)
+    for _ in magnitude_pruning(learner, [Pruned(0.3)], log.train_rows):
+        assert parts_of(learner.model) == parts_of(model)
     result = result_of(Worker(log), Run(config, Pruned(0.3)))
     assert (result.auc, result.live) == (predict(model, log.batches(2_700, 3_000, 4096)).metrics().auc, keep)
     assert result.feature_rate == keep / model.embedding.num_seen
@@ -82,13 +82,26 @@ def test_a_base_optimizer_with_l21_may_have_fewer_rows_than_are_to_stay(log: Mem
     assert pruned.auc == plain.auc
 
 
-def test_without_fine_tuning_it_is_so_whatever_the_last_batch(log: MemoryLog) -> None:
-    config = BASE.replace(batch_size=500)  # 2,700 rows are 5.4 batches
-    _, model = trained(log, config)
-    prune_rows(model.embedding, round(0.1 * model.embedding.num_seen))
+def test_pruning_by_saliency_keeps_the_largest_u_minus_sigma_x(log: MemoryLog) -> None:
+    learner, by_saliency, by_norm = (Learner(log, BASE) for _ in range(3))
+    for one in (learner, by_norm):
+        one.fit(0, log.train_rows)
+    (census,) = learner.optimizer.census(0)
+    keep = round(0.2 * learner.model.embedding.num_seen)
+    prune_rows(by_norm.model.embedding, keep)
+    for _ in magnitude_pruning(by_saliency, [Pruned(0.2, 0.0, "s")], log.train_rows):
+        table = by_saliency.model.embedding
+        live = torch.cat([keys for keys, _ in table.items()])
+        assert set(table.table.find(live.numpy()).tolist()) == set(np.argsort(-census.critical)[:keep].tolist())
+        assert set(live.tolist()) != set(torch.cat([keys for keys, _ in by_norm.model.embedding.items()]).tolist())
+
+
+def test_gradual_pruning_ends_with_the_requested_share(log: MemoryLog, config: Config) -> None:
     learner = Learner(log, config)
-    for _ in magnitude_pruning(learner, [Pruned(0.1)], log.train_rows):
-        assert parts_of(learner.model) == parts_of(model)
+    gradual(learner, 0.1, log.train_rows)
+    table = learner.model.embedding
+    assert table.num_live == round(0.1 * table.num_seen)
+    assert table.num_seen == table.num_rows
 
 
 # Frequency cut-off
@@ -216,28 +229,3 @@ def test_keys_are_counted_as_a_counter_does(merged: int, rows: int, monkeypatch:
     assert len(counts) == len(expected)
     assert (np.diff(counts.keys) > 0).all()
     assert counts.at_least(3).tolist() == sorted(key for key, count in expected.items() if count >= 3)
-
-
-def test_pruning_by_saliency_keeps_those_with_the_largest_u_minus_sigma_x(log: MemoryLog, config: Config) -> None:
-    learner = Learner(log, config)
-    learner.fit(0, log.train_rows)
-    (census,) = learner.optimizer.census(0)
-    table = learner.model.embedding
-    keep = round(0.2 * table.num_seen)
-    largest = set(np.argsort(-census.critical)[:keep].tolist())
-    for _ in magnitude_pruning(learner_after := Learner(log, config), [Pruned(0.2, 0.0, "s")], log.train_rows):
-        pruned = learner_after.model.embedding
-        live = torch.cat([keys for keys, _ in pruned.items()])
-        assert set(pruned.table.find(live.numpy()).tolist()) == largest
-        by_norm = Learner(log, config)
-        by_norm.fit(0, log.train_rows)
-        prune_rows(by_norm.model.embedding, keep)
-        assert set(live.tolist()) != set(torch.cat([keys for keys, _ in by_norm.model.embedding.items()]).tolist())
-
-
-def test_gradual_pruning_ends_with_the_share_that_was_asked_for(log: MemoryLog, config: Config) -> None:
-    learner = Learner(log, config)
-    gradual(learner, 0.1, log.train_rows)
-    table = learner.model.embedding
-    assert table.num_live == round(0.1 * table.num_seen)
-    assert table.num_seen == table.num_rows

@@ -5,14 +5,18 @@ from pathlib import Path
 import pytest
 
 from sparsegroup.errors import UserError
+from sparsegroup_paper.command_line import EXPERIMENTS
 from sparsegroup_paper.frontier import PRUNED, RECIPE
 from sparsegroup_paper.overview import MARKS, write_overview
-from sparsegroup_paper.report import write_report, write_section
+from sparsegroup_paper.report import REPORT, read_report, write_report, write_section
 from sparsegroup_paper.section import Cell, Facts, Section, SectionTable, columns
 
+ROOT = Path(__file__).parents[2]
 FACTS = Facts("made up", (("rows", "100"), ("network", "DCN")), "sparsegroup-paper run …", "2026-01-02", 1.25, ())
-POINTS = "λ21; feature rate; difference; 95 % low; 95 % high; p; verdict"
-COMPARED = "feature rate; method; test AUC; difference; verdict"
+
+
+def against_pruning(*rows: tuple[Cell, ...]) -> Section:
+    return section("sparsity-vs-auc", "points", "λ21; feature rate; difference; 95 % low; 95 % high; p; verdict", *rows)
 
 
 def section(name: str, table: str, specs: str, *rows: tuple[Cell, ...]) -> Section:
@@ -30,14 +34,13 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     report(
         folder / "first",
-        section(
-            *("sparsity-vs-auc", "points", POINTS),
+        against_pruning(
             (1e-4, 0.5, 0.002, 0.001, 0.003, 0.04, "better"),
             (1e-3, 0.04, 0.01, 0.008, 0.02, 0.001, "better"),
             (1e-2, 0.01, -0.0005, -0.0009, -0.0001, 0.02, "worse, non-inferior"),
         ),
         section(
-            *("frontier", "compared", COMPARED),
+            *("frontier", "compared", "feature rate; method; test AUC; difference; verdict"),
             (0.5, RECIPE, 0.70, 0.0, "within noise"),
             (0.5, "DeepLight", 0.72, 0.02, "better"),
             (0.3, RECIPE, 0.705, 0.005, "within noise"),
@@ -51,15 +54,11 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
         section("embedding-dim", "dimensions", "dimension; feature rate", (4, 0.3), (8, 0.2)),
         section(
             *("norm", "compared", "other norm; verdict"),
-            ("‖s̃‖", "better"),
-            ("‖s̃‖", "within noise"),
-            ("metric", "worse, non-inferior"),
+            *(("‖s̃‖", "better"), ("‖s̃‖", "within noise"), ("metric", "worse, non-inferior")),
         ),
     )
-    noise = section("sparsity-vs-auc", "points", POINTS, (1e-4, 0.03, -0.01, -0.03, 0.01, 0.3, "within noise"))
-    report(folder / "second", noise)
-    one_seed = section("sparsity-vs-auc", "points", POINTS, (1e-4, 0.03, 0.01, 0.009, 0.011, None, "better"))
-    report(folder / "one-seed", one_seed)
+    report(folder / "second", against_pruning((1e-4, 0.03, -0.01, -0.03, 0.01, 0.3, "within noise")))
+    report(folder / "one-seed", against_pruning((1e-4, 0.03, 0.01, 0.009, 0.011, None, "better")))
     return folder
 
 
@@ -69,39 +68,30 @@ def overview(reports: Path) -> str:
     return (reports / "index.md").read_text()
 
 
-def test_each_report_has_a_line_with_its_counts(overview: str) -> None:
+def test_reports_are_counted_one_by_one_and_over_all(overview: str) -> None:
     experiments = "sparsity-vs-auc, norm, l1-vs-l21, embedding-dim, frontier"
-    line = f"| [first](first/report.json) | rows: 100; network: DCN | {experiments} | 2026-01-02 | 1.2 h |"
-    assert line in overview
-    assert "| first | 3 | 0.5 – 0.01 | 2 | 0 | 1 | 3 | -0.0005 | +0.0100 |" in overview
-    assert "| second | 1 | 0.03 – 0.03 | 0 | 1 | 0 | 0 | -0.0100 | -0.0100 |" in overview
-
-
-def test_claims_are_counted_over_all_reports(overview: str) -> None:
-    assert "| at 2 of 4 points (50%; the paper: 60%), below a feature rate of 0.05 at 1 of 3 (33%;" in overview.replace(
-        "significantly at 90% confidence ", ""
-    )
-    assert "| λ21 keeps fewer features than an equal λ1 | Figure 3 | at 1 of 2 values |" in overview
-    assert "| The feature rate falls as the dimension grows | Table 4 | in 1 of 1 reports |" in overview
-    assert "| ‖s‖ against ‖s̃‖ at the same feature rate | Figure 2, Table 9 | better 1, within noise 1, worse 0 |" in (
-        overview
-    )
+    for line in (
+        f"| [first](first/report.json) | rows: 100; network: DCN | {experiments} | 2026-01-02 | 1.2 h |",
+        "| first | 3 | 0.5 – 0.01 | 2 | 0 | 1 | 3 | -0.0005 | +0.0100 |",
+        "| second | 1 | 0.03 – 0.03 | 0 | 1 | 0 | 0 | -0.0100 | -0.0100 |",
+        "at 2 of 4 points (50%; the paper: 60%), below a feature rate of 0.05 at 1 of 3 (33%;",
+        "| λ21 keeps fewer features than an equal λ1 | Figure 3 | at 1 of 2 values |",
+        "| The feature rate falls as the dimension grows | Table 4 | in 1 of 1 reports |",
+        "| ‖s‖ against ‖s̃‖ at the same feature rate | Figure 2, Table 9 | better 1, within noise 1, worse 0 |",
+        "| DeepLight | 3 | 0 | 0 |",
+        f"| {RECIPE} | 1 | 3 | 0 |",
+        "| first | recipe | 0.7000 (within noise) | 0.7050 (within noise) | 0.7200 (better) |",
+        "| first | best of the others | 0.7200 (DeepLight) |",
+        "higher mean AUC than the recommended recipe at 2 of 3 rates of first (by 0.0200 at most).",
+    ):
+        assert line in overview
 
 
 def test_the_strength_at_a_rate_lies_between_the_points(overview: str) -> None:
     (line,) = [line for line in overview.splitlines() if line.startswith("| first | 1.0e-4 |")]
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
     # From (.04, 1e-3) to (.5, 1e-4): at .1, 1e-3 · (.04 / .1)^(ln 10 / ln 12.5) = 4.3e-4.
-    assert cells[2] == "4.3e-4"
-    assert cells[-1] == "1.0e-2"
-
-
-def test_methods_are_counted_against_pruning_and_the_recipe_is_compared_with_the_best(overview: str) -> None:
-    assert "| DeepLight | 3 | 0 | 0 |" in overview
-    assert f"| {RECIPE} | 1 | 3 | 0 |" in overview
-    assert "| first | recipe | 0.7000 (within noise) | 0.7050 (within noise) | 0.7200 (better) |" in overview
-    assert "| first | best of the others | 0.7200 (DeepLight) |" in overview
-    assert "higher mean AUC than the recommended recipe at 2 of 3 rates of first (by 0.0200 at most)." in overview
+    assert (cells[2], cells[-1]) == ("4.3e-4", "1.0e-2")
 
 
 def test_an_overview_goes_into_a_page(reports: Path, tmp_path: Path, overview: str) -> None:
@@ -116,8 +106,24 @@ def test_an_overview_goes_into_a_page(reports: Path, tmp_path: Path, overview: s
     (tmp_path / "bare.md").write_text("no lines\n")
     with pytest.raises(UserError, match="wants the lines"):
         write_overview(reports, tmp_path / "bare.md")
-
-
-def test_nothing_is_written_where_there_is_no_report(tmp_path: Path) -> None:
     assert write_overview(tmp_path / "none") == []
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_committed_reports_are_whole() -> None:
+    results = ROOT / "docs" / "results"
+    for name in ("avazu_sample", "criteo_sample", "ipinyou_sample", "nycflights13", "globo_clicks", "synthetic"):
+        report = read_report(results / name)
+        assert {section.name for section in report.sections} == {*EXPERIMENTS}
+        assert report.facts is not None
+        assert ("seeds", "5") in report.facts.data
+    assert [section.name for section in read_report(results / "regret").sections] == ["regret"]
+
+
+def test_the_page_is_that_of_the_committed_reports(tmp_path: Path) -> None:
+    for path in (ROOT / "docs" / "results").glob(f"*/{REPORT}"):
+        (tmp_path / "results" / path.parent.name).mkdir(parents=True)
+        (tmp_path / "results" / path.parent.name / REPORT).write_bytes(path.read_bytes())
+    page = ROOT / "docs" / "paper.md"
+    (tmp_path / "paper.md").write_bytes(page.read_bytes())
+    write_overview(tmp_path / "results", tmp_path / "paper.md")
+    assert (tmp_path / "paper.md").read_text() == page.read_text()

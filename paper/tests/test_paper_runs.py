@@ -11,28 +11,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiment_cases import (
-    BASE,
-    InMemory,
-    assert_same,
-    counted,
-    dataset_of,
-    outcome,
-    result_of,
-    tiny_log,
-    trained,
-)
+from experiment_cases import BASE, assert_same, counted, dataset_of, outcome, result_of, tiny_log, trained
 from sparsegroup.data import Batch, ClickLogError, MemoryLog
 from sparsegroup.training import Config, predict
 from sparsegroup_paper.choices import best
-from sparsegroup_paper.datasets import PLAIN, open_dataset
-from sparsegroup_paper.execution import Worker, jobs_of
-from sparsegroup_paper.lab import Lab
+from sparsegroup_paper.datasets import PLAIN, Excerpt, open_dataset
+from sparsegroup_paper.lab import Lab, Worker, jobs_of
 from sparsegroup_paper.resampling import resampled_aucs
 from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Method, Plain, Pruned, Results, Run
 
-# Runs
+# Excerpts
 
+
+def test_an_excerpt_is_the_rows_around_the_test_set(log: MemoryLog) -> None:
+    part = Excerpt(log, 1_000)
+    assert (part.train_rows, len(part), part.features) == (900, 1_000, None)
+    assert (part.name, part.fields, part.lists, part.numbers) == (log.name, log.fields, (), ())
+    for start, stop in ((0, 1_000), (850, 950), (899, 900), (900, 900)):
+        batches = list(part.batches(start, stop, 300))
+        keys = [key for batch in batches for key in batch.keys.flatten().tolist()]
+        assert keys == log.keys[1_800 + start : 1_800 + stop].flatten().tolist()
+        labels = [label for batch in batches for label in batch.labels.tolist()]
+        assert labels == log.labels[1_800 + start : 1_800 + stop].tolist()
+    for rows in (3_000, 10_000):  # all that there are
+        whole = Excerpt(log, rows)
+        assert (whole.train_rows, len(whole), whole.features) == (2_700, 3_000, log.features)
+
+
+# Runs
 
 ALIKE = [
     (BASE.replace(dim=None), BASE.replace(dim=8)),
@@ -56,26 +62,16 @@ def test_runs_that_differ_have_keys_that_differ() -> None:
         *({"seed": seed} for seed in range(1, 4)),
         *({name: value} for name in ("l1", "l21", "l2") for value in (1e-5, 1e-4)),
         *({"l21": 1e-3, "norm": norm} for norm in ("s", "s_tilde", "metric")),
-        *({"l21": 1e-3, "penalty": penalty} for penalty in ("mcp", "hard")),
-        {"l21": 1e-3, "penalty": {"name": "mcp", "gamma": 4.0}},
+        *({"l21": 1e-3, "penalty": penalty} for penalty in ("mcp", "hard", {"name": "mcp", "gamma": 4.0})),
         *({"model": model} for model in ("mlp", "opnn")),
         *({"optimizer": name} for name in ("adagrad", "amsgrad", "sgd")),
         *({"lr": lr} for lr in (1e-3, 1e-1)),
-        {"dim": 5},
-        {"hidden": [8, 8]},
-        {"dropout": 0.5},
-        {"batch_size": 100},
-        {"options": {"betas": [0.8, 0.9]}},
-        {"l21": 0.0, "target_rate": 0.1},
+        *({"dim": 5}, {"hidden": [8, 8]}, {"dropout": 0.5}, {"batch_size": 100}),
+        *({"options": {"betas": [0.8, 0.9]}}, {"l21": 0.0, "target_rate": 0.1}),
     ]
     methods: list[Method] = [
-        Pruned(0.1),
-        Pruned(0.2),
-        Pruned(0.1, 0.1),
-        CutOff(2),
-        CutOff(3),
-        DeepLight(0.1),
-        DeepLight(0.2),
+        *(Pruned(0.1), Pruned(0.2), Pruned(0.1, 0.1), Pruned(0.1, by="s"), CutOff(2), CutOff(3)),
+        *(DeepLight(0.1), DeepLight(0.2), Gradual(0.1)),
     ]
     runs = [Run(BASE), *(Run(BASE.replace(**change)) for change in changes), *(Run(BASE, m) for m in methods)]
     runs += [replace(run, validate=True) for run in runs]
@@ -85,12 +81,8 @@ def test_runs_that_differ_have_keys_that_differ() -> None:
 def test_runs_that_share_their_training_are_one_job() -> None:
     other = BASE.replace(seed=1)
     runs = [
-        Run(BASE, Pruned(0.1)),
-        Run(BASE),
-        Run(BASE, Pruned(0.2, 0.1)),
-        Run(other, Pruned(0.1)),
-        Run(BASE, Pruned(0.1), validate=True),
-        Run(BASE, CutOff(2)),
+        *(Run(BASE, Pruned(0.1)), Run(BASE), Run(BASE, Pruned(0.2, 0.1)), Run(other, Pruned(0.1))),
+        *(Run(BASE, Pruned(0.1), validate=True), Run(BASE, CutOff(2))),
     ]
     assert jobs_of(runs) == [[runs[0], runs[2]], [runs[1]], [runs[3]], [runs[4]], [runs[5]]]
 
@@ -154,19 +146,17 @@ def test_what_was_run_is_not_run_again(log: MemoryLog, tmp_path: Path) -> None:
     assert_same(again[1].outcomes[1], samples[1].outcomes[1])
 
 
-def test_a_run_that_is_wanted_twice_is_run_once(log: MemoryLog, tmp_path: Path) -> None:
+def test_a_lab_takes_a_method_for_each_seed_and_runs_once_what_is_wanted_twice(
+    log: MemoryLog, worker: Worker, tmp_path: Path
+) -> None:
     reported = Reported()
-    lab = Lab(dataset_of(log), tmp_path, runs=1, workers=1, reporting=reported)
-    one, same = lab.samples([(BASE, Plain()), (BASE.replace(norm="metric"), Plain())], name="two")
-    assert reported.totals == [("two", 1)]
+    lab = Lab(dataset_of(log), tmp_path, runs=2, workers=1, reporting=reported)
+    methods = [Pruned(0.3), Pruned(0.1)]
+    one, same = lab.samples([(BASE, methods), (BASE.replace(norm="metric"), methods)], name="two")
+    assert reported.totals == [("two", 2)]
     assert_same(one.outcomes[0], same.outcomes[0])
-
-
-def test_a_lab_takes_a_method_for_each_seed(log: MemoryLog, worker: Worker, tmp_path: Path) -> None:
-    lab = Lab(dataset_of(log), tmp_path, runs=2, workers=1)
-    sample = lab.sample(BASE, [Pruned(0.3), Pruned(0.1)], name="pruned")
-    assert_same(sample.outcomes[0], result_of(worker, Run(BASE, Pruned(0.3))))
-    assert_same(sample.outcomes[1], result_of(worker, Run(BASE.replace(seed=1), Pruned(0.1))))
+    assert_same(one.outcomes[0], result_of(worker, Run(BASE, Pruned(0.3))))
+    assert_same(one.outcomes[1], result_of(worker, Run(BASE.replace(seed=1), Pruned(0.1))))
 
 
 def test_a_folder_of_another_log_is_refused(log: MemoryLog, tmp_path: Path) -> None:
@@ -193,17 +183,13 @@ def test_a_plain_run_is_plain_training(log: MemoryLog, worker: Worker, validate:
     assert result.parameter_rate == np.count_nonzero(values) / (4 * result.seen)
 
 
-def test_resampled_aucs_are_around_the_auc_and_the_same_for_the_same_predictions(
-    log: MemoryLog, worker: Worker
-) -> None:
+def test_resampled_aucs_are_around_the_auc_and_those_of_the_predictions(log: MemoryLog, worker: Worker) -> None:
     result = result_of(worker, Run(BASE))
+    deviation = float(result.resampled.std())
     assert result.resampled.shape == (1_000,)
-    assert result.resampled.mean() == pytest.approx(
-        result.auc, abs=4 * float(result.resampled.std()) / math.sqrt(1_000)
-    )
-    assert 0.005 < result.resampled.std() < 0.1
-    _, model = trained(log, BASE)
-    probabilities = predict(model, log.batches(2_700, 3_000, 4096)).probabilities()
+    assert result.resampled.mean() == pytest.approx(result.auc, abs=4 * deviation / math.sqrt(1_000))
+    assert 0.005 < deviation < 0.1
+    probabilities = predict(trained(log, BASE)[1], log.batches(2_700, 3_000, 4096)).probabilities()
     again = resampled_aucs(log.labels[2_700:], probabilities)
     np.testing.assert_array_equal(result.resampled, again.astype(np.float32))
     # Rounding apart, a monotone function of the predictions has the same AUC in each resampling.
@@ -242,11 +228,6 @@ def test_a_run_that_diverges_has_no_auc_and_the_others_go_on(log: MemoryLog, tmp
 
 
 # Data sets and processes
-
-
-def test_a_data_set_in_memory_is_a_data_set(log: MemoryLog) -> None:
-    assert isinstance(dataset_of(log), InMemory)
-    assert dataset_of(log).whole_rows() == len(log)
 
 
 def test_several_processes_give_the_same_and_end_with_an_interruption(log: MemoryLog, tmp_path: Path) -> None:

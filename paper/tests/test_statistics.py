@@ -5,8 +5,19 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
+from experiment_cases import outcome
 from sparsegroup_paper.resampling import BLOCK, resampled_aucs, weights
-from sparsegroup_paper.statistics import Interval, bootstrap_difference, compare, share_significant, verdict
+from sparsegroup_paper.runs import Sample
+from sparsegroup_paper.statistics import (
+    Interval,
+    at_rate,
+    bootstrap_difference,
+    count_significant,
+    t_test,
+    tally,
+    verdict,
+    versus,
+)
 
 
 def predictions(rows, decimals=None, seed=0):
@@ -22,19 +33,14 @@ def test_a_resampled_auc_is_the_auc_with_the_weights(rows, decimals):
     aucs = resampled_aucs(labels, scores, replicates=7, seed=3)
     expected = [roc_auc_score(labels, scores, sample_weight=weights(rows, number, seed=3)) for number in range(7)]
     np.testing.assert_allclose(aucs, expected, rtol=0, atol=1e-14)
-
-
-def test_scores_that_all_tie_have_an_auc_of_one_half():
-    labels, scores = predictions(500)
-    assert resampled_aucs(labels, np.zeros_like(scores), 5).tolist() == [0.5] * 5
+    assert resampled_aucs(labels, np.zeros_like(scores), 5).tolist() == [0.5] * 5  # all tie
 
 
 def test_weights_depend_on_seed_replicate_and_row_alone():
     assert weights(1000, 4, seed=1)[:10].tolist() == weights(10, 4, seed=1).tolist()
     others = [weights(1000, 4, seed=2), weights(1000, 5, seed=1), weights(1001, 4, seed=1)[1:]]
     assert all(np.mean(other == weights(1000, 4, seed=1)) < 0.5 for other in others)
-    labels, scores = predictions(400)
-    assert resampled_aucs(labels, scores, 9).tolist() == resampled_aucs(labels, scores, 10)[:9].tolist()
+    assert weights(12, 7, seed=5).tolist() == [0, 1, 0, 2, 1, 1, 1, 0, 1, 0, 1, 0]  # as results on disk have them
 
 
 def test_weights_are_poisson_and_independent():
@@ -72,40 +78,14 @@ def test_what_is_no_prediction_is_refused(labels, scores, message):
         resampled_aucs(labels, scores)
 
 
-A, B = [0.801, 0.803, 0.8, 0.802, 0.8015], [0.8, 0.8021, 0.7999, 0.8005, 0.8012]
-
-
-def test_a_comparison_is_scipys():
-    paired, welch = compare(A, B, paired=True), compare(A, B[:4], paired=False)
-    for ours, theirs in ((paired, stats.ttest_rel(A, B)), (welch, stats.ttest_ind(A, B[:4], equal_var=False))):
-        assert ours.p_value == pytest.approx(theirs.pvalue)
-        assert tuple(ours.interval) == pytest.approx(tuple(theirs.confidence_interval()))
-    assert paired.difference == pytest.approx(np.mean(A) - np.mean(B))
-    assert (paired.test, welch.test) == ("paired t", "Welch t")
-
-
-@pytest.mark.parametrize("paired", [True, False])
-def test_one_seed_has_neither_interval_nor_p(paired):
-    result = compare([0.8], [0.7], paired)
-    assert (result.interval, result.p_value) == (None, None)
-    assert result.difference == pytest.approx(0.1)
-
-
-def test_values_that_do_not_vary_are_sure():
-    same, other = compare([0.7, 0.8], [0.7, 0.8], paired=True), compare([0.8, 0.7, 0.6], [0.7, 0.6, 0.5], paired=True)
-    assert (same.p_value, same.interval) == (1, (0, 0))
-    assert (other.p_value, other.interval) == (0, (other.difference, other.difference))
-    assert compare([0.8, 0.8], [0.8, 0.8, 0.8], paired=False).p_value == 1
-    assert compare([0.8, 0.8], [0.7, 0.7], paired=False).p_value == 0
-    assert 0 < compare([0.8, 0.8], [0.7, 0.71], paired=False).p_value < 1
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "paired", "message"), [([1, 2], [1], True, "equal number, got 2 and 1"), ([], [1], False, "got 0 and 1")]
-)
-def test_comparisons_of_nothing_are_refused(a, b, paired, message):
-    with pytest.raises(ValueError, match=message):
-        compare(a, b, paired)
+def test_values_that_do_not_vary_are_sure_and_one_seed_has_no_p():
+    assert t_test([0.8], [0.7], paired=True) is None
+    assert t_test([0.8, 0.7], [0.7], paired=False) is None
+    assert t_test([0.7, 0.8], [0.7, 0.8], paired=True) == 1
+    assert t_test([0.8, 0.7, 0.6], [0.7, 0.6, 0.5], paired=True) == 0
+    assert t_test([0.8, 0.8], [0.8, 0.8, 0.8], paired=False) == 1
+    assert t_test([0.8, 0.8], [0.7, 0.7], paired=False) == 0
+    assert 0 < t_test([0.8, 0.8], [0.7, 0.71], paired=False) < 1
 
 
 def test_equal_numbers_of_seeds_are_paired():
@@ -115,14 +95,11 @@ def test_equal_numbers_of_seeds_are_paired():
     assert unpaired.low < 0 < unpaired.high
 
 
-def test_a_seed_alone_leaves_the_noise_of_the_rows():
+def test_the_noise_of_seeds_and_rows_adds_up_and_a_seed_alone_leaves_that_of_the_rows():
     rows = np.random.default_rng(0).normal(size=(2, 4000))
     interval = bootstrap_difference(rows[:1], rows[1:])
     np.testing.assert_array_equal(interval, np.quantile(rows[0] - rows[1], [0.025, 0.975]))
     assert bootstrap_difference(rows[:1], rows[:1]) == (0, 0)
-
-
-def test_the_noise_of_seeds_and_rows_adds_up():
     generator = np.random.default_rng(1)
     of_seeds, of_rows = generator.normal(size=(200, 1)), generator.normal(size=(1, 20_000)) / 10
     low, high = bootstrap_difference(of_seeds + of_rows, np.zeros((200, 20_000)))
@@ -130,8 +107,8 @@ def test_the_noise_of_seeds_and_rows_adds_up():
 
 
 def test_replicates_without_an_auc_are_left_out():
-    a = np.array([[0.5, np.nan, 0.7]])
-    assert tuple(bootstrap_difference(a, np.zeros((1, 3)), level=1)) == (0.5, 0.7)
+    a = np.array([[0.5, np.nan, 0.5]])
+    assert tuple(bootstrap_difference(a, np.zeros((1, 3)))) == (0.5, 0.5)
     assert np.isnan(bootstrap_difference(a * np.nan, a)).all()
     with pytest.raises(ValueError, match="equal replicates"):
         bootstrap_difference(a, a[:, :2])
@@ -148,7 +125,6 @@ def test_replicates_without_an_auc_are_left_out():
         (-0.0009, 0, "within noise, non-inferior"),
         (-0.0009, -1e-6, "worse, non-inferior"),
         (-0.001, -1e-6, "worse"),
-        (0, 0, "within noise, non-inferior"),
         (math.nan, math.nan, "within noise"),
     ],
 )
@@ -157,5 +133,58 @@ def test_verdicts_at_their_boundaries(low, high, expected):
 
 
 def test_only_differences_in_favour_count():
-    assert share_significant([0.01, 0.01, 0.2, None], [1, 1, 1, 1], [1, -1, 1, 1]) == (1, 4)
-    assert math.isnan(share_significant([0.01], [0.5], [1], below=0.05).share)
+    cells = [(0.01, 1, 1), (0.01, 1, -1), (0.2, 1, 1), (None, 1, 1)]
+    assert count_significant(cells, confidence=0.9) == (1, 4)
+    assert math.isnan(count_significant([(0.01, 0.5, 1)], confidence=0.9, below=0.05).share)
+
+
+def sample_of(*pairs):
+    """AUC and feature rate of each seed."""
+    return Sample(tuple(outcome(auc, rate) for auc, rate in pairs))
+
+
+def test_between_two_points_auc_is_linear_in_the_logarithm_of_the_rate(monkeypatch):
+    monkeypatch.setattr("sparsegroup_paper.statistics.WIDEST_GAP", 6.0)
+    points = [
+        sample_of((0.70, 0.04), (0.72, 0.04)),
+        sample_of((0.60, 0.0), (0.60, 0.0)),  # nothing is left: no logarithm
+        sample_of((0.80, 0.16), (0.76, 0.16)),
+        sample_of((math.nan, 0.08), (0.99, 0.08)),  # diverged
+        sample_of((0.90, 0.97), (0.90, 0.97)),  # more than six times as far
+    ]
+    for rate, share in ((0.04, 0.0), (0.16, 1.0), (0.08, 0.5), (0.04 * 2**0.5, 0.25)):
+        found = at_rate(points, rate)
+        assert found.aucs == pytest.approx([0.70 + 0.10 * share, 0.72 + 0.04 * share])
+        assert found.rates.tolist() == [rate, rate]
+        np.testing.assert_allclose(found.resampled.mean(1), found.aucs, rtol=1e-6)
+    assert [at_rate(points, rate) for rate in (0.039, 0.17, 0.5, 0.98)] == [None] * 4
+    # A point that is as good as there needs no neighbour.
+    assert at_rate(points[:2], 0.0401).aucs == pytest.approx([0.70, 0.72])
+    assert at_rate(points[:2], 0.041) is None
+    assert at_rate([sample_of((0.7, 0.5)), sample_of((0.8, 0.5))], 0.5).auc in (0.7, 0.8)
+
+
+def test_the_cells_of_a_comparison():
+    generator = np.random.default_rng(3)
+    a, b = (
+        Sample(tuple(outcome(auc, resampled=generator.normal(auc, 0.002, 500).astype(np.float32)) for auc in aucs))
+        for aucs in ((0.710, 0.712, 0.711), (0.700, 0.703, 0.704))
+    )
+    difference, low, high, p_value, test, word = versus(a, b).cells
+    assert difference == pytest.approx(2.133 / 3 - 2.107 / 3)
+    assert low < difference < high
+    assert (p_value, test) == (pytest.approx(stats.ttest_rel(a.aucs, b.aucs).pvalue), "paired t")
+    assert word == verdict(Interval(low, high)) == "better"
+    *_, p_value, test, _ = versus(a, b, paired=False).cells
+    assert (p_value, test) == (pytest.approx(stats.ttest_ind(a.aucs, b.aucs, equal_var=False).pvalue), "Welch t")
+    assert versus(Sample(a.outcomes[:1]), Sample(b.outcomes[:1])).cells[3:5] == (None, "one seed")
+    pairs = [versus(a, b), versus(b, a), versus(a, a)]
+    assert tally(pairs) == "better at 1, within noise at 1, worse at 1 of 3; non-inferior at 2"
+
+
+def test_a_method_that_diverged_is_said_to_have():
+    well = sample_of((0.7, 0.1), (0.7, 0.1))
+    nothing = np.full_like(well.resampled[0], np.nan)
+    one = versus(Sample((outcome(0.7, 0.1), outcome(math.nan, 1.0, resampled=nothing))), well)
+    assert one.cells == (None, None, None, None, None, "diverged")
+    assert tally([one]) == "better at 0, within noise at 0, worse at 0, diverged at 1 of 1; non-inferior at 0"

@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,11 @@ def test_the_documentation_shows_what_later_epochs_do() -> None:
     page = (ROOT / "docs" / "training.md").read_text()
     for path in sorted((ROOT / "benchmarks" / "results").glob("epochs-*.json")):
         log = path.stem.removeprefix("epochs-")
-        for one in json.loads(path.read_text())["points"]:
-            cells = [f"{auc:.4f} / {loss:.4f}" for auc, loss in zip(one["auc"], one["log_loss"], strict=True)]
-            assert f"| {' | '.join([log, one['features'], one['way'], *cells])} |" in page
+        figures = json.loads(path.read_text())
+        for features, way in product(("all", "0.1"), ("train", "reset", "freeze")):
+            of = [[figures[f"{features}.{way}.{name}_{epoch}"] for name in ("auc", "log_loss")] for epoch in (1, 2, 3)]
+            cells = [f"{auc:.4f} / {loss:.4f}" for auc, loss in of]
+            assert f"| {' | '.join([log, features, way, *cells])} |" in page
 
 
 def test_the_documentation_shows_the_measured_speed() -> None:
@@ -105,17 +108,18 @@ def test_the_documentation_shows_what_a_target_costs() -> None:
 
 @pytest.mark.parametrize("log", ["avazu_sample", "criteo_sample"])
 def test_the_documentation_shows_what_int8_leaves_room_for(log: str) -> None:
-    points = json.loads((ROOT / "benchmarks" / "results" / f"int8_size-{log}.json").read_text())["points"]
+    figures = json.loads((ROOT / "benchmarks" / "results" / f"int8_size-{log}.json").read_text())
     lines = (ROOT / "docs" / "measured-size.md").read_text().splitlines()
     found = [line for line in lines if line.startswith(f"| {log} |") and "times the bytes" in line]
     expected = []
-    for first in range(0, len(points), 4):
-        single, same, equal, four = points[first : first + 4]
-        aucs = [f"{one['auc']:.4f}"[1:] for one in (single, same, equal, four)]
-        shares = [f"{100 * one['rate']:.3g} %" for one in (single, same, equal, four)]
-        larger = f"{four['bytes'] / single['bytes']:.2f} times the bytes, {shares[3]}: {aucs[3]}"
+    for budget in ("0.1", "0.03", "0.01"):
+        ways = [f"{budget}.{way}" for way in ("float32", "int8", "int8_same_bytes", "int8_four_times")]
+        aucs = [f"{figures[f'{way}.auc']:.4f}"[1:] for way in ways]
+        shares = [f"{100 * figures[f'{way}.rate']:.3g} %" for way in ways]
+        single, *_, four = (figures[f"{way}.bytes"] for way in ways)
+        larger = f"{four / single:.2f} times the bytes, {shares[3]}: {aucs[3]}"
         cells = f"{shares[0]}: {aucs[0]} | {aucs[1]} | {shares[2]}: {aucs[2]} | {larger}"
-        expected.append(f"| {log} | {single['bytes']:,.0f} | {cells} |")
+        expected.append(f"| {log} | {single:,.0f} | {cells} |")
     assert found == expected
 
 

@@ -1,16 +1,18 @@
 """Choices of learning rates and λ: made on the last tenth of the training rows, or taken from the paper."""
 
 from collections.abc import Sequence
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
 from sparsegroup.errors import UserError
-from sparsegroup.penalties import Lasso, NormName
+from sparsegroup.penalties import Lasso
 from sparsegroup.training import Config
-from sparsegroup_paper.lab import Lab, Sample
+from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.published import Base, Network, published
-from sparsegroup_paper.runs import Method, Plain
+from sparsegroup_paper.runs import Method, Sample
+
+Strength = Literal["l1", "l21"]
 
 NO_PENALTY: dict[str, Any] = {"l1": 0.0, "l21": 0.0, "l2": 0.0}
 
@@ -47,13 +49,16 @@ def learning_rate_trials(lab: Lab, config: Config) -> list[tuple[float, Sample]]
     rates = published().setup.learning_rate_grid
     configs = [config.replace(**NO_PENALTY, lr=rate) for rate in rates]
     name = f"learning rate of {config.optimizer.name}, {config.model.name}"
-    samples = lab.samples([(one, Plain()) for one in configs], validate=True, name=name)
-    return list(zip(rates, samples, strict=True))
+    return list(zip(rates, lab.validated(configs, name), strict=True))
 
 
 def best(trials: Sequence[tuple[float, Sample]]) -> float:
     """The value with the best mean AUC; one that diverged is not."""
-    return max(trials, key=lambda trial: np.nan_to_num(trial[1].auc, nan=-1.0))[0]
+    return trials[_best([sample for _, sample in trials])][0]
+
+
+def _best(samples: Sequence[Sample]) -> int:
+    return int(np.argmax([np.nan_to_num(sample.auc, nan=-1.0) for sample in samples]))
 
 
 def tuned(lab: Lab, config: Config) -> Config:
@@ -64,55 +69,49 @@ def tuned(lab: Lab, config: Config) -> Config:
     return config.replace(lr=best(learning_rate_trials(lab, config)))
 
 
+def tuned_on_dcn(lab: Lab) -> Config:
+    """Adam without λ and with its learning rate, always on DCN."""
+    return tuned(lab, lab.config.replace(model="dcn", dim=None, optimizer="adam", **NO_PENALTY))
+
+
 def choose(lab: Lab, trials: Sequence[tuple[Config, Method]], name: str) -> int:
     """The number of the trial with the best mean validation AUC, over the first seeds."""
-    samples = lab.samples(trials, validate=True, name=name, seeds=lab.seeds[:TRIAL_SEEDS])
-    return int(np.argmax([np.nan_to_num(sample.auc, nan=-1.0) for sample in samples]))
+    return _best(lab.samples(trials, validate=True, name=name, seeds=lab.seeds[:TRIAL_SEEDS]))
 
 
 def tuned_finer(lab: Lab, config: Config) -> Config:
     """A config whose learning rate is also tried between its neighbours, as often as λ21 is where there is one."""
     assert config.optimizer.lr is not None
     rates = [config.optimizer.lr, *(float(f"{factor * config.optimizer.lr:.3g}") for factor in FINER)]
-    number = choose(
-        lab, [(config.replace(lr=rate), Plain()) for rate in rates], f"finer learning rate of {_name(config)}"
-    )
-    return config.replace(lr=rates[number])
+    configs = [config.replace(lr=rate) for rate in rates]
+    return configs[_best(lab.validated(configs, f"finer learning rate of {_name(config)}", lab.seeds[:TRIAL_SEEDS]))]
 
 
-def grid(lab: Lab, config: Config, strength: str = "l21") -> tuple[float, ...]:
+def grid(lab: Lab, config: Config, strength: Strength = "l21") -> tuple[float, ...]:
     """Values of λ that lead to feature rates from .9 to .005: the paper's, and further ones, 1 and 5 of each decade.
 
     They are found with the first seed by the feature rate on the training rows, which says nothing of the test rows.
     The recipe "paper" has no further ones.
-
-    Args:
-        lab: Where it is run.
-        config: Without that λ.
-        strength: Which one, "l21" or "l1".
     """
-    points = published().sparsity[network_of(config)]
-    found: dict[float, float] = {}
-
-    def try_out(values: Sequence[float]) -> None:
-        wanted = [(config.replace(**{strength: value}), Plain()) for value in values]
-        name = f"grid of {strength} for {_name(config)}"
-        for value, sample in zip(values, lab.samples(wanted, name=name, seeds=lab.seeds[:1]), strict=True):
-            found[value] = sample.rate
-
-    try_out([point.l21 for point in points])
+    papers = [point.l21 for point in published().sparsity[network_of(config)]]
+    found = _rates(lab, config, papers, strength)
     if lab.recipe == "paper":
         return tuple(found)
     while found[min(found)] < HIGHEST_RATE and min(found) > 1e-8:
-        try_out(_beyond(min(found), -1, lab.workers))
+        found |= _rates(lab, config, _beyond(min(found), -1, lab.workers), strength)
     while found[max(found)] > LOWEST_RATE and max(found) < 1e3:
-        try_out(_beyond(max(found), 1, lab.workers))
+        found |= _rates(lab, config, _beyond(max(found), 1, lab.workers), strength)
     # What was tried beyond the ends because there was a process for it is left out.
-    above = [value for value, rate in found.items() if rate >= HIGHEST_RATE]
-    below = [value for value, rate in found.items() if rate <= LOWEST_RATE]
-    first, last = max(above, default=min(found)), min(below, default=max(found))
-    keep = {point.l21 for point in points}
-    return tuple(value for value in sorted(found) if first <= value <= last or value in keep)
+    first = max((value for value, rate in found.items() if rate >= HIGHEST_RATE), default=min(found))
+    last = min((value for value, rate in found.items() if rate <= LOWEST_RATE), default=max(found))
+    return tuple(value for value in sorted(found) if first <= value <= last or value in papers)
+
+
+def _rates(lab: Lab, config: Config, values: Sequence[float], strength: Strength = "l21") -> dict[float, float]:
+    """Values of λ → feature rate with the first seed."""
+    configs = [config.replace(**{strength: value}) for value in values]
+    samples = lab.plain(configs, f"grid of {strength} for {_name(config)}", lab.seeds[:1])
+    return {value: max(sample.rate, 1e-9) for value, sample in zip(values, samples, strict=True)}
 
 
 def _beyond(value: float, direction: int, count: int) -> list[float]:
@@ -126,11 +125,10 @@ def _beyond(value: float, direction: int, count: int) -> list[float]:
     return result
 
 
-def mid_strength(lab: Lab, config: Config, values: Sequence[float], strength: str = "l21") -> float:
+def mid_strength(lab: Lab, config: Config, values: Sequence[float], strength: Strength = "l21") -> float:
     """The value of a grid that leads nearest to a feature rate of .1."""
-    return min(
-        zip(values, _rates(lab, config, values, strength), strict=True), key=lambda one: abs(np.log(one[1] / 0.1))
-    )[0]
+    rates = _rates(lab, config, values, strength)
+    return min(rates, key=lambda value: abs(np.log(rates[value] / 0.1)))
 
 
 def choose_l21(lab: Lab, config: Config) -> float:
@@ -139,25 +137,19 @@ def choose_l21(lab: Lab, config: Config) -> float:
     As many values as there are trials of a learning rate, spread over the grid's feature rates.
     """
     values = grid(lab, config)
-    rates = np.log(_rates(lab, config, values))
+    rates = np.log(list(_rates(lab, config, values).values()))
     targets = np.linspace(np.log(HIGHEST_RATE), np.log(LOWEST_RATE), TRIALS + 2)[1:-1]
     chosen = sorted({values[int(np.abs(rates - target).argmin())] for target in targets})
-    wanted: list[tuple[Config, Method]] = [(config.replace(l21=value), Plain()) for value in chosen]
-    samples = lab.samples(wanted, validate=True, name=f"λ21 of {_name(config)}", seeds=lab.seeds[:TRIAL_SEEDS])
+    configs = [config.replace(l21=value) for value in chosen]
+    samples = lab.validated(configs, f"λ21 of {_name(config)}", lab.seeds[:TRIAL_SEEDS])
     aucs = [np.nan_to_num(sample.auc, nan=-1.0) for sample in samples]
     return max(value for value, auc in zip(chosen, aucs, strict=True) if auc >= max(aucs) - TOLERANCE)
 
 
-def _rates(lab: Lab, config: Config, values: Sequence[float], strength: str = "l21") -> list[float]:
-    wanted: list[tuple[Config, Method]] = [(config.replace(**{strength: value}), Plain()) for value in values]
-    samples = lab.samples(wanted, name=f"grid of {strength}", seeds=lab.seeds[:1])
-    return [max(sample.rate, 1e-9) for sample in samples]
-
-
 def _name(config: Config) -> str:
-    norm: NormName = config.optimizer.norm
+    """The optimizer, the network and what is unusual."""
+    optimizer = config.optimizer
+    norm = [f"norm {optimizer.norm}"] * (optimizer.norm != "s")
     return ", ".join(
-        [config.optimizer.name, config.model.name]
-        + ([f"norm {norm}"] if norm != "s" else [])
-        + ([str(config.optimizer.penalty)] if config.optimizer.penalty != Lasso() else [])
+        [optimizer.name, config.model.name, *norm, *[str(optimizer.penalty)] * (optimizer.penalty != Lasso())]
     )

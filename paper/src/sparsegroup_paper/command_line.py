@@ -3,7 +3,7 @@
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -14,21 +14,43 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from threadpoolctl import threadpool_limits
 
-from sparsegroup.data import Log
 from sparsegroup.errors import UserError
-from sparsegroup_paper.catalog import EXPERIMENTS, REGRET
-from sparsegroup_paper.datasets import NETWORKS, SYNTHETIC, Dataset, Scale, open_dataset
+from sparsegroup_paper import tables
+from sparsegroup_paper.datasets import NETWORKS, SYNTHETIC, Scale, open_dataset, whole_of
+from sparsegroup_paper.frontier import frontier
 from sparsegroup_paper.lab import Lab, Recipe
 from sparsegroup_paper.overview import INDEX, MARKS, write_overview
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 from sparsegroup_paper.published import published
 from sparsegroup_paper.regret import regret
 from sparsegroup_paper.report import read_report, write_pages, write_report, write_section
-from sparsegroup_paper.section import Facts
+from sparsegroup_paper.section import Facts, Section
 
+EXPERIMENTS: Mapping[str, Callable[[Lab], Section]] = {
+    "learning-rate": tables.learning_rate,
+    "sparsity-vs-auc": tables.sparsity_vs_auc,
+    "fine-tune": tables.fine_tune,
+    "best-auc": tables.best_auc,
+    "norm": tables.norm,
+    "l1-vs-l21": tables.l1_vs_l21,
+    "embedding-dim": tables.embedding_dim,
+    "family": tables.family,
+    "frontier": frontier,
+}
+"""Experiments on a log. The regret is not one: it is on convex problems."""
+
+REGRET = "regret"
 ALL = "all"
 REPORTS = ("report.html", "report.md")
 
@@ -118,14 +140,22 @@ def run_command(
     if dataset is None and (data is not None or test is not None):
         raise UserError("--data and --test are for a --dataset")
     folder = Path("runs/paper", REGRET if dataset is None else Path(dataset).stem) if out is None else out
-    opened = None if dataset is None else _open(dataset, data, test, scale, folder)
     shown = folder if report is None else report
-    options = _options(dataset, data, test, runs, scale, recipe)
+    of_log = {} if dataset is None else {"scale": scale, "recipe": recipe}
+    logs = {name: path.name for name, path in (("data", data), ("test", test)) if path is not None}
+    given = {**({} if dataset is None else {"dataset": dataset}), **logs, "runs": str(runs), **of_log}
+    options = " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items())
     try:
-        if opened is None:
+        if dataset is None:
             _regret(shown, runs)
             _report(shown, "convex online problems", (), None, options)
         else:
+            with _bar(TimeElapsedColumn(), transient=True) as bar:
+                task = bar.add_task("opening the log", total=None)
+                opened = open_dataset(
+                    *(dataset, data, test, scale, folder),
+                    lambda done: bar.update(task, description=f"preparing: {done.rows:,} rows"),
+                )
             with Lab(opened, folder, runs=runs, workers=workers, recipe=recipe, reporting=_reporting) as lab:
                 for name in wanted:
                     console.rule(name, align="left")
@@ -133,68 +163,46 @@ def run_command(
                         _regret(shown, runs)
                     else:
                         write_section(EXPERIMENTS[name](lab), shown)
-                    _report(
-                        shown, opened.name, _facts(opened, lab.log, runs, recipe), lab.results.seconds() / 3600, options
-                    )
+                    _report(shown, opened.name, _facts(lab), lab.results.seconds() / 3600, options)
     except KeyboardInterrupt:
         raise UserError(f"interrupted; the same command resumes with the runs in {folder}") from None
-    console.print(f"report: {shown / REPORTS[0]}, {shown / REPORTS[1]}", highlight=False, soft_wrap=True)
+    _say(f"report: {shown / REPORTS[0]}, {shown / REPORTS[1]}")
 
 
-def _open(name: str, data: Path | None, test: Path | None, scale: Scale, folder: Path) -> Dataset:
-    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("opening the log", total=None)
-        return open_dataset(
-            name, data, test, scale, folder, lambda done: bar.update(task, description=f"preparing: {done.rows:,} rows")
-        )
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _bar(*columns: ProgressColumn, transient: bool = False) -> Progress:
+    return Progress(TextColumn("{task.description}"), *columns, console=console, transient=transient)
 
 
 @contextmanager
 def _reporting(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True),
-    )
-    with Progress(*columns, console=console) as bar:
+    timing = TimeElapsedColumn(), TimeRemainingColumn(compact=True)
+    with _bar(BarColumn(bar_width=20), MofNCompleteColumn(), *timing) as bar:
         task = bar.add_task(name, total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
 def _regret(folder: Path, runs: int) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with threadpool_limits(1), Progress(*columns, console=console) as bar:  # its matrices are too small to share
+    with threadpool_limits(1), _bar(BarColumn(), TimeElapsedColumn()) as bar:  # its matrices are too small to share
         task = bar.add_task("online problems", total=1.0)
         write_section(regret(runs=runs, on_progress=lambda share: bar.update(task, completed=share)), folder)
 
 
-def _options(dataset: str | None, data: Path | None, test: Path | None, runs: int, scale: Scale, recipe: Recipe) -> str:
-    """As given, with logs by their names."""
-    given = {
-        "dataset": dataset,
-        "data": None if data is None else data.name,
-        "test": None if test is None else test.name,
-        "runs": str(runs),
-        "scale": scale if dataset is not None else None,
-        "recipe": recipe if dataset is not None else None,
-    }
-    return " ".join(f"--{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
-
-
-def _facts(dataset: Dataset, log: Log, runs: int, recipe: Recipe) -> tuple[tuple[str, str], ...]:
-    whole = dataset.whole_rows()
+def _facts(lab: Lab) -> tuple[tuple[str, str], ...]:
+    log, runs, whole = lab.log, len(lab.seeds), len(whole_of(lab.log))
     used = f"{len(log):,}" + (f" of {whole:,}, around the place where the test set begins" if len(log) < whole else "")
-    features = log.features
+    features, full = log.features, published().setup.runs
     return (
-        *((("log", "made up, see `sparsegroup-paper synthesize`"),) if dataset.name.startswith(SYNTHETIC) else ()),
+        *((("log", "made up, see `sparsegroup-paper synthesize`"),) if lab.dataset.name.startswith(SYNTHETIC) else ()),
         ("rows", f"{used}: {log.train_rows:,} for training, {len(log) - log.train_rows:,} for testing"),
         ("fields", f"{len(log.fields)} categorical, {len(log.numbers)} numeric"),
         *((("features in the training rows", f"{features:,}"),) if features is not None else ()),
-        ("network", dataset.config.model.name.upper()),
-        ("seeds", f"{runs}" + (f", a part of the paper's {full}" if runs < (full := published().setup.runs) else "")),
-        *((("λ21 and learning rates", "the paper's alone, nothing is searched"),) if recipe == "paper" else ()),
+        ("network", lab.config.model.name.upper()),
+        ("seeds", f"{runs}" + (f", a part of the paper's {full}" if runs < full else "")),
+        *((("λ21 and learning rates", "the paper's alone, nothing is searched"),) if lab.recipe == "paper" else ()),
     )
 
 
@@ -212,7 +220,7 @@ def report_command(
     """Make the pages of reports again: report.html, and report.md with its figures."""
     for folder in folders:
         write_pages(folder)
-        console.print(f"{folder / REPORTS[0]}, {folder / REPORTS[1]}", highlight=False, soft_wrap=True)
+        _say(f"{folder / REPORTS[0]}, {folder / REPORTS[1]}")
 
 
 @app.command("overview")
@@ -229,7 +237,7 @@ def overview_command(
     names = write_overview(folder, into)
     if not names:
         raise UserError(f"{folder}: no reports in its subfolders")
-    console.print(f"{into or folder / INDEX}: {', '.join(names)}", highlight=False, soft_wrap=True)
+    _say(f"{into or folder / INDEX}: {', '.join(names)}")
 
 
 @app.command("synthesize")
@@ -253,8 +261,4 @@ def synthesize_command(
             log = synthesize(shape, wanted, out, seed, on_progress)
         except ValueError as error:
             raise UserError(str(error)) from error
-    console.print(
-        f"{out}: {len(log):,} rows, {log.train_rows:,} of them for training, with {log.features:,} features",
-        highlight=False,
-        soft_wrap=True,
-    )
+    _say(f"{out}: {len(log):,} rows, {log.train_rows:,} of them for training, with {log.features:,} features")

@@ -50,20 +50,15 @@ SYNTHETIC = "synthetic"
 
 
 class Excerpt(LogView):
-    """Consecutive rows of a log: its last `train_rows` training rows and its first `test_rows` test rows."""
+    """At most `rows` rows of a log around its first test row, with the log's share of training rows."""
 
-    def __init__(self, log: Log, train_rows: int, test_rows: int) -> None:
-        tests = len(log) - log.train_rows
-        if not 0 < train_rows <= log.train_rows or not 0 <= test_rows <= tests:
-            raise ValueError(
-                f"{log.name} has {log.train_rows:,} training and {tests:,} test rows, "
-                f"got train_rows={train_rows:,}, test_rows={test_rows:,}"
-            )
+    def __init__(self, log: Log, rows: int) -> None:
         super().__init__(log)
-        self.train_rows, self.test_rows = train_rows, test_rows
+        self.rows = min(rows, len(log))
+        self.train_rows = log.train_rows if rows >= len(log) else max(1, rows * log.train_rows // len(log))
 
     def __len__(self) -> int:
-        return self.train_rows + self.test_rows
+        return self.rows
 
     @property
     def features(self) -> int | None:
@@ -76,12 +71,9 @@ class Excerpt(LogView):
         return self.log.batches(first + start, first + stop, size)
 
 
-def excerpt(log: Log, rows: int) -> Excerpt:
-    """At most `rows` rows around the first test row, with the same share of training rows as the whole log."""
-    if len(log) <= rows:
-        return Excerpt(log, log.train_rows, len(log) - log.train_rows)
-    train_rows = max(1, rows * log.train_rows // len(log))
-    return Excerpt(log, train_rows, rows - train_rows)
+def whole_of(log: Log) -> Log:
+    """The log that an excerpt is of, else the log itself."""
+    return log.log if isinstance(log, Excerpt) else log
 
 
 @dataclass(frozen=True)
@@ -102,31 +94,25 @@ class Dataset:
 
     def open(self) -> Log:
         """The log."""
-        if self.folder is None:
-            assert self.rows is not None
-            return synthetic_log(SyntheticConfig(rows=self.rows))
-        log = PreparedLog(self.folder)
-        return log if self.rows is None else excerpt(log, self.rows)
-
-    def whole_rows(self) -> int:
-        """Rows of the log, used or not."""
-        if self.folder is None:
-            assert self.rows is not None
-            return self.rows
-        return len(PreparedLog(self.folder))
+        if self.folder is not None:
+            log = PreparedLog(self.folder)
+            return log if self.rows is None else Excerpt(log, self.rows)
+        assert self.rows is not None
+        return synthetic_log(SyntheticConfig(rows=self.rows))
 
     def fingerprint(self) -> dict[str, Any]:
         """What results depend on, of the log: the same for copies of it."""
         log = self.open()
+        whole = whole_of(log)
         found: dict[str, Any] = {
             "fields": list(log.fields),
             "numbers": list(log.numbers),
             "rows": len(log),
             "train_rows": log.train_rows,
-            "of_rows": self.whole_rows(),
+            "of_rows": len(whole),
         }
-        if self.folder is not None:
-            manifest = PreparedLog(self.folder).manifest
+        if isinstance(whole, PreparedLog):
+            manifest = whole.manifest
             found |= {"positives": manifest.positives, "features": dict(manifest.features), "hash": manifest.hash}
         return found
 
@@ -139,7 +125,7 @@ def open_dataset(
     folder: Path,
     on_progress: Callable[[PreparationProgress], None] | None = None,
 ) -> Dataset:
-    """The data set of a command; a raw log is prepared first.
+    """The data set of a command; a raw log is prepared first, into `folder`.
 
     Args:
         name: One of `NETWORKS`, or a YAML file of settings, of which model, batch size and log are taken, and not the
@@ -147,13 +133,11 @@ def open_dataset(
         data: Its log: a folder that `prepare` has written, or a raw log.
         test: A separate raw log for the test set.
         scale: How much of the log is used.
-        folder: The experiments' folder; a raw log is prepared into it.
+        folder: The experiments' folder.
         on_progress: See `prepare`.
 
     Raises:
-        LogOptionError: No such data set, no log, or a log where none is wanted.
-        ClickLogError: The log cannot be read, or has no test set.
-        SettingsError: The file cannot be used.
+        UserError: No such data set, no log, or a log that cannot be used.
         OSError: No such file.
     """
     if name in NETWORKS:

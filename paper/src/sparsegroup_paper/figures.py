@@ -71,33 +71,20 @@ _LEGEND_ROW = 0.2
 def to_svg(figure: Figure, name: str) -> str:
     """The figure as an `<svg>` element, with the colours and the font of its page.
 
-    The title is left to the page. Equal figures give equal strings.
+    Text is text, in the page's font if its CSS says so; text and axes have the colour `currentColor`, lines `--blue`
+    and so on. The title is left to the page. Equal figures give equal strings.
 
     Args:
         figure: To draw.
-        name: Unique on the page; letters and hyphens.
+        name: Unique on the page, and before each id, so that no two drawings have one in common; letters and hyphens.
     """
     width = 5.4
-    return svg_element(name, (width, 3.1 + _legend_height(figure, width)), lambda canvas: _draw(canvas, figure, width))
-
-
-def svg_element(name: str, inches: tuple[float, float], draw: Callable[[Canvas], None]) -> str:
-    """What `draw` puts on a figure of matplotlib, as an `<svg>` element for a page.
-
-    Text is text, in the page's font if its CSS says so; text and axes have the colour `currentColor`, lines `--blue`
-    and so on. Equal drawings give equal strings.
-
-    Args:
-        name: Before each id, so that drawings of different names have none in common; letters and hyphens.
-        inches: Width and height.
-        draw: Given the figure.
-    """
+    buffer = io.BytesIO()
     with style.context(["default", STYLE, {"svg.hashsalt": name}]):
-        canvas = Canvas(figsize=inches, layout="constrained")
-        draw(canvas)
-        buffer = io.StringIO()
+        canvas = Canvas(figsize=(width, 3.1 + _legend_height(figure, width)), layout="constrained")
+        _draw(canvas, figure, width)
         canvas.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    svg = buffer.getvalue()
+    svg = buffer.getvalue().decode()
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)  # it would hold for the whole page
     svg = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
@@ -136,15 +123,8 @@ def _draw(canvas: Canvas, figure: Figure, width: float) -> None:
     else:
         axes.grid(visible=False, axis="x")
     if len(handles) > 1:
-        canvas.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncols=_legend_columns(figure, width),
-            frameon=False,
-            fontsize="small",
-            handlelength=2.6,
-            columnspacing=1.4,
-        )
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": _legend_columns(figure, width)}
+        canvas.legend(handles=handles, **place, frameon=False, fontsize="small", handlelength=2.6, columnspacing=1.4)
 
 
 def _draw_series(axes: Axes, series: Series, index: int) -> Line2D:
@@ -155,27 +135,15 @@ def _draw_series(axes: Axes, series: Series, index: int) -> Line2D:
     colour = _COLOURS[index % len(_COLOURS)]
     if series.style == "level":
         return axes.axhline(series.y[0], color=colour, linestyle=_LEVEL, linewidth=1.3, label=series.label)
-    has_points = series.style.startswith("points")
-    linestyle: str | tuple[float, tuple[float, ...]] = _DOTTED if index >= len(_COLOURS) else "-"
-    if series.style == "points":
-        linestyle = "none"
-    elif series.style == "dashed":
-        linestyle = _DASHED
-    (line,) = axes.plot(
-        series.x,
-        series.y,
-        color=colour,
-        linestyle=linestyle,
-        linewidth=1.5,
-        marker=_MARKERS[index % len(_MARKERS)] if has_points else "",
-        label=series.label,
-        zorder=3,
-    )
+    has_points = series.style == "points-and-line"
+    linestyle: Any = _DASHED if series.style == "dashed" else _DOTTED if index >= len(_COLOURS) else "-"
+    marker = _MARKERS[index % len(_MARKERS)] if has_points else ""
+    line: dict[str, Any] = {"color": colour, "linestyle": linestyle, "linewidth": 1.5, "marker": marker}
+    (drawn,) = axes.plot(series.x, series.y, **line, label=series.label, zorder=3)
     if series.y_error:
-        axes.errorbar(
-            series.x, series.y, series.y_error, fmt="none", color=colour, elinewidth=1, capsize=2.5, zorder=2.5
-        )
-    return line
+        bars: dict[str, Any] = {"color": colour, "elinewidth": 1, "capsize": 2.5, "zorder": 2.5}
+        axes.errorbar(series.x, series.y, series.y_error, fmt="none", **bars)
+    return drawn
 
 
 def _scale(axis: Axis, set_scale: Callable[..., None], logarithmic: bool, values: npt.NDArray[np.float64]) -> None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparsegroup.training import Config
-from sparsegroup_paper.choices import LOWEST_RATE, NO_PENALTY, choose, grid, mid_strength, tuned
-from sparsegroup_paper.lab import Lab, Sample
+from sparsegroup_paper.choices import LOWEST_RATE, NO_PENALTY, Strength, choose, grid, mid_strength, tuned
+from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.pruning import count_keys
 from sparsegroup_paper.published import published
-from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Method, Plain, Pruned
+from sparsegroup_paper.runs import PLAIN, CutOff, DeepLight, Gradual, Method, Pruned, Sample
 from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, columns
-from sparsegroup_paper.versus import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
+from sparsegroup_paper.statistics import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
 
 L2S = (0.0, 1e-6, 1e-5, 1e-4)
 """λ2 that are tried for each method; pruning has as many fine-tuning schedules instead."""
@@ -38,14 +38,7 @@ Trial = tuple[Config, Method]
 
 @dataclass(frozen=True)
 class Contender:
-    """A method at several strengths.
-
-    Attributes:
-        name: The method, as reports call it.
-        strengths: The varied setting, in words, by point.
-        samples: Each point's sample.
-        chosen: Learning rate and the other choice, in words.
-    """
+    """A method at several strengths: the varied setting in words and its sample, by point; and what is `chosen`."""
 
     name: str
     strengths: tuple[str, ...]
@@ -58,21 +51,18 @@ def contenders(lab: Lab) -> list[Contender]:
     adam, adagrad = (lab.config.replace(optimizer=name, **NO_PENALTY) for name in ("adam", "adagrad"))
     start = adagrad.replace(lr=RECIPE_RATE, fallback=True)
     first = f"adagrad, lr = {RECIPE_RATE:g}"
-
-    def untuned(name: str, at: Callable[[Config, float], Trial], chosen: str) -> Contender:
-        samples = lab.samples([at(start, rate) for rate in RATES], name=name)
-        return Contender(name, _rates(RATES), tuple(samples), chosen)
-
+    pruned = "Adagrad with fallback, pruned and fine-tuned"
     return [
-        untuned(RECIPE, _sized, f"{first}, λ2 = 0, hard"),
+        _run(lab, RECIPE, [_sized(start, rate) for rate in RATES], f"{first}, λ2 = 0, hard"),
         _regularized(lab, GROUP_ADAM, adam.replace(penalty="lasso"), "l21"),
         _tuned(lab, "Group Adam, hard, target rate", adam, _sized),
         _tuned(lab, "Group Adagrad, hard, target rate", adagrad, _sized),
         _pruned(lab, PRUNED, adam),
         _pruned(lab, "Adam, pruned by ‖s‖ and fine-tuned", adam, by="s"),
-        untuned(
-            "Adagrad with fallback, pruned and fine-tuned",
-            lambda config, rate: (config, Pruned(rate, RECIPE_FINE_TUNE)),
+        _run(
+            lab,
+            pruned,
+            [(start, Pruned(rate, RECIPE_FINE_TUNE)) for rate in RATES],
             f"{first}, fine-tuned on {RECIPE_FINE_TUNE:.0%}",
         ),
         _tuned(lab, "Adam, gradual magnitude pruning", adam, lambda config, rate: (config, Gradual(rate))),
@@ -85,18 +75,20 @@ def contenders(lab: Lab) -> list[Contender]:
             lambda config, sparsity: (config, DeepLight(sparsity)),
             middle=1 - MIDDLE,
             strengths=lambda _: SPARSITIES,
-            words=lambda values: tuple(f"{value:g} of the weights" for value in values),
+            words="{:g} of the weights",
         ),
     ]
 
 
-def _rates(rates: Sequence[float]) -> tuple[str, ...]:
-    return tuple(f"rate = {rate:g}" for rate in rates)
+def _run(lab: Lab, name: str, points: Sequence[Trial], chosen: str, words: Sequence[str] | None = None) -> Contender:
+    """The method at these points, which are `RATES` unless `words` says something else."""
+    words = [f"rate = {rate:g}" for rate in RATES] if words is None else words
+    return Contender(name, tuple(words), tuple(lab.samples(points, name=name)), chosen)
 
 
 def _sized(config: Config, rate: float) -> Trial:
     """λ21 moves along the pass until the target rate remains: `sparsegroup.TargetRate`."""
-    return config.replace(target_rate=rate, penalty="hard", fallback=config.model.fallback), Plain()
+    return config.replace(target_rate=rate, penalty="hard", fallback=config.model.fallback), PLAIN
 
 
 def _tuned(
@@ -106,18 +98,12 @@ def _tuned(
     at: Callable[[Config, float], Trial],
     middle: float = MIDDLE,
     strengths: Callable[[Config], Sequence[float]] = lambda _: RATES,
-    words: Callable[[Sequence[float]], tuple[str, ...]] = _rates,
+    words: str = "rate = {:g}",
 ) -> Contender:
-    """A method with the learning rate, and then λ2, of the best validation AUC.
+    """A method with the learning rate, and then λ2, of the best validation AUC at the strength `middle`.
 
-    Args:
-        lab: Where it is run.
-        name: The method.
-        config: Without λ.
-        at: Config and strength → what is run.
-        middle: The strength at which choices are made.
-        strengths: Tuned config → the points.
-        words: The points in words.
+    `at` says what is run with a config at a strength, `strengths` gives the points of a tuned config, and `words` is a
+    point in words, for `str.format`.
     """
     config = tuned(lab, config)
     rates = published().setup.learning_rate_grid
@@ -126,21 +112,20 @@ def _tuned(
     number = choose(lab, [at(config.replace(l2=l2), middle) for l2 in L2S], f"λ2: {name}")
     config = config.replace(l2=L2S[number])
     values = strengths(config)
-    samples = lab.samples([at(config, value) for value in values], name=name)
     chosen = f"lr = {config.optimizer.lr:g}, λ2 = {config.optimizer.l2:g}"
-    return Contender(name, words(values), tuple(samples), chosen)
+    return _run(lab, name, [at(config, value) for value in values], chosen, [words.format(value) for value in values])
 
 
-def _regularized(lab: Lab, name: str, config: Config, strength: Literal["l1", "l21"]) -> Contender:
+def _regularized(lab: Lab, name: str, config: Config, strength: Strength) -> Contender:
     at_best_rate = tuned(lab, config)
     return _tuned(
         lab,
         name,
         config,
-        lambda one, value: (one.replace(**{strength: value}), Plain()),
+        lambda one, value: (one.replace(**{strength: value}), PLAIN),
         middle=mid_strength(lab, at_best_rate, grid(lab, at_best_rate, strength), strength),
         strengths=lambda one: grid(lab, one, strength),
-        words=lambda values: tuple(f"{'λ1' if strength == 'l1' else 'λ21'} = {value:g}" for value in values),
+        words=f"λ{strength[1:]} = {{:g}}",
     )
 
 
@@ -148,25 +133,24 @@ def _pruned(lab: Lab, name: str, config: Config, by: Literal["x", "s"] = "x") ->
     config = tuned(lab, config)
     shares = published().setup.fine_tune_shares
     share = shares[choose(lab, [(config, Pruned(MIDDLE, share, by)) for share in shares], f"schedule: {name}")]
-    samples = lab.samples([(config, Pruned(rate, share, by)) for rate in RATES], name=name)
-    return Contender(name, _rates(RATES), tuple(samples), f"lr = {config.optimizer.lr:g}, fine-tuned on {share:.0%}")
+    chosen = f"lr = {config.optimizer.lr:g}, fine-tuned on {share:.0%}"
+    return _run(lab, name, [(config, Pruned(rate, share, by)) for rate in RATES], chosen)
 
 
 def _cut_off(lab: Lab, config: Config) -> Contender:
     counts = count_keys(lab.log, lab.log.train_rows)
-    leasts, share = [], 1.0
+    shares: dict[int, float] = {}
     for least in (factor * 10**power for power in range(9) for factor in (1, 2, 3, 5)):
-        if least > 1 and share > LOWEST_RATE:  # the first one below the lowest rate is the last one
-            leasts.append(least)
-        share = len(counts.at_least(least)) / len(counts)
+        if least > 1 and min(shares.values(), default=1) > LOWEST_RATE:  # the first one below it is the last one
+            shares[least] = len(counts.at_least(least)) / len(counts)
     return _tuned(
         lab,
         CUT_OFF,
         config,
         lambda one, least: (one, CutOff(int(least))),
-        middle=min(leasts, key=lambda least: abs(len(counts.at_least(least)) / len(counts) - MIDDLE)),
-        strengths=lambda _: leasts,
-        words=lambda values: tuple(f"seen ≥ {least:,} times" for least in values),
+        middle=min(shares, key=lambda least: abs(shares[least] - MIDDLE)),
+        strengths=lambda _: list(shares),
+        words="seen ≥ {:,} times",
     )
 
 
@@ -186,32 +170,24 @@ def frontier(lab: Lab) -> Section:
                 comparison = versus(sample, baseline)
                 comparisons.setdefault(name, []).append(comparison)
                 cells = comparison.cells
-            compared.append((rate, name, sample.auc, sample.auc_deviation, *cells))
+            compared.append((rate, name, *sample.auc_cells, *cells))
         if reached:
             name, sample = max(reached, key=lambda one: one[1].auc)
             leaders.append(f"{name} at {rate:g} ({sample.auc:.4f})")
     points = [
-        (one.name, one.chosen, strength, s.rate, float(s.parameter_rates.mean()), s.auc, s.auc_deviation)
+        (one.name, one.chosen, strength, sample.rate, sample.parameter_rate, *sample.auc_cells)
         for one in methods
-        for strength, s in zip(one.strengths, one.samples, strict=True)
+        for strength, sample in zip(one.strengths, one.samples, strict=True)
     ]
-    findings = [f"Highest mean AUC: {', '.join(leaders)}."]
-    findings += [f"{name} against {PRUNED}: {tally(of_method)}." for name, of_method in comparisons.items()]
-    return frontier_section(findings, compared, points)
-
-
-def frontier_section(
-    findings: Sequence[str], compared: Sequence[tuple[Cell, ...]], points: Sequence[tuple[Cell, ...]]
-) -> Section:
-    """The section of these rows."""
     series = []
-    for name in dict.fromkeys(str(row[0]) for row in points):
-        drawn = [(float(row[3]), float(row[5])) for row in points if row[0] == name and row[3] and row[5] is not None]
-        series.append(Series(name, tuple(rate for rate, _ in drawn), tuple(auc for _, auc in drawn)))
+    for one in methods:
+        drawn = [sample for sample in one.samples if sample.rate]
+        series.append(Series(one.name, tuple(of.rate for of in drawn), tuple(of.auc for of in drawn)))
+    of_methods = [f"{name} against {PRUNED}: {tally(of_method)}." for name, of_method in comparisons.items()]
     return Section(
         name="frontier",
         title="The frontier: AUC against feature rate",
-        findings=tuple(findings),
+        findings=(f"Highest mean AUC: {', '.join(leaders)}.", *of_methods),
         method=(
             f"“{RECIPE}” is a target rate (`TargetRate`), the hard threshold and a learned vector per field for "
             f"features without a live row, with Group Adagrad at a learning rate of {RECIPE_RATE:g}; nothing is chosen "

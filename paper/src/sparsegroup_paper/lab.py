@@ -1,90 +1,115 @@
 """Where experiments are made: runs go to several processes, and their results to disk, where they stay."""
 
+import math
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, lru_cache
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from time import perf_counter
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from sparsegroup.data import Log
-from sparsegroup.training import Config
+from sparsegroup.training import Config, evaluate, predict
 from sparsegroup_paper.datasets import Dataset, reserve
-from sparsegroup_paper.execution import Worker, jobs_of
-from sparsegroup_paper.runs import PLAIN, Method, Outcome, Results, Run
+from sparsegroup_paper.pruning import Learner, WithoutRare, count_keys, deeplight, gradual, magnitude_pruning
+from sparsegroup_paper.resampling import resampled_aucs
+from sparsegroup_paper.runs import PLAIN, CutOff, DeepLight, Gradual, Method, Outcome, Pruned, Results, Run, Sample
+
+REPLICATES = 1000
+"""Resamplings of the rows that a run is measured on."""
 
 Recipe = Literal["searched", "paper"]
+
+Wanted = Iterable[tuple[Config, Method | Sequence[Method]]]
+"""Configs, with the method, or one for each seed."""
 
 Reporting = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Given what is run and how many runs it is, a context that yields a function of the number done."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Outcomes of the same run with several seeds."""
+def jobs_of(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs, those together that share their training, in the order of their first ones."""
+    jobs: dict[object, list[Run]] = {}
+    for run in runs:
+        shared = isinstance(run.method, Pruned)
+        jobs.setdefault((run.config.as_yaml(), run.validate) if shared else run.key, []).append(run)
+    return list(jobs.values())
 
-    outcomes: tuple[Outcome, ...]
 
-    def __len__(self) -> int:
-        return len(self.outcomes)
+class Worker:
+    """Carries out runs on a log."""
 
-    @property
-    def aucs(self) -> npt.NDArray[np.float64]:
-        """`[seeds]`."""
-        return np.array([outcome.auc for outcome in self.outcomes])
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.counts = lru_cache(maxsize=2)(lambda rows: count_keys(self.log, rows))
 
-    @property
-    def rates(self) -> npt.NDArray[np.float64]:
-        """Feature rates `[seeds]`."""
-        return np.array([outcome.feature_rate for outcome in self.outcomes])
+    def carry_out(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
+        """The runs of a job (see `jobs_of`), each with its outcome as soon as it is finished.
 
-    @property
-    def parameter_rates(self) -> npt.NDArray[np.float64]:
-        """`[seeds]`."""
-        return np.array([outcome.parameter_rate for outcome in self.outcomes])
+        Where training diverges, the AUC is NaN.
+        """
+        left = list(runs)
+        begin = perf_counter()
+        try:
+            for run, outcome in self._carry_out(runs):
+                yield run, outcome
+                left.remove(run)
+        except FloatingPointError:
+            nothing = np.full(REPLICATES, np.nan, np.float32)
+            for run in left:
+                yield run, Outcome(math.nan, math.nan, 1.0, 1.0, 0, 0, perf_counter() - begin, nothing)
 
-    @property
-    def resampled(self) -> npt.NDArray[np.float64]:
-        """AUC under resamplings of the rows `[seeds, replicates]`."""
-        return np.array([outcome.resampled for outcome in self.outcomes], np.float64)
+    def _carry_out(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
+        begin, (run, *_) = perf_counter(), runs
+        log, stop, method = self.log, self.extent(run)[0], run.method
+        if isinstance(method, CutOff):
+            log = WithoutRare(log, self.counts(stop).at_least(method.min_count))
+        learner = Learner(log, run.config)
+        if isinstance(method, Pruned):
+            by_method = {run.method: run for run in runs}
+            for pruned in magnitude_pruning(learner, [one for one in by_method if isinstance(one, Pruned)], stop):
+                yield by_method[pruned], self._measure(by_method[pruned], learner, begin)
+                begin = perf_counter()
+            return
+        if isinstance(method, DeepLight):
+            deeplight(learner, method.sparsity, stop)
+        elif isinstance(method, Gradual):
+            gradual(learner, method.keep, stop)
+        else:
+            learner.fit(0, stop)
+        yield run, self._measure(run, learner, begin)
 
-    @property
-    def auc(self) -> float:
-        """Mean."""
-        return float(self.aucs.mean())
+    def extent(self, run: Run) -> tuple[int, int]:
+        """Where its training rows end, and the rows after them that it is measured on."""
+        train_rows = self.log.train_rows
+        return (train_rows - train_rows // 10, train_rows) if run.validate else (train_rows, len(self.log))
 
-    @property
-    def auc_deviation(self) -> float | None:
-        """Standard deviation over seeds; None of one."""
-        return float(self.aucs.std(ddof=1)) if len(self) > 1 else None
-
-    @property
-    def rate(self) -> float:
-        """Mean feature rate."""
-        return float(self.rates.mean())
-
-    def between(self, other: "Sample", share: float, rate: float) -> "Sample":
-        """`share` of the way from this sample to another of the same seeds, at feature rate `rate`."""
-        return Sample(
-            tuple(
-                replace(
-                    first,
-                    auc=(1 - share) * first.auc + share * second.auc,
-                    log_loss=(1 - share) * first.log_loss + share * second.log_loss,
-                    feature_rate=rate,
-                    resampled=(1 - share) * first.resampled + share * second.resampled,
-                )
-                for first, second in zip(self.outcomes, other.outcomes, strict=True)
-            )
+    def _measure(self, run: Run, learner: Learner, begin: float) -> Outcome:
+        table, (stop, end) = learner.model.table, self.extent(run)
+        predictions = predict(learner.model, learner.log.batches(stop, end, 4096))
+        probabilities, labels = predictions.probabilities(), predictions.labels()
+        if not np.isfinite(probabilities).all():
+            raise FloatingPointError("predictions are not finite")
+        metrics = evaluate(labels, probabilities)
+        seen = len(self.counts(stop)) if isinstance(run.method, CutOff) else table.num_seen
+        non_zero = sum(int(torch.count_nonzero(vectors)) for _, vectors in table.items())
+        return Outcome(
+            auc=metrics.auc,
+            log_loss=metrics.log_loss,
+            feature_rate=table.num_live / max(1, seen),
+            parameter_rate=non_zero / max(1, seen * table.dim),
+            live=table.num_live,
+            seen=seen,
+            resampled=resampled_aucs(labels, probabilities, REPLICATES).astype(np.float32),
+            seconds=perf_counter() - begin,
         )
 
 
@@ -142,59 +167,40 @@ class Lab:
         """The settings of the data set's network, with no λ."""
         return self.dataset.config
 
-    def sample(
-        self, config: Config, method: Method | Sequence[Method] = PLAIN, *, validate: bool = False, name: str
-    ) -> Sample:
-        """A run with each seed. `name` says in a few words what it is."""
-        return self.samples([(config, method)], validate=validate, name=name)[0]
-
-    def runs(
-        self,
-        wanted: Iterable[tuple[Config, Method | Sequence[Method]]],
-        *,
-        validate: bool = False,
-        seeds: Sequence[int] | None = None,
-    ) -> list[list[Run]]:
-        """Several runs, each with each seed.
-
-        Args:
-            wanted: Configs, with the method, or one for each seed.
-            validate: See `Run`.
-            seeds: By default all.
-        """
+    def runs(self, wanted: Wanted, *, validate: bool = False, seeds: Sequence[int] | None = None) -> list[list[Run]]:
+        """Several runs, each with each seed; see `Run` for `validate`."""
         seeds = self.seeds if seeds is None else seeds
-        return [
-            [
-                Run(_with_seed(config, seed), method, validate)
-                for seed, method in zip(
-                    seeds, given if isinstance(given, Sequence) else [given] * len(seeds), strict=True
-                )
-            ]
-            for config, given in wanted
-        ]
+        runs = []
+        for config, given in wanted:
+            methods = given if isinstance(given, Sequence) else [given] * len(seeds)
+            configs = [_with_seed(config, seed) for seed in seeds]
+            runs.append([Run(*of_seed, validate) for of_seed in zip(configs, methods, strict=True)])
+        return runs
 
     def samples(
-        self,
-        wanted: Iterable[tuple[Config, Method | Sequence[Method]]],
-        *,
-        validate: bool = False,
-        name: str,
-        seeds: Sequence[int] | None = None,
+        self, wanted: Wanted, *, validate: bool = False, name: str, seeds: Sequence[int] | None = None
     ) -> list[Sample]:
         """What comes of `runs`. `name` says in a few words what they are."""
         runs = self.runs(wanted, validate=validate, seeds=seeds)
         self.carry_out([run for of_seeds in runs for run in of_seeds], name)
         return [Sample(tuple(self.results[run] for run in of_seeds)) for of_seeds in runs]
 
+    def plain(self, configs: Iterable[Config], name: str, seeds: Sequence[int] | None = None) -> list[Sample]:
+        """What comes of training as the configs say."""
+        return self.samples([(config, PLAIN) for config in configs], name=name, seeds=seeds)
+
+    def validated(self, configs: Iterable[Config], name: str, seeds: Sequence[int] | None = None) -> list[Sample]:
+        """The same, trained without the last tenth of the training rows and measured on it."""
+        return self.samples([(config, PLAIN) for config in configs], validate=True, name=name, seeds=seeds)
+
     def carry_out(self, runs: Sequence[Run], name: str) -> None:
         """Have results of all of them."""
         missing = list({run.key: run for run in runs if run not in self.results}.values())
         if not missing:
             return
-        jobs = jobs_of(missing)
         with self.reporting(name, len(missing)) as report:
             done = 0
-            for number in self._finished(jobs):
+            for number in self._finished(jobs_of(missing)):
                 done += number
                 report(done)
 
@@ -202,10 +208,13 @@ class Lab:
         """How many runs each job had, as they end."""
         folder = self.results.folder
         if self.workers == 1:
-            with _alone():
+            threads = torch.get_num_threads()
+            try:
                 _open(self.dataset)
                 for job in jobs:
                     yield _carry_out(job, folder)
+            finally:
+                torch.set_num_threads(threads)
             return
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
@@ -246,15 +255,6 @@ def _open(dataset: Dataset) -> None:
     global _worker
     torch.set_num_threads(1)  # so that the same figures come out on any number of cores, and no process waits in line
     _worker = Worker(dataset.open())
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _carry_out(job: list[Run], folder: Path) -> int:

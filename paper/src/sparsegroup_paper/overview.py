@@ -12,11 +12,10 @@ import numpy as np
 from sparsegroup.artifact import write_atomically
 from sparsegroup.errors import UserError
 from sparsegroup_paper.frontier import PRUNED, RATES, RECIPE
-from sparsegroup_paper.markdown import section_markdown
 from sparsegroup_paper.published import published
-from sparsegroup_paper.report import REPORT, Report, read_report
+from sparsegroup_paper.report import REPORT, Report, read_report, section_markdown
 from sparsegroup_paper.section import Cell, Section, SectionTable, columns
-from sparsegroup_paper.statistics import MARGIN, share_significant
+from sparsegroup_paper.statistics import MARGIN, count_significant
 
 INDEX = "index.md"
 MARKS = "<!-- overview -->", "<!-- end of the overview -->"
@@ -26,11 +25,7 @@ Row = Mapping[str, Cell]
 
 
 def write_overview(folder: Path, page: Path | None = None) -> list[str]:
-    """Write what the reports in the subfolders say.
-
-    Args:
-        folder: Its subfolders are reports.
-        page: Written between its `MARKS`; None: a separate page, `index.md` in the folder.
+    """Write what the reports in the subfolders say, between the `MARKS` of a page, or into `index.md` in the folder.
 
     Returns:
         Names of the reports, in order; nothing is written if there are none.
@@ -171,13 +166,13 @@ def _strengths(against: Mapping[str, Sequence[Row]]) -> SectionTable:
 def _counted(points: Sequence[Row]) -> str:
     """As the paper counts, over all reports with several seeds."""
     claims = published().claims
-    tested = [point for point in points if point["p"] is not None]
-    values = ([_number(point[name]) for point in tested] for name in ("p", "feature rate", "difference"))
-    p_values, rates, differences = values
-    everywhere, low = (
-        share_significant(p_values, rates, differences, claims.confidence, below)
-        for below in (None, claims.low_feature_rate)
-    )
+    cells = [
+        (_number(point["p"]), _number(point["feature rate"]), _number(point["difference"]))
+        for point in points
+        if point["p"] is not None
+    ]
+    everywhere = count_significant(cells, claims.confidence)
+    low = count_significant(cells, claims.confidence, below=claims.low_feature_rate)
     return (
         f"significantly at {claims.confidence:.0%} confidence at {everywhere.significant} of {everywhere.cells} points "
         f"({everywhere.share:.0%}; the paper: {claims.share_significant:.0%}), below a feature rate of "
@@ -187,14 +182,12 @@ def _counted(points: Sequence[Row]) -> str:
 
 
 def _without_pruning(best: Mapping[str, Sequence[Row]]) -> SectionTable:
-    names = ("optimizer", "settings", "AUC", "Group: AUC", "Group: feature rate", "difference", "verdict")
+    shown = columns("optimizer; settings; AUC|.4f; Group: AUC|.4f; Group: feature rate|.4f; difference|+.4f; verdict")
     return SectionTable(
         "without-pruning",
         "Base optimizers with all features against their Group versions (Table 3)",
-        columns(
-            "report; optimizer; settings; AUC|.4f; Group: AUC|.4f; Group: feature rate|.4f; difference|+.4f; verdict"
-        ),
-        tuple((report, *(row[name] for name in names)) for report, rows in best.items() for row in rows),
+        (*columns("report"), *shown),
+        tuple((report, *(row[column.name] for column in shown)) for report, rows in best.items() for row in rows),
     )
 
 

@@ -1,5 +1,6 @@
-"""Other ways to a small table: magnitude pruning as in §4.2, gradual, DeepLight's, and a frequency cut-off."""
+"""A model in training on a log, and other ways to a small table: pruning as in §4.2 and others, a cut-off."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,7 @@ from torch import Tensor
 from sparsegroup.data import VALUE_BITS, Bags, Batch, Log, LogView
 from sparsegroup.optim.target import RAMP
 from sparsegroup.table import HashEmbedding
-from sparsegroup.training import Callback, TrainedBatch, Trainer, prune_rows
-from sparsegroup_paper.learner import Learner
+from sparsegroup.training import Callback, Config, TrainedBatch, Trainer, prune_rows
 from sparsegroup_paper.runs import Pruned
 
 Int64s = npt.NDArray[np.int64]
@@ -32,20 +32,68 @@ ROWS, MERGED = 1 << 16, 1 << 22
 """Rows that are counted at a time, and counted keys that are merged in one call, at least."""
 
 
+class Learner:
+    """A freshly initialized model, its optimizer, and the log they learn from.
+
+    Args:
+        log: The log.
+        config: Settings of model, optimizer and training; its seed seeds torch's generator.
+    """
+
+    def __init__(self, log: Log, config: Config) -> None:
+        self.log, self.config = log, config
+        self.model, self.optimizer = config.build(log)
+
+    def steps(self, rows: int) -> int:
+        """Steps of a pass over `rows` rows."""
+        return -(-rows // self.config.training.batch_size)
+
+    def fit(self, start: int, stop: int, after_step: Callable[[int], None] | None = None) -> None:
+        """Train on rows `start` to `stop` once, to the config's target size at their end.
+
+        An experiment's pass is one epoch in the log's order: of the config's `training`, batch size and seed count.
+        `after_step` is called with the number of steps made, after each of them.
+        """
+        optimizer, steps = self.config.optimizer, self.steps(stop - start)
+        trainer = Trainer(
+            self.model.embedding,
+            self.model.network,
+            self.optimizer,
+            scheduler=optimizer.scheduler(self.optimizer, steps),
+            target=optimizer.target(self.optimizer, steps),
+            window=max(1, stop - start),
+            callbacks=() if after_step is None else [_EachStep(after_step)],
+        )
+        trainer.fit(self.log.batches(start, stop, self.config.training.batch_size))
+
+    def checkpoint(self) -> Callable[[], None]:
+        """A function that sets training back to where it is now."""
+        model, optimizer = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+        generator = torch.get_rng_state()
+
+        def restore() -> None:
+            self.model.load_state_dict(model)
+            self.optimizer.load_state_dict(optimizer)
+            torch.set_rng_state(generator)
+
+        return restore
+
+
+class _EachStep(Callback):
+    def __init__(self, call: Callable[[int], None]) -> None:
+        self._call = call
+
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        self._call(trainer.progress.steps)
+
+
 def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) -> Iterator[Pruned]:
     """Train once on the first `stop` rows, and prune and fine-tune by each method.
 
     A share of the samples, the last ones, is kept for fine-tuning. When the others have been trained on, the top N
     embedding vectors by norm stay and the others are set to zero. Fine-tuning changes both: a pruned feature that
-    comes again starts from zero and may grow, and new features come in. So at the end the top N stay again.
-
-    Args:
-        learner: Freshly initialized.
-        methods: The methods.
-        stop: Training rows.
-
-    Yields:
-        Each of `methods`, when `learner` holds its model.
+    comes again starts from zero and may grow, and new features come in. So at the end the top N stay again. Yields each
+    of `methods` when the learner, freshly initialized, holds its model.
     """
     size = learner.config.training.batch_size
     trained = 0
@@ -53,8 +101,7 @@ def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) ->
         # Whole batches, so that the first phase is a part of the plain pass.
         mark = min(stop, round((1 - share) * stop / size) * size) if share else stop
         learner.fit(trained, mark)
-        trained = mark
-        before = learner.state()
+        trained, restore = mark, learner.checkpoint()
         for method in methods:
             if method.fine_tune == share:
                 _prune(learner, method)
@@ -62,41 +109,33 @@ def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) ->
                     learner.fit(mark, stop)
                     _prune(learner, method)
                 yield method
-                learner.restore(before)
+                restore()
 
 
 def _prune(learner: Learner, method: Pruned) -> None:
     """Keep N vectors: the share of the features seen so far, which at the end are all of the training rows'."""
-    table = learner.model.table
-    count = min(round(method.keep * table.num_seen), table.num_live)
     if method.by == "x":
-        prune_rows(table, count)
+        _keep(learner.model.table, method.keep)
     else:
-        _prune_by_saliency(learner, count)
+        _keep_by_saliency(learner, method.keep)
+
+
+def _keep(table: HashEmbedding, share: float) -> None:
+    """Keep the vectors of largest norm: that share of the features seen."""
+    prune_rows(table, min(round(share * table.num_seen), table.num_live))
 
 
 @torch.no_grad()
-def _prune_by_saliency(learner: Learner, count: int) -> None:
+def _keep_by_saliency(learner: Learner, share: float) -> None:
     """Keep the vectors with the largest ‖u - σx‖; ties fall to the lower key."""
     table = learner.model.table
-    parts = [keys for keys, _ in table.items()]
-    if not parts:
+    if not (parts := [keys for keys, _ in table.items()]):
         return
     keys = torch.cat(parts).sort().values
     (census,) = learner.optimizer.census(0)
     saliency = torch.from_numpy(census.critical[table.table.find(keys.numpy())])
-    dropped = keys[torch.argsort(saliency, descending=True, stable=True)[count:]]
+    dropped = keys[torch.argsort(saliency, descending=True, stable=True)[round(share * table.num_seen) :]]
     table.assign(dropped, torch.zeros(len(dropped), table.dim))
-
-
-class EachStep(Callback):
-    """Calls a function with the number of steps made, after each of them."""
-
-    def __init__(self, call: Callable[[int], None]) -> None:
-        self._call = call
-
-    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
-        self._call(trainer.progress.steps)
 
 
 def gradual(learner: Learner, keep: float, stop: int) -> None:
@@ -105,72 +144,55 @@ def gradual(learner: Learner, keep: float, stop: int) -> None:
     The share that is kept falls from 1 to r = `keep` along r + (1 - r) (1 - p)³, with p the share of the ramp, 80 % of
     the pass, that is behind. A pruned vector that is trained on again grows from zero.
     """
-    table = learner.model.table
-    steps = math.ceil(stop / learner.config.training.batch_size)
+    table, steps = learner.model.table, learner.steps(stop)
     ramp, interval = math.ceil(RAMP * steps), max(1, steps // TIMES)
-
-    def prune(share: float) -> None:
-        prune_rows(table, min(round(share * table.num_seen), table.num_live))
 
     def after_step(done: int) -> None:
         if done % interval == 0:
-            prune(keep + (1 - keep) * (1 - min(1.0, done / ramp)) ** 3)
+            _keep(table, keep + (1 - keep) * (1 - min(1.0, done / ramp)) ** 3)
 
-    learner.fit(0, stop, [EachStep(after_step)])
-    prune(keep)
+    learner.fit(0, stop, after_step)
+    _keep(table, keep)
 
 
 def deeplight(learner: Learner, sparsity: float, stop: int) -> None:
     """DeepLight's pruning of single weights while training (Deng et al., "DeepLight", WSDM 2021).
 
-    At step k the smallest weights by magnitude are set to zero, so that the share S (1 - D^(k/Ω)) of all is zero, with
-    D = .99; they may grow again. DeepLight takes some 100,000 steps to come near S with Ω = 100. A pass of one epoch
-    may have a hundredth of them, so Ω is chosen such that the last step reaches 99 % of S; then the rest is pruned.
-
-    Args:
-        learner: Freshly initialized.
-        sparsity: S, the share of the weights of all features seen that are zero at the end, in [0, 1).
-        stop: Training rows.
+    At step k the smallest weights by magnitude are set to zero, so that the share S (1 - D^(k/Ω)) of the weights of all
+    features seen is zero, with S = `sparsity` and D = .99; they may grow again. DeepLight takes some 100,000 steps to
+    come near S with Ω = 100. A pass of one epoch may have a hundredth of them, so Ω is chosen such that the last step
+    reaches 99 % of S; then the rest is pruned.
     """
     table = learner.model.table
-    steps = math.ceil(stop / learner.config.training.batch_size)
-    omega = steps * math.log(DAMPING) / math.log(1 - REACHED)
+    omega = learner.steps(stop) * math.log(DAMPING) / math.log(1 - REACHED)
 
     def after_step(done: int) -> None:
         if done % EVERY == 0:
             prune_weights(table, sparsity * (1 - DAMPING ** (done / omega)))
 
-    learner.fit(0, stop, [EachStep(after_step)])
+    learner.fit(0, stop, after_step)
     prune_weights(table, sparsity)
 
 
 @torch.no_grad()
 def prune_weights(table: HashEmbedding, sparsity: float) -> None:
     """Set the smallest weights by magnitude to zero, so that the share `sparsity` of all features' weights is."""
-    parts = list(table.items())
-    if not parts:
+    if not (parts := list(table.items())):
         return
     keys, vectors = (torch.cat(part) for part in zip(*parts, strict=True))
     weights = vectors.abs().flatten().numpy()
-    keep = round((1 - sparsity) * table.num_seen * table.dim)
-    drop = len(weights) - keep  # zero rows are dropped already
+    drop = len(weights) - round((1 - sparsity) * table.num_seen * table.dim)  # zero rows are dropped already
     if drop <= 0:
         return
-    threshold = float(np.partition(weights, drop - 1)[drop - 1])
-    small = vectors.abs() <= threshold
+    small = vectors.abs() <= float(np.partition(weights, drop - 1)[drop - 1])
     changed = (small & (vectors != 0)).any(1)
     table.assign(keys[changed], torch.where(small, 0.0, vectors)[changed])
 
 
 class WithoutRare(LogView):
-    """A log in which each field's rare features are one, also in the test rows.
+    """A log in which each field's rare features are one, also in test rows; `kept` are the others' keys, ascending."""
 
-    Args:
-        log: The log.
-        kept: Keys of the unchanged features, ascending.
-    """
-
-    def __init__(self, log: Log, kept: npt.NDArray[np.int64]) -> None:
+    def __init__(self, log: Log, kept: Int64s) -> None:
         super().__init__(log)
         self.kept = kept
 
@@ -205,19 +227,16 @@ class Counts:
 
 def count_keys(log: Log, rows: int) -> Counts:
     """How often each feature is in the first `rows` rows."""
+    total = pl.DataFrame(schema={"key": pl.Int64, "count": pl.Int64})
     parts: list[pl.DataFrame] = []
-    merged = 0
+
+    def merged() -> pl.DataFrame:
+        return pl.concat([total, *parts]).group_by("key").agg(pl.col("count").sum())
+
     for batch in log.batches(0, rows, ROWS):
         keys = torch.cat([batch.keys.flatten(), *(bag.keys for bag in batch.bags)]).numpy()
-        parts.append(pl.DataFrame({"key": keys}).group_by("key").agg(pl.len().cast(pl.Int64)))
-        if sum(map(len, parts[1:])) > max(merged, MERGED):  # so that each key is merged a few times only
-            parts = [_merged(parts)]
-            merged = len(parts[0])
-    if not parts:
-        return Counts(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    total = _merged(parts).sort("key")
-    return Counts(total["key"].to_numpy(), total["len"].to_numpy())
-
-
-def _merged(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    return pl.concat(parts).group_by("key").agg(pl.col("len").sum())
+        parts.append(pl.DataFrame({"key": keys}).group_by("key").agg(pl.len().cast(pl.Int64).alias("count")))
+        if sum(map(len, parts)) > max(len(total), MERGED):  # so that each key is merged a few times only
+            total, parts = merged(), []
+    total = merged().sort("key")
+    return Counts(total["key"].to_numpy(), total["count"].to_numpy())

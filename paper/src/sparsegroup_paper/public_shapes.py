@@ -48,7 +48,6 @@ _HEAD_CHANCE, _HEAD_VALUES = 0.6, 1000
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
-Float64s = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -77,18 +76,10 @@ class FieldShape:
 
 @dataclass(frozen=True)
 class LogShape:
-    """The shape of a data set.
+    """The shape of a data set: its categorical fields in the order of their numbers in the keys, and its numbers.
 
-    Attributes:
-        name: Its name.
-        fields: Categorical fields; a field's position is its number in the keys.
-        positive_rate: Share of rows with label 1.
-        full_rows: Rows of the real data set.
-        full_features: Its published number of distinct features, rounded; the fields' cardinalities add up to about it.
-        start: Unix time of the first row, in seconds.
-        days: Time that the log spans.
-        numbers: Names of the numeric columns.
-        slopes: Effect of each number on the logit, per unit.
+    `full_rows` and `full_features` are the real one's, the latter as published. The log spans `days` from `start`, Unix
+    time in seconds; `positive_rate` of its labels are 1; `slopes` are the numbers' effects on the logit, per unit.
     """
 
     name: str
@@ -178,12 +169,30 @@ def synthesize(
         ClickLogError: The folder is not empty, or its name is not text.
     """
     check_name(folder)
-    synthetic_batches(shape, rows, seed)  # arguments out of range leave no folder
+    batches = synthetic_batches(shape, rows, seed)  # arguments out of range leave no folder
     with new_folder(folder):
         if any(folder.iterdir()):
             raise ClickLogError(f"{folder}: is not empty")
         try:
-            _write(shape, rows, folder, seed, on_progress)
+            files, positives = _write(batches, folder, on_progress or (lambda rows: None))
+            fields = tuple(field.name for field in shape.fields)
+            train_rows = rows * 6 // 7 if shape.name == "criteo" else rows - rows // 10
+            everything, training = (count_features(folder, files, fields, n) for n in (rows, train_rows))
+            manifest = LogManifest(
+                dataset=f"synthetic-{shape.name}",
+                fields=fields,
+                numbers=tuple(shape.numbers),
+                lists=(),
+                rows=rows,
+                train_rows=train_rows,
+                positives=positives,
+                parts=files,
+                files={name: facts_of(folder / name) for name in files},
+                features={name: (everything[name], training[name]) for name in fields},
+                hash="none",
+                source={"synthetic": shape.name, "rows": rows, "seed": seed},
+            )
+            PREPARED_LOG.write(folder, manifest)
         except BaseException:
             for part in folder.iterdir():
                 part.unlink()
@@ -191,9 +200,10 @@ def synthesize(
     return PreparedLog(folder)
 
 
-def _write(shape: LogShape, rows: int, folder: Path, seed: int, on_progress: Callable[[int], None] | None) -> None:
-    batches = synthetic_batches(shape, rows, seed)
-    fields = tuple(field.name for field in shape.fields)
+def _write(
+    batches: Iterator[pa.RecordBatch], folder: Path, on_progress: Callable[[int], None]
+) -> tuple[dict[str, int], int]:
+    """Write the files of a log, and tell the rows of each by name, and the positive rows in all."""
     files: dict[str, int] = {}
     positives = 0
 
@@ -207,25 +217,8 @@ def _write(shape: LogShape, rows: int, folder: Path, seed: int, on_progress: Cal
         write_atomically(folder / name, write_part)
         files[name] = sum(batch.num_rows for batch in group)
         positives += sum(int(np.from_dlpack(batch.column(LABEL)).sum()) for batch in group)
-        if on_progress:
-            on_progress(sum(files.values()))
-    train_rows = rows * 6 // 7 if shape.name == "criteo" else rows - rows // 10
-    everything, training = (count_features(folder, files, fields, n) for n in (rows, train_rows))
-    manifest = LogManifest(
-        dataset=f"synthetic-{shape.name}",
-        fields=fields,
-        numbers=tuple(shape.numbers),
-        lists=(),
-        rows=rows,
-        train_rows=train_rows,
-        positives=positives,
-        parts=files,
-        files={name: facts_of(folder / name) for name in files},
-        features={name: (everything[name], training[name]) for name in fields},
-        hash="none",
-        source={"synthetic": shape.name, "rows": rows, "seed": seed},
-    )
-    PREPARED_LOG.write(folder, manifest)
+        on_progress(sum(files.values()))
+    return files, positives
 
 
 def synthetic_batches(shape: LogShape, rows: int, seed: int) -> Iterator[pa.RecordBatch]:
@@ -234,15 +227,7 @@ def synthetic_batches(shape: LogShape, rows: int, seed: int) -> Iterator[pa.Reco
     The columns are `label` uint8, `time` int64 in seconds, ascending, one int64 column of keys per field, and one
     float32 column per number, >= 0. The label is Bernoulli(sigmoid(base + Σ effects of the features + Σ slope ·
     number)), with the base that gives the shape's positive rate. With other `rows` the keys are the same, except those
-    that are read off the clock.
-
-    Args:
-        shape: Shape of the log.
-        rows: Rows in all, from 1 to `shape.full_rows`.
-        seed: >= 0.
-
-    Returns:
-        An iterator of batches of 65,536 rows, the last one fewer, that holds about one in memory.
+    that are read off the clock. Batches have 65,536 rows, the last one fewer; about one is in memory.
 
     Raises:
         ValueError: `rows` or `seed` out of range.
@@ -258,24 +243,23 @@ def synthetic_batches(shape: LogShape, rows: int, seed: int) -> Iterator[pa.Reco
 
 
 def _batches(shape: LogShape, rows: int, seed: int, salt: np.uint64) -> Iterator[pa.RecordBatch]:
+    def times(first: int, rows: int) -> Int64s:
+        """Unix times of the block of rows from `first`, of `rows` that span the shape's days."""
+        return shape.start + np.arange(first, first + BLOCK) * (shape.days * DAY) // rows
+
     # Each block that calibrates spans the whole time: a few blocks' times of the day represent no others.
-    whole = _times(shape, 0, BLOCK)
+    whole = times(0, BLOCK)
     base = calibrated_base(rows, shape.positive_rate, lambda number: _block(shape, seed, salt, number, whole)[1])
     names = ["label", "time", *(field.name for field in shape.fields), *shape.numbers]
     for first in range(0, rows, _BATCH):
         parts = []
         for start in range(first, min(first + _BATCH, rows), BLOCK):
-            time = _times(shape, start, rows)
+            time = times(start, rows)
             columns, score, uniform = _block(shape, seed, salt, start // BLOCK, time)
             label = (uniform * (1 + np.exp(-np.float32(base) - score)) < 1).astype(np.uint8)
             part = pa.RecordBatch.from_arrays([arrow_of(column) for column in (label, time, *columns)], names=names)
             parts.append(part.slice(0, rows - start))
         yield pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-
-
-def _times(shape: LogShape, first: int, rows: int) -> Int64s:
-    """Unix times of the block of rows from `first`, of `rows` that span the shape's days."""
-    return shape.start + np.arange(first, first + BLOCK) * (shape.days * DAY) // rows
 
 
 def _block(
@@ -306,8 +290,11 @@ def _draw(field: FieldShape, first: int, full_rows: int, generator: np.random.Ge
     """Value numbers of the block of rows from `first`: each new one once in a random row, and Zipf draws."""
     known = field.introduced(first, full_rows)
     total = field.introduced(first + BLOCK, full_rows)
-    # The inverse of the distribution function, tabulated, and linear between.
-    ranks, widths = _zipf_table(total, field.exponent)
+    # The inverse of the distribution function of the density ∝ x^-exponent on [1, total + 1), less 1: tabulated at even
+    # steps, and linear between.
+    uniform, power = np.linspace(0, 1, _TABLE_STEPS + 1), 1 - field.exponent
+    ends = (total + 1.0) ** uniform if not power else (1 + uniform * ((total + 1.0) ** power - 1)) ** (1 / power)
+    ranks, widths = ends[:-1] - 1, np.diff(ends)
     place = generator.random(BLOCK) * _TABLE_STEPS
     step = place.astype(np.int64)
     place -= step
@@ -319,14 +306,6 @@ def _draw(field: FieldShape, first: int, full_rows: int, generator: np.random.Ge
         fresh = np.flatnonzero(order < total - known)
         values[fresh] = order[fresh].astype(np.int64) + known
     return values
-
-
-def _zipf_table(count: int, exponent: float) -> tuple[Float64s, Float64s]:
-    """Quantiles of the density ∝ x^-exponent on [1, count + 1), less 1, at even steps, and their widths."""
-    uniform = np.linspace(0, 1, _TABLE_STEPS + 1)
-    power = 1 - exponent
-    quantiles = (count + 1.0) ** uniform if not power else (1 + uniform * ((count + 1.0) ** power - 1)) ** (1 / power)
-    return quantiles[:-1] - 1, np.diff(quantiles)
 
 
 def _shuffle(generator: np.random.Generator) -> npt.NDArray[np.uint16]:
@@ -342,18 +321,7 @@ def _shuffle(generator: np.random.Generator) -> npt.NDArray[np.uint16]:
 
 
 def effects(keys: Int64s, seed: int) -> Float32s:
-    """The features' effects on the logit: N(0, .33²) for informative ones, else 0.
-
-    Args:
-        keys: int64, `[n]`.
-        seed: The log's.
-
-    Returns:
-        `[n]` float32.
-
-    Raises:
-        ValueError: `seed` < 0.
-    """
+    """The features' effects on the logit in the log of a seed, `[n]`: N(0, .33²) for informative ones, else 0."""
     salt, keys = salt_of(seed), np.asarray(keys, dtype=np.int64)
     values = keys.view(np.uint64) & VALUE_MASK  # from here the inverse of `keys_of_values`
     for factor in reversed(FACTORS):
@@ -368,8 +336,8 @@ def effects(keys: Int64s, seed: int) -> Float32s:
 @cache
 def _normal_quantiles() -> Float32s:
     count = 1 << 14
-    normal = NormalDist(sigma=_EFFECT)
-    return np.array([normal.inv_cdf((step + 0.5) / count) for step in range(count)], dtype=np.float32)
+    inverse = NormalDist(sigma=_EFFECT).inv_cdf
+    return np.array([inverse((step + 0.5) / count) for step in range(count)], dtype=np.float32)
 
 
 def _effects(keys: Int64s, values: Int64s, salt: np.uint64) -> Float32s:

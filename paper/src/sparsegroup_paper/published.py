@@ -1,4 +1,4 @@
-"""The paper's own numbers, from `published.yaml`: Tables 2 to 9 and what the text of section 4 fixes."""
+"""The paper's own numbers, from `published.yaml`: what the experiments take of Tables 2 to 9 and of section 4."""
 
 from functools import cache
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from sparsegroup.penalties import NormName
+
 Network = Literal["mlp", "opnn", "dcn"]
 """MLP on Avazu, OPNN on iPinYou, DCN on Criteo."""
 
@@ -14,64 +16,28 @@ Base = Literal["adam", "adagrad"]
 """An optimizer, and its group version."""
 
 
+Lambda = Literal["l1", "l21", "l2"]
+
+
 class Figures(BaseModel):
-    """Numbers with names; other names are refused."""
+    """Numbers with names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TableInfo(Figures):
-    """A table of the paper: its number, and what it shows."""
-
-    number: int
-    caption: str
+    model_config = ConfigDict(frozen=True)
 
 
 class Setup(Figures):
-    """What holds in all of the paper's experiments.
+    """Section 4.1: seeds of each experiment, learning rates tried, and shares of the samples for fine-tuning."""
 
-    Attributes:
-        batch_size: In samples.
-        epochs: Over the training set.
-        runs: How often each experiment is repeated, with other seeds.
-        learning_rate_grid: From which Table 5's were chosen.
-        fine_tune_shares: Shares of the training samples that are trained on after pruning.
-        default_l2: That the paper calls a good default.
-    """
-
-    batch_size: int
-    epochs: int
     runs: int
     learning_rate_grid: tuple[float, ...]
     fine_tune_shares: tuple[float, ...]
-    default_l2: float
 
 
 class NetworkInfo(Figures):
-    """A network and its data set; counts are rounded, and None where the paper gives none.
-
-    Attributes:
-        dataset: Its name.
-        embedding_dim: Values in an embedding vector.
-        layers: Widths of the fully connected layers.
-        cross_layers: Number of DCN's cross layers.
-        dropout: Dropout of the fully connected layers.
-        categorical, integer: Columns of each kind.
-        samples, features: In all.
-        train_samples, train_features: In the training set.
-    """
+    """A network's data set, and the values in its embedding vectors."""
 
     dataset: str
     embedding_dim: int
-    layers: tuple[int, ...]
-    cross_layers: int | None = None
-    dropout: float | None = None
-    categorical: int
-    integer: int = 0
-    samples: float
-    features: float
-    train_samples: float | None = None
-    train_features: float
 
 
 class Claims(Figures):
@@ -101,22 +67,12 @@ class SparsityPoint(Figures):
 
 
 class BestAuc(Figures):
-    """A cell of Table 3.
-
-    Attributes:
-        auc, feature_rate: Means of the original optimizer, not pruned.
-        group_auc, group_feature_rate: Means of the group optimizer.
-        auc_p_value, feature_rate_p_value: p-values of their differences.
-        feature_rate_p_value_is_bound: Whether the paper says only that p is below this.
-    """
+    """A cell of Table 3: means of the original optimizer, not pruned, and of its group version, and the AUCs' p."""
 
     auc: float
-    feature_rate: float
     group_auc: float
     group_feature_rate: float
     auc_p_value: float
-    feature_rate_p_value: float
-    feature_rate_p_value_is_bound: bool = False
 
 
 class DimensionPoint(Figures):
@@ -127,60 +83,17 @@ class DimensionPoint(Figures):
     auc: float
 
 
-class Lambdas(Figures):
-    """A row of Table 6 or 7: strengths of the penalties."""
-
-    l1: float
-    l21: float
-    l2: float
-
-
 class FineTune(Figures):
-    """A cell of Table 8.
-
-    Attributes:
-        feature_rate: To which Adam's embeddings were pruned.
-        aucs: Share of the training samples used for fine-tuning → AUC.
-        best_share: That the paper marks as the best.
-    """
+    """A cell of Table 8: the rate Adam's embeddings were pruned to, and share of samples for fine-tuning → AUC."""
 
     feature_rate: float
     aucs: dict[float, float]
-    best_share: float
-
-    @property
-    def best_auc(self) -> float:
-        """At the best share."""
-        return self.aucs[self.best_share]
-
-
-class NormGrids(Figures):
-    """Table 9: strengths of l21 tried with s and with s̃ inside the norm."""
-
-    s: tuple[float, ...]
-    s_tilde: tuple[float, ...]
 
 
 class Published(Figures):
-    """All of it.
-
-    Attributes:
-        source: The paper.
-        tables: Name of an attribute below → its table; `lambdas` has two: "group_adam_lambdas" and
-            "group_adagrad_lambdas".
-        setup, networks, claims: From the text.
-        sparsity: Table 2.
-        best_auc: Table 3.
-        embedding_dim: Table 4.
-        learning_rates: Table 5.
-        lambdas: Tables 6 and 7.
-        fine_tune: Table 8.
-        norm_grids: Table 9.
-        notes: Where the paper disagrees with itself, or leaves something open.
-    """
+    """All of it: Tables 2, 3, 4, 5, 6 and 7 (`lambdas`), 8, and 9 (`norm_grids`, λ21 tried with s and with s̃)."""
 
     source: str
-    tables: dict[str, TableInfo]
     setup: Setup
     networks: dict[Network, NetworkInfo]
     claims: Claims
@@ -188,14 +101,13 @@ class Published(Figures):
     best_auc: dict[Network, dict[Base, BestAuc]]
     embedding_dim: tuple[DimensionPoint, ...]
     learning_rates: dict[Network, dict[Base, float]]
-    lambdas: dict[Network, dict[Base, Lambdas]]
+    lambdas: dict[Network, dict[Base, dict[Lambda, float]]]
     fine_tune: dict[Network, tuple[FineTune, ...]]
-    norm_grids: NormGrids
-    notes: tuple[str, ...]
+    norm_grids: dict[NormName, tuple[float, ...]]
 
 
 def read_published() -> dict[str, Any]:
-    """The content of `published.yaml`."""
+    """The content of `published.yaml`, which has more numbers than are compared with."""
     content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
     return content
 
@@ -207,7 +119,7 @@ def published() -> Published:
     Example:
         >>> published().sparsity["dcn"][0].group_adam_auc
         0.8022
-        >>> published().learning_rates["dcn"]["adam"], published().lambdas["dcn"]["adam"].l21
+        >>> published().learning_rates["dcn"]["adam"], published().lambdas["dcn"]["adam"]["l21"]
         (0.001, 0.0005)
     """
     return Published.model_validate(read_published())

@@ -17,7 +17,7 @@ _CALLED: dict[str, Any] = {"error_model": "numpy", "nogil": True, "cache": True}
 _INLINED: dict[str, Any] = {"error_model": "numpy", "nogil": True, "forceinline": True}
 
 BLOCK = 2048
-"""Rows whose weights are drawn together, in buffers that remain in the first-level cache."""
+"""Rows whose weights are drawn together, in a buffer that remains in the first-level cache."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -34,7 +34,7 @@ def _poisson_thresholds() -> tuple[np.uint32, ...]:
     return tuple(thresholds)
 
 
-_T0, _T1, _T2, _T3, _T4, _T5, _T6, _T7, _T8, _T9, _T10, _T11 = _poisson_thresholds()
+_THRESHOLDS = _poisson_thresholds()
 
 
 @njit(**_INLINED)
@@ -45,88 +45,43 @@ def _mixed(state: Any) -> Any:
     return state ^ (state >> _31)
 
 
-@njit(**_INLINED)
-def _stream(seed: Any, pair: Any) -> Any:
-    """Where the random numbers of a pair of replicates start."""
-    return _mixed(_mixed(np.uint64(seed) + _GOLDEN) + np.uint64(pair) * _GOLDEN)
-
-
-@njit(**_INLINED)
-def _poisson(uniform: Any) -> Any:
-    """A uint32 as a count, by the inverse of Poisson(1)'s distribution function."""
-    return (
-        np.uint8(uniform >= _T0)
-        + np.uint8(uniform >= _T1)
-        + np.uint8(uniform >= _T2)
-        + np.uint8(uniform >= _T3)
-        + np.uint8(uniform >= _T4)
-        + np.uint8(uniform >= _T5)
-        + np.uint8(uniform >= _T6)
-        + np.uint8(uniform >= _T7)
-        + np.uint8(uniform >= _T8)
-        + np.uint8(uniform >= _T9)
-        + np.uint8(uniform >= _T10)
-        + np.uint8(uniform >= _T11)
-    )
-
-
-@njit(**_INLINED)
-def _draw(stream: Any, steps: Any, start: Any, count: Any, even: Any, odd: Any) -> None:
-    """Weights of `count` rows from `start` on, in both replicates of a pair: a hash has 32 bits for each."""
-    for at in range(count):
-        bits = _mixed(stream + steps[start + at])
-        even[at] = _poisson(np.uint32(bits))
-        odd[at] = _poisson(np.uint32(bits >> _32))
-
-
 @njit(**_CALLED)
-def _fill_weights(seed: Any, pair: Any, steps: Any, even: Any, odd: Any) -> None:
-    _draw(_stream(seed, pair), steps, 0, len(steps), even, odd)
+def _draw(seed: Any, replicate: Any, steps: Any, weights: Any) -> None:
+    """Write the weights of rows: a hash has 32 bits for each of two replicates."""
+    stream = _mixed(_mixed(np.uint64(seed) + _GOLDEN) + np.uint64(replicate // 2) * _GOLDEN)
+    shift = _32 * np.uint64(replicate % 2)
+    for row in range(len(weights)):
+        uniform = np.uint32(_mixed(stream + steps[row]) >> shift)
+        weight = np.uint8(0)  # by the inverse of Poisson(1)'s distribution function
+        for threshold in _THRESHOLDS:
+            weight += np.uint8(uniform >= threshold)
+        weights[row] = weight
 
 
 @njit(**_CALLED)
 def _fill_aucs(seed: Any, steps: Any, positive: Any, last: Any, aucs: Any) -> None:
     """Write the AUC of every replicate; rows are in the order of their scores.
 
-    Args:
-        seed: Seed of the weights.
-        steps: `[rows]` uint64, each row's number times the golden ratio: its step in the streams.
-        positive: `[rows]` uint8, whether its label is 1.
-        last: `[rows]` uint8, whether the next row's score differs.
-        aucs: `[replicates]` float64, written.
+    A row has its `steps` in the streams; `positive` says whether its label is 1, `last` whether the next score differs.
     """
-    even, odd = np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.uint8)
-    for pair in range((len(aucs) + 1) // 2):
-        stream = _stream(seed, pair)
-        # Twice the area, so that ties stay whole numbers. Of the two replicates: weight of the negatives and of all
-        # before the present score, and the same with the rows of this score so far.
-        area_0 = area_1 = negative_0 = negative_1 = all_0 = all_1 = np.int64(0)
-        now_negative_0 = now_negative_1 = now_all_0 = now_all_1 = np.int64(0)
+    buffer = np.empty(BLOCK, np.uint8)
+    for replicate in range(len(aucs)):
+        # Twice the area, so that ties stay whole numbers. Weight of the negatives and of all rows before the present
+        # score, and the same with the rows of this score so far.
+        area = negatives = everything = now_negatives = now_everything = np.int64(0)
         for start in range(0, len(steps), BLOCK):
-            count = min(BLOCK, len(steps) - start)
-            _draw(stream, steps, start, count, even, odd)
-            for at in range(count):
-                keep = np.int64(1) - np.int64(positive[start + at])
-                weight_0, weight_1 = np.int64(even[at]), np.int64(odd[at])
-                now_all_0 += weight_0
-                now_all_1 += weight_1
-                now_negative_0 += weight_0 * keep
-                now_negative_1 += weight_1 * keep
+            weights = buffer[: min(BLOCK, len(steps) - start)]
+            _draw(seed, replicate, steps[start:], weights)
+            for at in range(len(weights)):
+                weight = np.int64(weights[at])
+                now_everything += weight
+                now_negatives += weight * (np.int64(1) - np.int64(positive[start + at]))
                 if last[start + at]:
-                    positives_0 = (now_all_0 - all_0) - (now_negative_0 - negative_0)
-                    positives_1 = (now_all_1 - all_1) - (now_negative_1 - negative_1)
-                    area_0 += positives_0 * (negative_0 + now_negative_0)
-                    area_1 += positives_1 * (negative_1 + now_negative_1)
-                    negative_0, negative_1, all_0, all_1 = now_negative_0, now_negative_1, now_all_0, now_all_1
-        aucs[2 * pair] = _share(area_0, negative_0, all_0)
-        if 2 * pair + 1 < len(aucs):
-            aucs[2 * pair + 1] = _share(area_1, negative_1, all_1)
-
-
-@njit(**_INLINED)
-def _share(area: Any, negatives: Any, everything: Any) -> Any:
-    pairs = np.float64(negatives) * np.float64(everything - negatives)
-    return np.float64(area) / (2.0 * pairs) if pairs > 0 else np.nan
+                    positives = (now_everything - everything) - (now_negatives - negatives)
+                    area += positives * (negatives + now_negatives)
+                    negatives, everything = now_negatives, now_everything
+        pairs = np.float64(negatives) * np.float64(everything - negatives)
+        aucs[replicate] = np.float64(area) / (2.0 * pairs) if pairs > 0 else np.nan
 
 
 def _steps(rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
@@ -134,24 +89,15 @@ def _steps(rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
 
 
 def weights(rows: int, replicate: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """How often each test row counts in one replicate: Poisson(1), the same for every run.
-
-    Args:
-        rows: Size of the test set.
-        replicate: Number of the replicate, from 0.
-        seed: Seed of all resamplings.
-
-    Returns:
-        `[rows]` int64.
+    """How often each of `rows` test rows counts in one replicate, from 0: Poisson(1), the same for every run.
 
     Example:
         >>> weights(8, replicate=0).tolist() == weights(1000, replicate=0)[:8].tolist()
         True
     """
-    pair = np.empty((2, rows), np.uint8)
-    _fill_weights(seed, replicate // 2, _steps(np.arange(rows)), pair[0], pair[1])
-    counts: npt.NDArray[np.int64] = pair[replicate % 2].astype(np.int64)
-    return counts
+    drawn = np.empty(rows, np.uint8)
+    _draw(seed, replicate, _steps(np.arange(rows)), drawn)
+    return drawn.astype(np.int64)
 
 
 def resampled_aucs(

@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,10 @@ class Plain:
 
 @dataclass(frozen=True)
 class Pruned:
-    """Magnitude pruning with fine-tuning (§4.2).
+    """Magnitude pruning with fine-tuning (§4.2): `keep` of the features seen in training keep their vectors.
 
-    Attributes:
-        keep: Embedding vectors that are kept, as a share of the features seen in training.
-        fine_tune: Share of the samples, the last ones, that the pruned model is trained on.
-        by: What vectors are kept by: "x", their norm, or "s", that of u - σx, which Group Adam compares.
+    The share `fine_tune` of the samples, the last ones, is trained on after pruning. Vectors are kept `by` "x", their
+    norm, or by "s", that of u - σx, which Group Adam compares.
     """
 
     keep: float
@@ -36,33 +34,21 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Gradual:
-    """Gradual magnitude pruning of whole vectors.
-
-    Attributes:
-        keep: Embedding vectors that are kept at the end, as a share of the features seen in training.
-    """
+    """Gradual magnitude pruning of whole vectors to `keep`, a share of the features seen in training."""
 
     keep: float
 
 
 @dataclass(frozen=True)
 class CutOff:
-    """Frequency cut-off.
-
-    Attributes:
-        min_count: Features seen less often than that in the training rows share one vector per field.
-    """
+    """Features seen less often than `min_count` in the training rows share one vector per field."""
 
     min_count: int
 
 
 @dataclass(frozen=True)
 class DeepLight:
-    """DeepLight's pruning of single weights while training.
-
-    Attributes:
-        sparsity: Share of the embedding weights that are zero at the end.
-    """
+    """DeepLight's pruning of single weights while training, until the share `sparsity` of them is zero."""
 
     sparsity: float
 
@@ -73,13 +59,10 @@ Method = Plain | Pruned | Gradual | CutOff | DeepLight
 
 @dataclass(frozen=True)
 class Run:
-    """One training run on a log.
+    """One training run on a log: the config's model, optimizer, batch size and seed, and what is done besides.
 
-    Attributes:
-        config: Model, optimizer, batch size and seed; its `data` does not count.
-        method: What is done besides training.
-        validate: Train without the last tenth of the training rows and measure on it, to make a choice; otherwise
-            train on all of them and measure on the test rows.
+    With `validate` it is trained without the last tenth of the training rows and measured on it, to make a choice;
+    otherwise it is trained on all of them and measured on the test rows.
     """
 
     config: Config
@@ -99,19 +82,15 @@ class Run:
             model["dim"] = NETWORKS[self.config.model.name].default_dim
         if not optimizer["l21"] and not any(optimizer[name] for name in ("target_rate", "target_bytes")):
             optimizer |= {"norm": "s", "penalty": "lasso"}
+        method = {name: value for name, value in asdict(self.method).items() if (name, value) != ("by", "x")}
         return {
             "model": model,
             "optimizer": optimizer,
             "batch_size": config["training"]["batch_size"],
             "seed": config["training"]["seed"],
-            "method": {"name": type(self.method).__name__, **_fields_of(self.method)},
+            "method": {"name": type(self.method).__name__, **method},
             "validate": self.validate,
         }
-
-
-def _fields_of(method: Method) -> dict[str, object]:
-    """The arguments of a method."""
-    return {name: value for name, value in asdict(method).items() if (name, value) != ("by", "x")}
 
 
 @dataclass(frozen=True)
@@ -139,6 +118,66 @@ class Outcome:
     resampled: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Outcomes of the same run with several seeds."""
+
+    outcomes: tuple[Outcome, ...]
+
+    def _each(self, name: str) -> npt.NDArray[np.float64]:
+        return np.array([getattr(outcome, name) for outcome in self.outcomes], np.float64)
+
+    @property
+    def aucs(self) -> Any:
+        """`[seeds]`."""
+        return self._each("auc")
+
+    @property
+    def rates(self) -> Any:
+        """Feature rates `[seeds]`."""
+        return self._each("feature_rate")
+
+    @property
+    def resampled(self) -> npt.NDArray[np.float64]:
+        """AUC under resamplings of the rows `[seeds, replicates]`."""
+        return self._each("resampled")
+
+    @property
+    def auc(self) -> float:
+        """Mean."""
+        return float(self.aucs.mean())
+
+    @property
+    def auc_deviation(self) -> float | None:
+        """Standard deviation over seeds; None of one."""
+        return float(self.aucs.std(ddof=1)) if len(self.outcomes) > 1 else None
+
+    @property
+    def auc_cells(self) -> tuple[float, float | None]:
+        """Mean AUC and its standard deviation."""
+        return self.auc, self.auc_deviation
+
+    @property
+    def rate(self) -> float:
+        """Mean feature rate."""
+        return float(self.rates.mean())
+
+    @property
+    def parameter_rate(self) -> float:
+        """Mean."""
+        return float(self._each("parameter_rate").mean())
+
+    def between(self, other: "Sample", share: float, rate: float) -> "Sample":
+        """`share` of the way from this sample to another of the same seeds, at feature rate `rate`."""
+
+        def between(first: Outcome, second: Outcome) -> Outcome:
+            names = ("auc", "log_loss", "resampled")
+            mixed = {name: (1 - share) * getattr(first, name) + share * getattr(second, name) for name in names}
+            return replace(first, feature_rate=rate, **mixed)
+
+        return Sample(tuple(map(between, self.outcomes, other.outcomes)))
+
+
 class Results:
     """A folder of outcomes: `KEY.json`, written last, and `KEY.npy`, the resampled AUCs."""
 
@@ -159,13 +198,11 @@ class Results:
             content = json.loads(self._path(run, "json").read_text())["outcome"]
         except FileNotFoundError:
             raise KeyError(run) from None
-        content.pop("survivors", None)  # of earlier versions
         return Outcome(**content, resampled=np.load(self._path(run, "npy")))
 
     def __setitem__(self, run: Run, outcome: Outcome) -> None:
         content = asdict(outcome)
-        content["resampled"] = np.asarray(content["resampled"], np.float32)
-        resampled = content.pop("resampled")
+        resampled = np.asarray(content.pop("resampled"), np.float32)
         text = json.dumps({"run": run.as_dict(), "outcome": content}, indent=1) + "\n"
 
         def save(path: Path) -> None:

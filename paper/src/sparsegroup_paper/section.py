@@ -5,6 +5,8 @@ from typing import Literal
 
 Cell = str | int | float | None
 
+Style = Literal["points-and-line", "line", "dashed", "level"]
+
 
 @dataclass(frozen=True)
 class Column:
@@ -52,14 +54,14 @@ class Series:
         label: In the legend.
         x, y: Coordinates of each point.
         y_error: One standard deviation of each y, drawn as an error bar; empty for none.
-        style: A line through points, points alone, a bare line, a dashed one, or a horizontal level (of one y).
+        style: A line through points, a bare line, a dashed one, or a horizontal level (of one y).
     """
 
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     y_error: tuple[float, ...] = ()
-    style: Literal["points-and-line", "points", "line", "dashed", "level"] = "points-and-line"
+    style: Style = "points-and-line"
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,36 @@
-"""Whether two methods differ: t-tests over seeds, bootstrap intervals over test rows and seeds, and a word for each."""
+"""Whether one method is better than another: t-tests over seeds, bootstrap intervals, and a word for each."""
 
-from collections.abc import Sequence
+import itertools
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr, stdtrit
+from scipy.stats import ttest_ind, ttest_rel
+
+from sparsegroup_paper.runs import Sample
+from sparsegroup_paper.section import Cell, columns
 
 MARGIN = 0.001
 """AUC by which a method may be worse and still be called non-inferior."""
+
+SAME_RATE = 0.005
+"""Points nearer to a rate than this share of it are at it: a target is met except for one feature."""
+
+WIDEST_GAP = 8.0
+"""How many times as large the higher feature rate of two points may be to interpolate between them."""
+
+COLUMNS = columns("difference|+.4f; 95 % low|+.4f; 95 % high|+.4f; p|.2g; test; verdict")
+
+STATISTICS = (
+    "The difference is in mean test AUC, with the 95 % interval of a paired bootstrap over test rows and seeds "
+    "(1,000 replicates). p is of a two-sided t-test over seeds: paired by seed where the runs share it (data order, "
+    "first weights, dropout), else Welch's. “Better” and “worse” mean that the interval is on one side of 0, “within "
+    "noise” that it is not, and “non-inferior” that AUC is less than .001 worse with 95 % confidence."
+)
+"""What the columns mean."""
 
 Verdict = Literal["better", "within noise, non-inferior", "within noise", "worse, non-inferior", "worse"]
 
@@ -21,113 +42,53 @@ class Interval(NamedTuple):
     high: float
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What a t-test says of method a against method b.
+def t_test(a: Sequence[float], b: Sequence[float], paired: bool) -> float | None:
+    """The two-sided p-value of a t-test over seeds; None where a method has only one.
 
-    Attributes:
-        difference: Mean of a minus mean of b.
-        interval: 95 % t-interval of the difference; None where a seed has no other to be compared with.
-        p_value: Two-sided; None where the interval is.
-        test: "paired t", by seed, or "Welch t", for groups of seeds with different variances.
-    """
-
-    difference: float
-    interval: Interval | None
-    p_value: float | None
-    test: Literal["paired t", "Welch t"]
-
-
-def compare(a: Sequence[float], b: Sequence[float], paired: bool) -> Comparison:
-    """The t-test of a − b over seeds.
-
-    Where the values do not vary beyond rounding, the interval is one point, and p is 1 if the means agree, else 0.
-
-    Args:
-        a: A value of each seed, such as AUC, of one method.
-        b: The same of the other method.
-        paired: Whether equal places in `a` and `b` are the same seed.
-
-    Raises:
-        ValueError: No values, or paired ones of different number.
+    `a` and `b` have a value of each seed, such as AUC; if equal places are not the same seed (`paired`), the test is
+    Welch's. Where the values do not vary beyond rounding, p is 1 if the means agree, else 0.
 
     Example:
-        >>> result = compare([0.80, 0.82, 0.81], [0.79, 0.80, 0.80], paired=True)
-        >>> round(result.difference, 4), round(result.p_value, 4)
-        (0.0133, 0.0572)
+        >>> round(t_test([0.80, 0.82, 0.81], [0.79, 0.80, 0.80], paired=True), 4)
+        0.0572
     """
+    if min(len(a), len(b)) == 1:
+        return None
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    if not len(first) or not len(second):
-        raise ValueError(f"a comparison needs a value of each method, got {len(first)} and {len(second)}")
-    if paired and len(first) != len(second):
-        raise ValueError(f"paired values must be of equal number, got {len(first)} and {len(second)}")
-    difference = float(first.mean() - second.mean())
-    rounding = 8 * np.finfo(np.float64).eps * float(max(np.abs(first).max(), np.abs(second).max()))
-    test: Literal["paired t", "Welch t"] = "paired t" if paired else "Welch t"
-    if min(len(first), len(second)) == 1:
-        return Comparison(difference, None, None, test)
-    samples = [first - second] if paired else [first, second]
-    if all(np.ptp(sample) <= rounding for sample in samples):
-        return Comparison(difference, Interval(difference, difference), float(abs(difference) <= rounding), test)
-    # Squared standard error of each mean, and the degrees of freedom by Welch and Satterthwaite: n - 1 for one sample.
-    squares = np.array([sample.var(ddof=1) / len(sample) for sample in samples])
-    freedom = squares.sum() ** 2 / sum(
-        square**2 / (len(sample) - 1) for square, sample in zip(squares, samples, strict=True)
-    )
-    error = float(np.sqrt(squares.sum()))
-    half = float(stdtrit(freedom, 0.975)) * error
-    p_value = 2 * float(stdtr(freedom, -abs(difference) / error))
-    return Comparison(difference, Interval(difference - half, difference + half), p_value, test)
+    rounding = 8 * np.finfo(np.float64).eps * max(np.abs(first).max(), np.abs(second).max())
+    if all(np.ptp(sample) <= rounding for sample in ([first - second] if paired else [first, second])):
+        return float(abs(first.mean() - second.mean()) <= rounding)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of values that hardly vary
+        return float((ttest_rel(first, second) if paired else ttest_ind(first, second, equal_var=False)).pvalue)
 
 
-def bootstrap_difference(
-    a: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floating[Any]], seed: int = 0, level: float = 0.95
-) -> Interval:
-    """The percentile interval of a − b, by a paired bootstrap over test rows and seeds.
+def bootstrap_difference(a: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floating[Any]]) -> Interval:
+    """The 95 % interval of a − b, `[seeds, replicates]` each, by a paired bootstrap over test rows and seeds.
 
     Column j holds AUCs under the same resampling j of the test rows, as `resampled_aucs` gives them. In each replicate
     j, seeds are drawn with replacement, and the mean over them of a[:, j] − b[:, j] is taken. With equal numbers of
     seeds, the same seeds are drawn for `a` and `b`; else each draws its own. A method of one seed has nothing to draw:
     the interval then holds the noise of the rows alone, not that between the seeds of that method. With few seeds the
     bootstrap understates the latter: of n seeds, it sees (n − 1)/n of the variance. Replicates with a NaN are left out.
-
-    Args:
-        a: `[seeds, replicates]` of one method.
-        b: `[seeds, replicates]` of the other.
-        seed: Seed of the draws.
-        level: Share of the replicates inside the interval.
-
-    Returns:
-        The interval; of NaN where every replicate has one.
-
-    Raises:
-        ValueError: Different numbers of replicates, or no seed.
     """
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or 0 in a.shape + b.shape:
         raise ValueError(f"a and b must be [seeds, replicates] of equal replicates, got {a.shape} and {b.shape}")
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     chosen_a = generator.integers(len(a), size=a.shape)
     chosen_b = chosen_a if len(a) == len(b) else generator.integers(len(b), size=b.shape)
     differences = np.take_along_axis(a, chosen_a, 0).mean(0) - np.take_along_axis(b, chosen_b, 0).mean(0)
     valid = differences[~np.isnan(differences)]
     if not len(valid):
         return Interval(float("nan"), float("nan"))
-    low, high = np.quantile(valid, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(valid, [0.025, 0.975])
     return Interval(float(low), float(high))
 
 
-def verdict(interval: Interval, margin: float = MARGIN) -> Verdict:
-    """A confidence interval of a − b in words, of which more is better.
+def verdict(interval: Interval) -> Verdict:
+    """The interval of a − b in words, of method a.
 
-    - better: the interval is above 0.
-    - worse: it is below 0.
-    - within noise: 0 is in it.
-
-    The last two are "non-inferior" where the interval is above −margin: a is worse by less than the margin, if at all.
-
-    Args:
-        interval: Such as `bootstrap_difference` gives.
-        margin: What is too little to matter.
+    "better" is above 0, "worse" below it, and "within noise" holds 0. The last two are "non-inferior" where the
+    interval is above −`MARGIN`: a is worse by less than that, if at all.
 
     Example:
         >>> verdict(Interval(-0.0004, 0.0007))
@@ -135,10 +96,75 @@ def verdict(interval: Interval, margin: float = MARGIN) -> Verdict:
     """
     if interval.low > 0:
         return "better"
-    is_non_inferior = interval.low > -margin
+    is_non_inferior = interval.low > -MARGIN
     if interval.high < 0:
         return "worse, non-inferior" if is_non_inferior else "worse"
     return "within noise, non-inferior" if is_non_inferior else "within noise"
+
+
+@dataclass(frozen=True)
+class Versus:
+    """Method a against method b, by AUC.
+
+    Attributes:
+        difference: Mean of a minus mean of b.
+        interval: See `bootstrap_difference`.
+        p_value: See `t_test`.
+        paired: By seed.
+    """
+
+    difference: float
+    interval: Interval
+    p_value: float | None
+    paired: bool
+
+    @property
+    def verdict(self) -> Verdict | Literal["diverged"]:
+        """In words."""
+        return verdict(self.interval) if np.isfinite(self.difference) else "diverged"
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """As `COLUMNS`."""
+        if self.verdict == "diverged":
+            return (*(None,) * (len(COLUMNS) - 1), self.verdict)
+        test = "one seed" if self.p_value is None else "paired t" if self.paired else "Welch t"
+        return self.difference, *self.interval, self.p_value, test, self.verdict
+
+
+def versus(a: Sample, b: Sample, *, paired: bool = True) -> Versus:
+    """Method a against method b on the same test rows; `paired` where equal seeds mean equal starts."""
+    interval = bootstrap_difference(a.resampled, b.resampled)
+    return Versus(float(a.aucs.mean() - b.aucs.mean()), interval, t_test(a.aucs, b.aucs, paired), paired)
+
+
+def tally(comparisons: Sequence[Versus]) -> str:
+    """How many of each verdict, in words."""
+    words = [one.verdict.split(",")[0] for one in comparisons]
+    counts = {word: words.count(word) for word in ("better", "within noise", "worse")}
+    non_inferior = sum(one.interval.low > -MARGIN for one in comparisons)
+    diverged = f", diverged at {words.count('diverged')}" if "diverged" in words else ""
+    return (
+        f"better at {counts['better']}, within noise at {counts['within noise']}, worse at {counts['worse']}"
+        f"{diverged} of {len(words)}; non-inferior at {non_inferior}"
+    )
+
+
+def at_rate(samples: Sequence[Sample], rate: float) -> Sample | None:
+    """What a method does at a feature rate: at one of its samples, or between two, linear in the logarithm of the rate.
+
+    The outcomes have AUC, resampled AUCs and this rate. None if the rate is not between two points, or these are too
+    far apart.
+    """
+    ordered = sorted((one for one in samples if one.rate > 0 and np.isfinite(one.auc)), key=lambda one: one.rate)
+    for sample in ordered:
+        if abs(sample.rate / rate - 1) < SAME_RATE:
+            return sample.between(sample, 0.0, rate)
+    for low, high in itertools.pairwise(ordered):
+        if low.rate <= rate <= high.rate <= WIDEST_GAP * low.rate:
+            span = np.log(high.rate / low.rate)
+            return low.between(high, float(np.log(rate / low.rate) / span) if span > 0 else 0.0, rate)
+    return None
 
 
 class Count(NamedTuple):
@@ -153,31 +179,21 @@ class Count(NamedTuple):
         return self.significant / self.cells if self.cells else float("nan")
 
 
-def share_significant(
-    p_values: Sequence[float | None],
-    rates: Sequence[float],
-    differences: Sequence[float],
-    level: float = 0.9,
-    below: float | None = None,
+def count_significant(
+    cells: Iterable[tuple[float | None, float, float]], confidence: float, below: float | None = None
 ) -> Count:
     """In how many comparisons a method is significantly better, as the paper counts for its Table 2 (section 4.2).
 
-    Args:
-        p_values: Two-sided, one for each comparison; one that is None is not significant.
-        rates: Feature rate of each.
-        differences: In AUC; above 0 favours the method.
-        level: Confidence: p must be below 1 − level.
-        below: Count only comparisons at a feature rate below this.
+    A cell is a p-value (None is not significant), which must be less than 1 − `confidence`; a feature rate, which must
+    be less than `below`; and a difference in AUC, which must be above 0.
 
     Example:
-        >>> share_significant([0.03, 0.5, None], rates=[0.01, 0.02, 0.9], differences=[0.01, 0.02, 0.03]).share
-        0.3333333333333333
-        >>> share_significant([0.03, 0.5, None], [0.01, 0.02, 0.9], [0.01, 0.02, 0.03], below=0.05)
+        >>> count_significant([(0.03, 0.01, 0.01), (0.5, 0.02, 0.02), (None, 0.9, 0.03)], confidence=0.9, below=0.05)
         Count(significant=1, cells=2)
     """
-    cells = [
-        p_value is not None and p_value < 1 - level and difference > 0
-        for p_value, rate, difference in zip(p_values, rates, differences, strict=True)
+    counted = [
+        p_value is not None and p_value < 1 - confidence and difference > 0
+        for p_value, rate, difference in cells
         if below is None or rate < below
     ]
-    return Count(sum(cells), len(cells))
+    return Count(sum(counted), len(counted))

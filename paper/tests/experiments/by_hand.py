@@ -15,11 +15,10 @@ from experiment_cases import BASE as TINY
 from experiment_cases import pruned_by_hand, records, trained
 from sparsegroup.data import MemoryLog
 from sparsegroup.training import Config, predict
-from sparsegroup_paper.lab import Lab, Sample
-from sparsegroup_paper.runs import Method
+from sparsegroup_paper.lab import Lab, Wanted
+from sparsegroup_paper.runs import Sample
 from sparsegroup_paper.section import Section
-from sparsegroup_paper.statistics import Interval, verdict
-from sparsegroup_paper.versus import WIDEST_GAP
+from sparsegroup_paper.statistics import WIDEST_GAP, Interval, verdict
 
 BASE = TINY.replace(batch_size=270)
 TRAIN_ROWS, VALIDATED_FROM = 2_700, 2_430
@@ -39,7 +38,7 @@ class Call:
     """The arguments of a call of `Lab.samples`."""
 
     name: str
-    wanted: tuple[tuple[Config, Method | Sequence[Method]], ...]
+    wanted: tuple[Any, ...]
     validate: bool
     seeds: int
 
@@ -50,16 +49,10 @@ class RecordingLab(Lab):
         self.calls: list[Call] = []
 
     def samples(
-        self,
-        wanted: Iterable[tuple[Config, Method | Sequence[Method]]],
-        *,
-        validate: bool = False,
-        name: str,
-        seeds: Sequence[int] | None = None,
+        self, wanted: Wanted, *, validate: bool = False, name: str, seeds: Sequence[int] | None = None
     ) -> list[Sample]:
         given = tuple(wanted)
-        number = len(self.seeds if seeds is None else seeds)
-        self.calls.append(Call(name, given, validate, number))
+        self.calls.append(Call(name, given, validate, len(self.seeds if seeds is None else seeds)))
         return super().samples(given, validate=validate, name=name, seeds=seeds)
 
 
@@ -84,12 +77,10 @@ class Trainings:
         return pytest.approx(statistics.mean(self.aucs), rel=1e-12)
 
     @property
-    def deviation(self) -> Any:
-        return pytest.approx(statistics.stdev(self.aucs), rel=1e-6, abs=1e-15)
-
-    @property
-    def rate(self) -> Any:
-        return pytest.approx(statistics.mean(self.rates), rel=1e-12)
+    def cells(self) -> tuple[Any, Any, Any]:
+        """Feature rate, AUC and its deviation."""
+        deviation = pytest.approx(statistics.stdev(self.aucs), rel=1e-6, abs=1e-15)
+        return pytest.approx(statistics.mean(self.rates), rel=1e-12), self.auc, deviation
 
 
 _TRAININGS: dict[tuple[str, int | None], Trainings] = {}
@@ -99,22 +90,14 @@ def train_twice(log: MemoryLog, config: Config, train_rows: int | None = None) -
     """Each is made once: several experiments have it."""
     key = (config.as_yaml(), train_rows)
     if key not in _TRAININGS:
-        _TRAININGS[key] = _train_twice(log, config, train_rows)
+        both = [trained(log, config, seed, train_rows) for seed in (0, 1)]
+        _TRAININGS[key] = Trainings(
+            [result.test.auc for result, _ in both],
+            [result.feature_rate for result, _ in both],
+            [result.live_rows for result, _ in both],
+            [predict(model, log.batches(TRAIN_ROWS, len(log), 4096)).probabilities() for _, model in both],
+        )
     return _TRAININGS[key]
-
-
-def _train_twice(log: MemoryLog, config: Config, train_rows: int | None) -> Trainings:
-    results, predictions = [], []
-    for seed in (0, 1):
-        result, model = trained(log, config, seed, train_rows)
-        results.append(result)
-        predictions.append(predict(model, log.batches(TRAIN_ROWS, len(log), 4096)).probabilities())
-    return Trainings(
-        [result.test.auc for result in results],
-        [result.feature_rate for result in results],
-        [result.live_rows for result in results],
-        predictions,
-    )
 
 
 def prune_twice(log: MemoryLog, config: Config, keeps: Sequence[float], share: float, validate: bool = False) -> Any:
@@ -123,30 +106,26 @@ def prune_twice(log: MemoryLog, config: Config, keeps: Sequence[float], share: f
     return pytest.approx(statistics.mean(aucs), rel=1e-12)
 
 
+def best_of(log: MemoryLog, configs: dict[float, Config]) -> float:
+    """The key of the one with the best validation AUC."""
+    aucs = {key: statistics.mean(train_twice(log, config, VALIDATED_FROM).aucs) for key, config in configs.items()}
+    return max(aucs, key=lambda key: aucs[key])
+
+
 def best_rate(log: MemoryLog, optimizer: str, config: Config = BASE) -> float:
     """The learning rate with the best validation AUC at λ = 0."""
-    aucs = {
-        lr: statistics.mean(train_twice(log, config.replace(optimizer=optimizer, lr=lr), VALIDATED_FROM).aucs)
-        for lr in LEARNING_RATES
-    }
-    return max(aucs, key=lambda lr: aucs[lr])
+    return best_of(log, {lr: config.replace(optimizer=optimizer, lr=lr) for lr in LEARNING_RATES})
 
 
-def check_words(rows: Iterable[dict[str, Any]], a: str, b: str) -> list[str]:
-    """Each comparison's difference is that of its two means, and its verdict that of its interval."""
+def check_words(rows: Iterable[dict[str, Any]], a: str, b: str) -> str:
+    """Each comparison's difference is that of its two means, its verdict that of its interval; the tally in words."""
     words = []
     for row in rows:
-        if row["verdict"] is None:
-            continue
         assert row["difference"] == pytest.approx(row[a] - row[b], abs=1e-12)
         assert row["95 % low"] <= row["95 % high"]
         assert row["verdict"] == verdict(Interval(row["95 % low"], row["95 % high"]))
         assert 0 <= row["p"] <= 1
         words.append(row["verdict"])
-    return words
-
-
-def counts(words: list[str]) -> str:
     number = {word: sum(one.split(",")[0] == word for one in words) for word in ("better", "within noise", "worse")}
     non_inferior = sum("non-inferior" in one or one == "better" for one in words)
     return (

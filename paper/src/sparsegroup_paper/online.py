@@ -3,7 +3,6 @@
 All runs of a problem are played side by side, as float64 `[runs, d]` arrays. No gradient element is larger than 1.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.signal import lfilter
+from scipy.special import expit
 
 from sparsegroup.optim import GroupAdagrad, GroupOptimizer
 from sparsegroup.rules import REQUIRED, Hyperparameter, Rule, at_least, from_to, learning_rate, xp
@@ -54,14 +55,13 @@ class Logistic:
         d = groups * size
         truth = rng.normal(size=(runs, groups, size)) * (np.arange(groups) % 2 == 0)[:, None]
         self.features = rng.uniform(-1, 1, size=(steps, runs, d))
-        rate = sigmoid(np.einsum("trd,rd->tr", self.features, truth.reshape(runs, d)))
+        rate = expit(np.einsum("trd,rd->tr", self.features, truth.reshape(runs, d)))
         self.labels = np.where(rng.random(rate.shape) < rate, LABELS[1], LABELS[0])
         self.start = np.zeros((runs, groups, size))
 
     def gradient(self, t: int, x: Array) -> Array:
         a = self.features[t]
-        error: Array = sigmoid((a * x).sum(axis=1)) - self.labels[t]
-        return np.asarray(error[:, None] * a)
+        return np.asarray((expit((a * x).sum(axis=1)) - self.labels[t])[:, None] * a)
 
     def losses(self, x: Array) -> Array:
         T = len(x)
@@ -138,11 +138,6 @@ class Steady(Absolute):
         return self.slope * super().losses(x)
 
 
-def sigmoid(logits: Array) -> Array:
-    """1 / (1 + exp(-logits)), without overflow."""
-    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits)))
-
-
 def logistic_minimizer(features: Array, labels: Array) -> Array:
     """argmin_x Σ_t log(1 + exp(a_t·x)) - b_t a_t·x by Newton's method; of several minimizers one of least norm."""
     x = np.zeros(features.shape[1])
@@ -152,7 +147,7 @@ def logistic_minimizer(features: Array, labels: Array) -> Array:
         return float((np.logaddexp(0, logits) - labels * logits).sum())
 
     for _ in range(100):
-        rate = sigmoid(features @ x)
+        rate = expit(features @ x)
         gradient = features.T @ (rate - labels)
         if np.abs(gradient).max() < 1e-10 * len(features):
             return x
@@ -171,11 +166,11 @@ def _scalars(lr: float, gamma: float, eta: float, delta: float) -> tuple[float, 
     return gamma, eta, delta * delta, 1 / lr
 
 
-def _update(g: Any, m: Any, V: Any, gamma: Any, eta: Any, delta_squared: Any, inverse_lr: Any) -> tuple[Any, ...]:
+def _update(g: Any, m: Any, V: Any, gamma: Any, eta: Any, delta_squared: Any, inverse_alpha: Any) -> tuple[Any, ...]:
     """m_t = γ m_{t-1} + g_t, V_t = η V_{t-1} + g_t², σ_t = √(δ² + V_t) / α."""
     m = gamma * m + g
     V = eta * V + g * g
-    return m, xp.sqrt(delta_squared + V) * inverse_lr, m, V
+    return m, xp.sqrt(delta_squared + V) * inverse_alpha, m, V
 
 
 class MomentOptimizer(GroupOptimizer):
@@ -273,33 +268,5 @@ def play(problem: Problem, player: Player, steps: int, on_round: Callable[[int],
         if on_round is not None:
             on_round(t + 1)
     x[steps] = point
-    return Game(problem, player, x, g, decayed_sums(g, player.gamma), decayed_sums(g * g, player.eta))
-
-
-def decayed_sums(values: Array, decay: float) -> Array:
-    """s_t = decay · s_{t-1} + values_t from s_0 = 0, along the first axis."""
-    sums = np.array(values)
-    for t in range(1, len(sums)):
-        sums[t] += decay * sums[t - 1]
-    return sums
-
-
-def optimality_residual(game: Game, T: int) -> float:
-    """How far x_{T+1} is from satisfying the optimality conditions of eq:ada-sgl, computed from `game`'s gradients.
-
-    The largest distance of -∇(m_{1:T}·x + h_T(x) + λ2‖x‖²) at x_{T+1} from the subgradients of the rest of Ψ_T, in any
-    coordinate, over the largest of the terms that have to cancel (at least 1).
-    """
-    l1, l21, l2 = (game.player.weights[name] for name in ("l1", "l21", "l2"))
-    x, sigma = game.in_groups(game.x[T]), game.in_groups(game.sigma[T - 1])
-    linear = game.in_groups(game.m[:T].sum(axis=0) - (game.sigma_steps[:T] * game.x[:T]).sum(axis=0))
-    rest = -(linear + (sigma + 2 * l2) * x)
-    root_A, tau = np.sqrt(sigma / 2 + l2), math.sqrt(x.shape[-1]) * l21
-    norm = np.linalg.norm(root_A * x, axis=-1, keepdims=True)
-    live = norm > 0
-    smooth = rest - tau * root_A**2 * x / np.where(live, norm, 1.0)
-    excess = np.maximum(np.abs(smooth) - l1, 0.0)
-    distance = np.where(x != 0, np.abs(smooth - l1 * np.sign(x)), excess).max(axis=-1, keepdims=True)
-    of_zero = np.maximum(np.linalg.norm(excess / root_A, axis=-1, keepdims=True) - tau, 0.0)
-    scale = max(1.0, float(np.abs(linear).max()))
-    return float(np.where(live, distance, of_zero).max()) / scale
+    m, V = (lfilter([1.0], [1.0, -decay], values, axis=0) for decay, values in ((player.gamma, g), (player.eta, g * g)))
+    return Game(problem, player, x, g, m, V)
