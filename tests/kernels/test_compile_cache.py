@@ -1,10 +1,12 @@
-"""Compiling is said, done once, and kept on disk for the next process."""
+"""What comes before the first step: kernels and imports, no more than are needed, compiled once and kept on disk."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import pytest
 
@@ -15,95 +17,151 @@ from sparsegroup.table.lookup import kernels
 
 pytestmark = pytest.mark.whole
 
-SCRIPT = """
-import torch
-from sparsegroup import GroupSGD
-from sparsegroup.kernels.cpu import jit, step
-from sparsegroup.rules import SGD
+ROOT = Path(__file__).parents[2]
+TRIAL = ROOT / "benchmarks" / "first_step_trial.py"
+LATER = ("torch._dynamo", "sklearn", "matplotlib.figure", "pandas", "numba.np.arrayobj", "numba.np.linalg")
+"""What a warm first step does without; each takes a tenth of a second to a whole one."""
 
+
+def started(cache: Path, *program: str | Path, **environment: str) -> "subprocess.Popen[str]":
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(cache), **environment}
+    program = (sys.executable, *program)
+    return subprocess.Popen(program, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def output(process: "subprocess.Popen[str]") -> tuple[str, str]:
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out, err
+
+
+def printed(cache: Path, text: str, **environment: str) -> tuple[str, str]:
+    return output(started(cache, "-c", text, **environment))
+
+
+def compiled_in(cache: Path) -> list[str]:
+    return sorted(path.name.split(".")[1].rpartition("_")[0] for path in cache.rglob("*.nbc"))
+
+
+EXAMPLE = f"""
+import sys
+sys.path.insert(0, {str(TRIAL.parent)!r})
+from first_step_trial import example
+from sparsegroup.kernels.cpu import jit
 jit.NOTICE_AFTER = 0.0
-x = torch.nn.Parameter(torch.ones(3, 2))
-x.grad = torch.ones(3, 2)
-GroupSGD([x], lr=0.1).step()
-stats = step.step_kernel(SGD, (0,), False).compiled.stats
-print(sum(stats.cache_misses.values()), sum(stats.cache_hits.values()))
+example()
+print(*(name for name in {LATER} if name in sys.modules))
 """
 
 
-def run(cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
-    return subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
+def test_the_readme_example_compiles_one_kernel_and_the_next_process_none_of_them(tmp_path: Path) -> None:
+    assert "compiling the step of adam" in printed(tmp_path, EXAMPLE)[1]
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
+    assert len(compiled_in(tmp_path)) == 1
+    assert printed(tmp_path, EXAMPLE) == ("\n", "")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == kept
 
 
-def test_a_kernel_is_compiled_once_and_said_to_be(tmp_path: Path) -> None:
-    first, second = run(tmp_path), run(tmp_path)
-    assert first.stdout == "1 0\n"
-    assert "compiling the step of sgd for this machine, once" in first.stderr
-    assert second.stdout == "0 1\n"
+@pytest.mark.slow
+def test_two_processes_that_find_no_kernels_both_compile_them(tmp_path: Path) -> None:
+    for process in [started(tmp_path, "-c", EXAMPLE) for _ in range(2)]:
+        output(process)
+    assert printed(tmp_path, EXAMPLE)[0].split() == []
 
 
-_STEP = """
+TABLE = f"""
+import sys, torch
+from sparsegroup import GroupAdam, HashEmbedding
+table = HashEmbedding(4, seed=1)
+optimizer = GroupAdam(table.parameters(), lr=0.1)
+table(torch.arange(20)).sum().backward()
+optimizer.step()
+print(table(torch.arange(20)).tolist())
+print(*(name for name in {LATER} if name in sys.modules))
+"""
+
+
+@pytest.mark.slow
+def test_a_table_steps_to_the_same_bits_with_kernels_from_the_cache(tmp_path: Path) -> None:
+    """And without what compiling imports."""
+    compiled, names = printed(tmp_path, TABLE)[0].splitlines()[0], compiled_in(tmp_path)
+    loaded = printed(tmp_path, TABLE)[0].splitlines()
+    assert compiled_in(tmp_path) == names
+    assert loaded == [compiled, ""]
+
+
+STEPS = """
 import torch
-from sparsegroup import GroupSGD
-
-x = torch.nn.Parameter(torch.ones(3, 2))
-x.grad = torch.ones(3, 2)
-GroupSGD([x], lr=0.5).step()
-print(x.sum().item())
+from sparsegroup import GroupAdam
+for width, l21 in {kinds}:
+    weight = torch.nn.Parameter(torch.ones(3, width))
+    weight.grad = torch.ones(3, width)
+    GroupAdam([weight], lr=0.5, l21=l21).step()
+print(weight.sum().item())
 """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kinds", "names"),
+    [
+        ([(700, 0.0), (7, 0.0)], ["step"]),
+        ([(700, 0.1)], ["shrink_groups", "step", "weigh_elements"]),
+        ([(7, 0.1)], ["shrink_groups", "step", "weigh_elements"]),
+    ],
+)
+def test_a_step_compiles_one_kernel_whatever_the_width(
+    kinds: list[tuple[int, float]], names: list[str], tmp_path: Path
+) -> None:
+    printed(tmp_path, STEPS.format(kinds=kinds))
+    assert compiled_in(tmp_path) == names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        (["train", "{log}", "--out", "{folder}"], 6),
+        (["train", "{log}", "--out", "{folder}", "--l21", "1e-4"], 9),  # with the norm's and the penalty's
+        (["demo", "--rows", "5000"], 6),
+    ],
+)
+def test_a_command_compiles_the_kernels_that_its_first_step_calls(
+    command: list[str], count: int, tmp_path: Path
+) -> None:
+    log, cache = tmp_path / "log.csv", tmp_path / "cache"
+    log.write_text("\n".join(["clicked,ad", *(f"{i % 2},{i % 5}" for i in range(1_000))]) + "\n")
+    words = [word.format(log=log, folder=tmp_path / "run") for word in command]
+    output(started(cache, TRIAL, *words))
+    assert len(compiled_in(cache)) == count
+
+
+def limited(size: int) -> str:
+    """Files take at most `size` bytes."""
+    return f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
 
 
 @pytest.mark.slow
 def test_kernels_are_compiled_where_they_cannot_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    small = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))"
-    for cache, before in (("file", ""), ("file/below", ""), ("full", small)):
-        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / cache), "NUMBA_CACHE_LOCATOR_CLASSES": ""}
-        if cache != "full":  # nor beside the package, nor in the home folder
-            environment["NUMBA_CACHE_LOCATOR_CLASSES"] = "UserProvidedCacheLocator"
-        done = subprocess.run(
-            [sys.executable, "-c", f"{before}\n{_STEP}"], env=environment, capture_output=True, text=True
-        )
-        assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
-        assert done.stderr.count("cannot be kept on disk") == 1, done.stderr
+    for cache, before in (("file", ""), ("file/below", ""), ("full", limited(600))):
+        # Nor next to the package, nor in the home folder.
+        locators = "" if cache == "full" else "UserProvidedCacheLocator"
+        text = before + STEPS.format(kinds=[(2, 0.0)])
+        out, err = printed(tmp_path / cache, text, NUMBA_CACHE_LOCATOR_CLASSES=locators)
+        assert out == "3.0\n"
+        assert err.count("cannot be kept on disk") == 1, err
 
 
-@pytest.mark.slow
-def test_a_kernel_that_could_not_be_kept_is_used(tmp_path: Path) -> None:
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    script = """
-import resource
-from sparsegroup.kernels.cpu import jit
-
-def twice(value):
-    return 2 * value
-
-twice.__module__ = "sparsegroup.kernels.cpu.jit"
-kernel = jit.kernel(twice, "twice")
-resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
-print(kernel(2), kernel(3), kernel(2.5))
-"""
-    path = tmp_path / "script.py"
-    for size, told in ((10, 1), (1 << 20, 0)):
-        path.write_text(script.format(size=size))
-        done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (0, "4 6 5.0\n"), done.stderr
-        assert done.stderr.count("cannot be kept on disk") == told, done.stderr
-    for index in tmp_path.rglob("*.nbi"):
-        index.write_bytes(b"")  # as after a loss of power
-    done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "4 6 5.0\n"), done.stderr
-
-
-_SLOW_LOAD = """
+TWICE = """
 import time
 from sparsegroup.kernels.cpu import jit
 
-jit.NOTICE_AFTER = 0.0
+jit.NOTICE_AFTER = {notice_after}
 load = jit.KernelCache._load_overload
 
 def load_slowly(self, sig, target_context):
-    time.sleep(0.2)
+    time.sleep({pause})
     return load(self, sig, target_context)
 
 jit.KernelCache._load_overload = load_slowly
@@ -113,23 +171,32 @@ def twice(value):
 
 twice.__module__ = "sparsegroup.kernels.cpu.jit"
 kernel = jit.kernel(twice, "twice")
-print(kernel(2))
+{limit}
+print(kernel(2), kernel(3), kernel(2.5))
 """
 
 
+def twice(folder: Path, notice_after: float = 9.0, pause: float = 0, limit: str = "") -> tuple[str, str]:
+    """Runs `TWICE` from a file: Numba keeps nothing of a source that it cannot find."""
+    (folder / "script.py").write_text(TWICE.format(notice_after=notice_after, pause=pause, limit=limit))
+    return output(started(folder, folder / "script.py"))
+
+
 @pytest.mark.slow
-def test_a_kernel_that_takes_long_to_load_is_not_said_to_be_compiled(tmp_path: Path) -> None:
-    environment, path = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, tmp_path / "script.py"
-    path.write_text(_SLOW_LOAD)
-    told = [
-        subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=True).stderr
-        for _ in range(2)
-    ]
-    assert "compiling twice for this machine, once" in told[0]
-    assert told[1] == ""
+def test_a_kernel_that_could_not_be_kept_is_used(tmp_path: Path) -> None:
+    for size, warnings in ((10, 1), (1 << 20, 0)):
+        out, err = twice(tmp_path, limit=limited(size))
+        assert out == "4 6 5.0\n"
+        assert err.count("cannot be kept on disk") == warnings, err
+    for index in tmp_path.rglob("*.nbi"):
+        index.write_bytes(b"")  # as after a loss of power
+    assert twice(tmp_path)[0] == "4 6 5.0\n"
 
 
-_ONE, _TWO = 1, 2
+@pytest.mark.slow
+def test_a_kernel_that_takes_long_to_load_is_not_reported_as_compiling(tmp_path: Path) -> None:
+    assert "compiling twice for this machine, once" in twice(tmp_path, notice_after=0.0, pause=0.2)[1]
+    assert twice(tmp_path, notice_after=0.0, pause=0.2)[1] == ""
 
 
 def _adding(constant: int, helper: FunctionType) -> FunctionType:
@@ -140,6 +207,9 @@ def _adding(constant: int, helper: FunctionType) -> FunctionType:
     return FunctionType(kernel.__code__, names, "kernel")
 
 
+_ONE, _TWO = 1, 2
+
+
 def _helper(value: int) -> int:
     return value + _ONE
 
@@ -148,26 +218,50 @@ def _other_helper(value: int) -> int:
     return value + _TWO
 
 
-def test_a_digest_is_another_one_for_what_a_kernel_calls_and_for_its_constants_alone() -> None:
+def test_a_digest_is_another_one_for_what_a_kernel_calls_and_for_its_constants_only() -> None:
     digest = kernel_digest(_adding(1, _helper))
     assert kernel_digest(_adding(1, _helper)) == digest  # whatever `something_else` is, which it does not use
     assert kernel_digest(_adding(2, _helper)) != digest
     assert kernel_digest(_adding(1, _other_helper)) != digest
 
 
-def test_rules_states_and_widths_have_digests_of_their_own() -> None:
+def name_of(kernel: Any) -> str:
+    return str(kernel.compiled.py_func.__qualname__)
+
+
+def test_rules_states_and_widths_have_separate_digests() -> None:
     steps = [
-        step.step_kernel(rule, (0,) + (int(has_bfloat16),) * states, is_wide)
+        step.step_kernel(rule, (0,) + (int(has_bfloat16),) * (len(rule.state) + carries_u), is_wide)
         for rule in (ADAM, ADAGRAD, SGD)
         for carries_u in (False, True)
         for is_wide in (False, True)
         for has_bfloat16 in (False, True)
-        for states in (len(rule.state) + carries_u,)
     ]
-    assert len({kernel.compiled.py_func.__qualname__ for kernel in steps}) == len(set(steps))
+    assert len(set(map(name_of, steps))) == len(set(steps))
 
 
-def test_a_kernel_found_anew_has_the_digest_that_it_had() -> None:
+def test_another_process_computes_the_same_digest(tmp_path: Path) -> None:
     script = "from sparsegroup.table.lookup import kernels; print(kernels.look_up.compiled.py_func.__qualname__)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{kernels.look_up.compiled.py_func.__qualname__}\n"
+    assert printed(tmp_path, script)[0] == f"{name_of(kernels.look_up)}\n"
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    figures, program = tmp_path / "figures.json", ROOT / "benchmarks" / "first_step.py"
+    subprocess.run([sys.executable, program, "--quick", "--json", figures], check=True, cwd=tmp_path)
+    found = json.loads(figures.read_text())
+    assert (found["readme_cold_kernels"], found["readme_warm_kernels"]) == (1, 0)
+    assert found["readme_warm_cpu"] < found["readme_cold_cpu"]
+
+
+def test_the_documentation_shows_the_measured_first_step() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "first_step.json").read_text())
+    page = (ROOT / "docs" / "measured.md").read_text()
+    for name in ("readme", "demo", "train"):
+        cells = [f"{figures[f'{name}_cold_{one}']:.2f}" for one in ("seconds", "cpu")]
+        cells += [f"{figures[f'{name}_{one}']:.0f}" for one in ("cold_kernels", "compiling_mb")]
+        cells += [f"{figures[f'{name}_warm_{one}']:.2f}" for one in ("seconds", "cpu")]
+        assert f" | {' | '.join(cells)} |" in page
+        assert figures[f"{name}_warm_kernels"] == 0
+    for name in ("import_torch", "import_sparsegroup", "help"):
+        assert f"{figures[f'{name}_cpu']:.2f} s" in " ".join(page.split())

@@ -67,7 +67,7 @@ def test_every_rule_norm_and_penalty(rule: Rule) -> None:
         assert_step(one, by_tensor(one), expected)
 
 
-@rules_and_ways(RULES)
+@rules_and_ways(KINDS)
 def test_every_type_of_weights_and_gradients(rule: Rule, way: Way) -> None:
     for dtype in DTYPES if rule is ADAM else DTYPES[:2]:
         for gradient_dtype in {dtype, torch.float32}:
@@ -84,8 +84,8 @@ def test_the_base_optimizer_alone(rule: Rule, way: Way) -> None:
 
 @every_way
 def test_each_lambda_alone_and_none(way: Way) -> None:
-    for on, rule, dtype in itertools.product(
-        ((), ("l1",), ("l21",), ("l2",)), (ADAM, FTRL), (torch.float32, torch.bfloat16)
+    for on, (rule, dtype) in itertools.product(
+        ((), ("l1",), ("l21",), ("l2",)), ((ADAM, torch.bfloat16), (FTRL, torch.float32))
     ):
         one = case(rule, (9, 4), Regularizer(**{name: getattr(REGULARIZER, name) for name in on}), dtype=dtype)
         assert_step(one, way(one))

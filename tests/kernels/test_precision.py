@@ -1,7 +1,6 @@
 """What float32 state and bfloat16 parameters cost: measured against more precise ones on the same fixed gradients."""
 
 import math
-from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -10,11 +9,10 @@ from torch import Tensor
 
 from family import SIX
 from fixed_gradients import relative_error
+from over import over
 
 STEPS = 1_000
 SHAPE = (4, 2)
-
-every_member = pytest.mark.parametrize("name", SIX)
 
 
 @cache
@@ -54,33 +52,20 @@ def trained(name: str, dtype: torch.dtype, l21: float, steps: int, lowest_rate: 
     return torch.stack(visited)
 
 
-def has_both(rows: Iterable[Tensor]) -> bool:
-    """Whether there are rows that are zero, and others."""
-    return {bool(row.any()) for row in rows} == {False, True}
-
-
-@every_member
-def test_float32_stays_with_float64_over_1000_steps(name: str) -> None:
-    single, double = (trained(name, dtype, 20, STEPS) for dtype in (torch.float32, torch.float64))
-    assert has_both(double.flatten(0, 1))
-    assert relative_error(single, double) < 1e-4
-
-
-@every_member
-def test_float32_stays_with_float64_while_the_rate_restarts_from_a_thousandth(name: str) -> None:
-    single, double = (trained(name, dtype, 20, 500, 1e-3) for dtype in (torch.float32, torch.float64))
-    assert has_both(double.flatten(0, 1))
-    assert relative_error(single, double) < 1e-3
-
-
-@every_member
-def test_regularized_bfloat16_parameters_stay_within_1_percent_of_float32(name: str) -> None:
-    half, single = (trained(name, dtype, 20, STEPS) for dtype in (torch.bfloat16, torch.float32))
-    assert has_both(single.flatten(0, 1))
-    assert relative_error(half, single) < 1e-2
-
-
-@every_member
-def test_plain_bfloat16_parameters_stay_within_1_percent_of_float32(name: str) -> None:
-    half, single = (trained(name, dtype, 0, 500) for dtype in (torch.bfloat16, torch.float32))
-    assert relative_error(half, single) < 1e-2
+@pytest.mark.parametrize("name", SIX)
+@over(
+    ("dtype", "exact", "l21", "steps", "lowest_rate", "error"),
+    [
+        (torch.float32, torch.float64, 20, STEPS, 1.0, 1e-4),
+        (torch.float32, torch.float64, 20, 500, 1e-3, 1e-3),  # the rate restarts from a thousandth
+        (torch.bfloat16, torch.float32, 20, STEPS, 1.0, 1e-2),
+        (torch.bfloat16, torch.float32, 0, 500, 1.0, 1e-2),
+    ],
+)
+def test_a_dtype_stays_with_a_more_exact_one(
+    name: str, dtype: torch.dtype, exact: torch.dtype, l21: float, steps: int, lowest_rate: float, error: float
+) -> None:
+    ours, theirs = (trained(name, one, l21, steps, lowest_rate) for one in (dtype, exact))
+    if l21:
+        assert {bool(row.any()) for row in theirs.flatten(0, 1)} == {False, True}
+    assert relative_error(ours, theirs) < error

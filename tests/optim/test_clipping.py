@@ -39,12 +39,8 @@ def as_dense(gradient: Tensor) -> Tensor:
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
-def gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
 def flat(model: nn.Module) -> Tensor:
-    return torch.cat([as_dense(gradient).flatten() for gradient in gradients(model)])
+    return torch.cat([as_dense(x.grad).flatten() for x in model.parameters() if x.grad is not None])
 
 
 def new_model(lookups: int) -> Model:
@@ -66,8 +62,7 @@ def test_the_norm_is_that_of_one_vector_in_which_each_row_is_once(norm_type):
         torch.testing.assert_close(flat(model), before * min(share, 1.0), rtol=1e-5, atol=0)
 
 
-@over("lookups", [1, 3])
-@over("foreach", [None, True, False])
+@over(("lookups", "foreach"), [(1, None), (3, True), (3, False)])
 def test_values_are_clamped_when_rows_have_been_summed(lookups, foreach):
     model = new_model(lookups)
     before = flat(model)
@@ -104,28 +99,28 @@ def test_a_norm_that_is_not_finite_raises_before_anything_is_changed():
     assert torch.equal(flat(model).nan_to_num(), before.nan_to_num())
 
 
-def test_one_parameter_may_be_given_without_a_list():
+def with_gradient() -> HashEmbedding:
     table = HashEmbedding(DIM)
     table(KEYS).sum().backward()
+    return table
+
+
+def test_one_parameter_may_be_given_without_a_list_and_a_range_must_hold_zero():
+    table = with_gradient()
+    with pytest.raises(ValueError, match=r"clamped to \[1, 2\], which leaves out zero"):
+        table.weight.grad.clamp_(1, 2)
     assert clip_grad_norm_(table.weight, 1.0) > 1
     clip_grad_value_(table.weight, 0.01)
     assert table.weight.grad._values().max() <= 0.01
 
 
-def test_a_range_without_zero_is_refused():
-    table = HashEmbedding(DIM)
-    table(KEYS).sum().backward()
-    with pytest.raises(ValueError, match=r"clamped to \[1, 2\], which leaves out zero"):
-        table.weight.grad.clamp_(1, 2)
-
-
-def test_the_gradient_of_a_table_is_a_tensor_as_others_are():
+def test_the_gradient_of_a_table_is_a_tensor():
     """It can be read, copied, sent, set, summed, made zero and deleted."""
-    table = HashEmbedding(DIM)
-    table(KEYS).sum().backward()
+    table = with_gradient()
     gradient = table.weight.grad
     assert table.weight.grad is gradient
     assert gradient.layout == torch.sparse_coo
+    assert copy.deepcopy(table).weight.grad is None
     for other in (copy.deepcopy(gradient), pickle.loads(pickle.dumps(gradient)), gradient + 0 * gradient):
         assert type(other) is Tensor
         assert as_dense(other).equal(as_dense(gradient))
@@ -138,9 +133,3 @@ def test_the_gradient_of_a_table_is_a_tensor_as_others_are():
     assert clip_grad_norm_(table.weight, 1.0) == 0
     del table.weight.grad
     assert table.weight.grad is None
-
-
-def test_the_gradient_of_a_copied_table_is_not_the_tables():
-    table = HashEmbedding(DIM)
-    table(KEYS).sum().backward()
-    assert copy.deepcopy(table).weight.grad is None

@@ -84,18 +84,12 @@ def test_fsdp2_trains_as_one_process(ranks: Ranks, name, options):
         assert_same(found, alone)
 
 
-def bfloat16_state() -> tuple[Tensor, set[torch.dtype]]:
-    model = sharded_model()
-    optimizer = GroupAdam(model.parameters(), lr=0.05, l21=0.3, state_dtype=torch.bfloat16)
-    train(optimizer, model)
-    return whole(model[0].weight), {optimizer.state[model[0].weight][part].dtype for part in ("u", "exp_avg")}
-
-
 def test_state_in_bfloat16(ranks: Ranks):
-    alone, _ = bfloat16_state()
-    for weight, dtypes in ranks.call(bfloat16_state):
-        assert dtypes == {torch.bfloat16}
-        torch.testing.assert_close(weight, alone, rtol=0.05, atol=0.02)
+    options = {"lr": 0.05, "l21": 0.3, "state_dtype": torch.bfloat16}
+    alone = fsdp_training("GroupAdam", options)
+    for found in ranks.call(fsdp_training, "GroupAdam", options):
+        assert found["0.weight u"].dtype == found["0.weight exp_avg"].dtype == torch.bfloat16
+        torch.testing.assert_close(found["0.weight x"], alone["0.weight x"], rtol=0.05, atol=0.02)
 
 
 def placed(placements: list[Placement], gradient_placements: list[Placement], options: dict) -> dict[str, Tensor]:
@@ -141,13 +135,14 @@ def test_placements_of_parameter_and_gradient(ranks: Ranks, placements, of_gradi
         assert_same(found, alone)
 
 
-def refused(placement: Placement, groups: object, kind: type, options: dict, shape: tuple[int, ...]) -> str:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parameter = nn.Parameter(distribute_tensor(torch.ones(shape), mesh, [placement]))
+def refused(
+    placement: Placement, groups: object = "rows", kind: type = GroupAdam, l21: float = 1.0, shape: tuple = (6, 4)
+) -> str:
+    parameter = nn.Parameter(distribute_tensor(torch.ones(shape), init_device_mesh("cpu", (2,)), [placement]))
     before = parameter.full_tensor()
     parameter.grad = torch.ones_like(parameter)
     with pytest.raises(ValueError, match=r"layer\.weight") as raised:
-        kind([("layer.weight", parameter)], lr=0.1, groups=groups, **options).step()
+        kind([("layer.weight", parameter)], lr=0.1, groups=groups, l21=l21).step()
     assert torch.equal(parameter.full_tensor(), before)
     return str(raised.value)
 
@@ -162,17 +157,12 @@ def refused(placement: Placement, groups: object, kind: type, options: dict, sha
     ],
 )
 def test_groups_across_ranks_are_refused(ranks: Ranks, placement, groups, named):
-    for message in ranks.call(refused, placement, groups, GroupAdam, {"l21": 1.0}, (6, 4)):
+    for message in ranks.call(refused, placement, groups):
         assert re.search(named, message)
         for part in ("layer.weight", "[6, 4]", str(placement), "Replicate the parameter"):
             assert part in message
-    for message in ranks.call(refused, placement, groups, GroupFTRL, {}, (6, 4)):  # FTRL forgets the start by group
+    for message in ranks.call(refused, placement, groups, GroupFTRL, 0.0):  # FTRL forgets the start by group
         assert re.search(named, message)
-
-
-def test_second_derivatives_are_refused(ranks: Ranks):
-    for message in ranks.call(refused, Shard(0), "rows", GroupAdaHessian, {}, (6, 4)):
-        assert "second derivatives" in message
 
 
 def partial() -> str:
@@ -182,14 +172,43 @@ def partial() -> str:
     return str(raised.value)
 
 
-def test_a_parameter_that_is_a_sum_over_ranks_is_refused(ranks: Ranks):
-    for message in ranks.call(partial):
-        assert "Partial" in message or "P(sum)" in message
+def foreign_gradient() -> str:
+    parameter = nn.Parameter(distribute_tensor(torch.ones(6, 4), init_device_mesh("cpu", (2,)), [Shard(0)]))
+    optimizer = GroupAdam([parameter])
+    parameter.grad = torch.ones(6, 4)
+    with pytest.raises(ValueError, match="the gradient of a DTensor must also be one, got Tensor") as raised:
+        optimizer.step()
+    return str(raised.value)
 
 
-def test_groups_of_one_dimension_are_elements(ranks: Ranks):
-    for message in ranks.call(refused, Shard(0), "all", GroupAdam, {"l21": 1.0}, (6,)):
-        assert "groups='all'" in message
+def flattened(l21: float) -> str:
+    model = FullyShardedDataParallel(model_of(), use_orig_params=True, device_id=torch.device("cpu"))
+    if not l21:
+        train(GroupAdam(model.parameters(), lr=0.05), model, 1)
+        return ""
+    with pytest.raises(ValueError, match="fully_shard") as raised:
+        GroupAdam(model.named_parameters(), l21=l21)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "parts"),
+    [
+        (refused, (Shard(0), "rows", GroupAdaHessian), ["second derivatives"]),
+        (refused, (Shard(0), "all", GroupAdam, 1.0, (6,)), ["groups='all'"]),
+        (partial, (), ["P"]),
+        (foreign_gradient, (), ["distribute_tensor"]),
+        (flattened, (1.0,), ["l21=1", "0.weight"]),  # the first FSDP flattens groups away
+    ],
+    ids=["second order", "one dimension", "partial", "foreign gradient", "first FSDP"],
+)
+def test_what_shards_cannot_have_is_refused(ranks: Ranks, function, arguments, parts):
+    for message in ranks.call(function, *arguments):
+        assert all(part in message for part in parts)
+
+
+def test_the_first_fsdp_trains_without_lambda(ranks: Ranks):
+    assert ranks.call(flattened, 0.0) == ["", ""]
 
 
 def swept() -> tuple[Tensor, str, float, float | None, float]:
@@ -264,35 +283,3 @@ def test_states_are_saved_and_loaded(ranks: Ranks, from_whole):
     alone = resumed(from_whole)
     for found in ranks.call(resumed, from_whole):
         assert_same(found, alone)
-
-
-def foreign_gradient() -> str:
-    parameter = nn.Parameter(distribute_tensor(torch.ones(6, 4), init_device_mesh("cpu", (2,)), [Shard(0)]))
-    optimizer = GroupAdam([parameter])
-    parameter.grad = torch.ones(6, 4)
-    with pytest.raises(ValueError, match="the gradient of a DTensor must also be one, got Tensor") as raised:
-        optimizer.step()
-    return str(raised.value)
-
-
-def test_a_gradient_that_is_no_dtensor_is_refused(ranks: Ranks):
-    for message in ranks.call(foreign_gradient):
-        assert "distribute_tensor" in message
-
-
-def flattened(l21: float) -> str:
-    model = FullyShardedDataParallel(model_of(), use_orig_params=True, device_id=torch.device("cpu"))
-    if not l21:
-        train(GroupAdam(model.parameters(), lr=0.05), model, 1)
-        return ""
-    with pytest.raises(ValueError, match="fully_shard") as raised:
-        GroupAdam(model.named_parameters(), l21=l21)
-    return str(raised.value)
-
-
-def test_the_first_fsdp_flattens_groups_away(ranks: Ranks):
-    assert ranks.call(flattened, 0.0) == ["", ""]
-    for message in ranks.call(flattened, 1.0):
-        assert "l21=1" in message
-        assert "fully_shard" in message
-        assert "0.weight" in message

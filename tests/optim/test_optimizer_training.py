@@ -1,16 +1,15 @@
 """What training loops do with an optimizer: closures, hooks, groups added late, GradScaler, compiled models."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from optimizer_cases import (
     ALL,
     ALLOW_CREATE_GRAPH,
     FIRST_ORDER,
+    KINDS,
     assert_identical,
     backward,
     make,
@@ -21,7 +20,7 @@ from optimizer_cases import (
     train,
 )
 from over import over
-from sparsegroup import GroupAdaHessian, GroupAdam
+from sparsegroup import GroupAdaHessian
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -37,7 +36,7 @@ def closure_for(optimizer: torch.optim.Optimizer, x: torch.Tensor, t: int) -> An
     return closure
 
 
-@over("cls", ALL)
+@over("cls", KINDS)
 def test_a_closure_is_run_once_with_gradients_on_and_its_loss_returned(cls):
     x, plain = parameter(4, 3), parameter(4, 3)
     optimizer = make(cls, [x], **REGULARIZED)
@@ -57,7 +56,7 @@ def test_a_closure_is_run_once_with_gradients_on_and_its_loss_returned(cls):
     assert_identical(by_keyword, plain)
 
 
-@over("cls", ALL)
+@over("cls", KINDS)
 def test_a_closure_that_raises_changes_nothing(cls):
     x = parameter(4, 3)
     optimizer = make(cls, [x], **REGULARIZED)
@@ -82,7 +81,7 @@ class Wrapper:
         return self.wrapped.step(closure=closure, **kwargs)
 
 
-@over("cls", ALL)
+@over("cls", KINDS)
 def test_a_lightning_style_loop_trains_as_a_plain_one(cls):
     x, plain = parameter(4, 3), parameter(4, 3)
     train(make(cls, [plain], **REGULARIZED), 4)
@@ -95,23 +94,7 @@ def test_a_lightning_style_loop_trains_as_a_plain_one(cls):
     assert_identical(wrapper.state_dict()["state"], wrapper.wrapped.state_dict()["state"])
 
 
-@over("cls", ALL)
-def test_step_hooks_run_once_around_each_step(cls):
-    x = parameter(4, 3)
-    optimizer = make(cls, [x], **REGULARIZED)
-    seen = []
-    optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append(("pre", x.detach().clone())))
-    removable = optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append(("post", x.detach().clone())))
-    start = x.detach().clone()
-    train(optimizer, 1)
-    assert [name for name, _ in seen] == ["pre", "post"]
-    assert_identical([value for _, value in seen], [start, x.detach()])
-    removable.remove()
-    train(optimizer, 1)
-    assert [name for name, _ in seen] == ["pre", "post", "pre"]
-
-
-@over("cls", ALL)
+@over("cls", KINDS)
 def test_a_pre_hook_may_replace_the_closure(cls):
     x, plain = parameter(4, 3), parameter(4, 3)
     train(make(cls, [plain], **REGULARIZED), 1)
@@ -181,31 +164,11 @@ def test_adahessian_refuses_grad_scaler_and_trains_on_without_it(unscale_first):
     del before["grads"], after["grads"]
     assert_identical(after, before)
     train(optimizer, 1)  # which the scaler's traces on the optimizer must not prevent
-
-
-def test_adahessian_takes_a_disabled_grad_scaler():
-    x, plain = parameter(4, 3), parameter(4, 3)
-    train(GroupAdaHessian([plain]), 1)
-    optimizer, scaler = GroupAdaHessian([x]), torch.amp.GradScaler("cpu", enabled=False)
-    scaler.scale(separable_loss(x)).backward(create_graph=True)
-    scaler.step(optimizer)
-    scaler.update()
-    assert_identical(x, plain)
-
-
-@over(("cls", "backend"), [(GroupAdam, "eager"), (GroupAdam, "aot_eager"), (GroupAdaHessian, "eager")])
-def test_a_compiled_model_trains_as_the_plain_one(cls, backend):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(6, 1)).double()
-    twin = copy.deepcopy(model)
-    rows = torch.tensor([[0, 1], [4, 0]])
-    for net, module in ((model, torch.compile(model, backend=backend)), (twin, twin)):
-        options = {"generator": torch.Generator().manual_seed(1)} if cls is GroupAdaHessian else {}
-        optimizer = make(cls, net.parameters(), l21=0.01, **options)
-        for _ in range(3):
-            backward(optimizer, module(rows).square().sum())
-            optimizer.step()
-    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-12, atol=1e-12)
+    disabled, before = torch.amp.GradScaler("cpu", enabled=False), x.detach().clone()
+    optimizer.zero_grad()
+    disabled.scale(separable_loss(x)).backward(create_graph=True)
+    disabled.step(optimizer)
+    assert not torch.equal(x, before)
 
 
 @over("cls", FIRST_ORDER)

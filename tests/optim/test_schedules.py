@@ -105,20 +105,6 @@ def test_what_a_scheduler_keeps_in_the_param_groups_survives_loading():
 
 
 @over("cls", ALL)
-def test_a_tensor_learning_rate_is_read_at_every_step_and_never_written(cls):
-    lr = torch.tensor(0.125)
-    given, plain = parameter(4, 3), parameter(4, 3)
-    optimizer, by_float = make(cls, [given], lr=lr, **REGULARIZED), make(cls, [plain], lr=0.125, **REGULARIZED)
-    for t, rate in enumerate([0.125, 0.0, 0.25]):
-        lr.fill_(rate)
-        by_float.param_groups[0]["lr"] = rate
-        train(optimizer, 1, start=t)
-        train(by_float, 1, start=t)
-    assert_identical(given, plain)
-    assert lr == 0.25
-
-
-@over("cls", ALL)
 def test_a_vanishing_learning_rate_leaves_the_weights_where_they_are(cls):
     """ExponentialLR(gamma=0.9) is at 1e-25 after 500 epochs; 1 / lr no longer fits float32 a little later."""
     for dtype, lr in itertools.product((torch.float32, torch.float64, torch.bfloat16), (1e-18, 1e-25, 1e-40, 1e-310)):

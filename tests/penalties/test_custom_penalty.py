@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fixed_gradients import Array
-from gpu_cases import REGULARIZER, assert_step, by_rows, by_table, by_tensor, case
+from gpu_cases import REGULARIZER, assert_step, by_table, by_tensor, case
 from optimizer_cases import parameter, refused, train
 from over import over
 from scad import SCAD
@@ -91,7 +91,7 @@ def test_a_table_takes_it() -> None:
     torch.testing.assert_close(table.lookup(keys), x.detach(), rtol=1e-12, atol=1e-14)
 
 
-@over("way", [by_tensor, by_rows, by_table])
+@over("way", [by_tensor, by_table])
 def test_tritons_kernels_take_it(way: Any) -> None:
     one = case(ADAM, (13, 5), replace(REGULARIZER, penalty=SCAD(a=2.5)))
     with np.errstate(all="ignore"):  # the interpreter is NumPy, which says what it divides by

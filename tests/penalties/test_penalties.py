@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from fixed_gradients import Array
@@ -31,50 +30,30 @@ def directions(seed: int, n: int = 200, longest: float = 6) -> Array:
     return z / np.linalg.norm(z, axis=1, keepdims=True) * rng.uniform(0, longest, size=(n, 1))
 
 
-@pytest.mark.parametrize("l1", [0.0, 0.5])
-@pytest.mark.parametrize("norm", ["s", "s_tilde", "metric"])
-class TestLimitsOfMCP:
-    def test_it_tends_to_the_lasso_as_gamma_grows(self, norm: str, l1: float) -> None:
-        z, options = directions(0), {"l1": l1, "l21": 1.5, "l2": 0.3, "norm": norm}
-        lasso = solve(z, 2.0, penalty="lasso", **options)
-        gaps = [np.abs(solve(z, 2.0, penalty=MCP(gamma=g), **options) - lasso).max() for g in (1e1, 1e4, 1e9)]
-        assert gaps[0] > 1e-2 > gaps[1] > 1e-6 > gaps[2]
-        assert 0 < (lasso != 0).any(axis=1).mean() < 1
-
-    def test_it_tends_to_the_hard_threshold_as_gamma_tends_to_1(self, norm: str, l1: float) -> None:
-        z, options = directions(1), {"l1": l1, "l21": 1.5, "l2": 0.3, "norm": norm}
-        hard = solve(z, 2.0, penalty="hard", **options)
-        near = solve(z, 2.0, penalty=MCP(gamma=1 + 1e-9), **options)
-        np.testing.assert_array_equal(near, hard)
-        assert 0 < (hard != 0).any(axis=1).mean() < 1
-
-    def test_it_lies_between_them(self, norm: str, l1: float) -> None:
-        z, options = directions(2, longest=20), {"l1": l1, "l21": 1.5, "l2": 0.3, "norm": norm}
-        lasso, mcp, hard = (np.abs(solve(z, 2.0, penalty=p, **options)) for p in ("lasso", "mcp", "hard"))
-        assert (lasso <= mcp).all()
-        assert (mcp <= hard).all()
-        # Only the lasso shrinks large groups.
-        large = np.linalg.norm(z, axis=1) == np.linalg.norm(z, axis=1).max()
-        np.testing.assert_array_equal(mcp[large], hard[large])
-        assert (lasso[large] < mcp[large]).any()
-
-
-def lasso_penalty(r: float, tau: float, c: float, gamma: float) -> float:
-    return tau * r
-
-
-def mcp_penalty(r: float, tau: float, c: float, gamma: float) -> float:
-    return tau * r - c * r**2 / (2 * gamma) if r < gamma * tau / c else gamma * tau**2 / (2 * c)
-
-
-def hard_penalty(r: float, tau: float, c: float, gamma: float) -> float:
-    return tau**2 / (2 * c) if r > 0 else 0.0
+@over("l1", [0.0, 0.5])
+@over("norm", ["s", "s_tilde", "metric"])
+def test_mcp_lies_between_the_lasso_and_the_hard_threshold_and_tends_to_both(norm: str, l1: float) -> None:
+    z, options = directions(0, longest=20), {"l1": l1, "l21": 1.5, "l2": 0.3, "norm": norm}
+    lasso, mcp, hard = (solve(z, 2.0, penalty=p, **options) for p in ("lasso", "mcp", "hard"))
+    gaps = [np.abs(solve(z, 2.0, penalty=MCP(gamma=g), **options) - lasso).max() for g in (1e1, 1e4, 1e9)]
+    assert gaps[0] > 1e-2 > gaps[1] > 1e-6 > gaps[2]
+    np.testing.assert_array_equal(solve(z, 2.0, penalty=MCP(gamma=1 + 1e-9), **options), hard)
+    for one in (lasso, hard):
+        assert 0 < (one != 0).any(axis=1).mean() < 1
+    assert (np.abs(lasso) <= np.abs(mcp)).all()
+    assert (np.abs(mcp) <= np.abs(hard)).all()
+    # Only the lasso shrinks large groups.
+    large = np.linalg.norm(z, axis=1) == np.linalg.norm(z, axis=1).max()
+    np.testing.assert_array_equal(mcp[large], hard[large])
+    assert (np.abs(lasso[large]) < np.abs(mcp[large])).any()
 
 
 PENALTY: Mapping[str, Callable[[float, float, float, float], float]] = {
-    "lasso": lasso_penalty,
-    "mcp": mcp_penalty,
-    "hard": hard_penalty,
+    "lasso": lambda r, tau, c, gamma: tau * r,
+    "mcp": lambda r, tau, c, gamma: (
+        tau * r - c * r**2 / (2 * gamma) if r < gamma * tau / c else gamma * tau**2 / (2 * c)
+    ),
+    "hard": lambda r, tau, c, gamma: tau**2 / (2 * c) if r > 0 else 0.0,
 }
 
 

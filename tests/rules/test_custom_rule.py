@@ -1,7 +1,5 @@
 """How to add an optimizer: one function, its scalars, a class of a few lines. RMSProp, from outside the package."""
 
-import inspect
-
 import pytest
 import torch
 
@@ -33,12 +31,6 @@ def test_a_torch_state_of_its_base_loads():
     train(other, 1)
     with refused(ours, ValueError, "exp_avg.*'rmsprop'"):
         ours.load_state_dict(other.state_dict())
-
-
-def test_its_signature_shows_the_shared_arguments():
-    arguments = inspect.signature(GroupRMSprop).parameters
-    assert list(arguments)[:5] == ["params", "lr", "alpha", "eps", "weight_decay"]
-    assert arguments["l21"].default == 0.0
 
 
 def test_a_bad_argument_is_refused_by_the_rules_declaration():

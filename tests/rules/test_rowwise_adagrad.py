@@ -14,12 +14,14 @@ from sparsegroup.rules import ROWWISE_ADAGRAD, Rule
 Float64s = npt.NDArray[np.float64]
 
 
-def plainly(x: Float64s, gradients: Float64s, lr: float, lr_decay: float, start: float, eps: float) -> Float64s:
+def plainly(
+    x: Float64s, gradients: Float64s, lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10
+) -> Float64s:
     """As FBGEMM and TorchRec write it down: x ← x - α_t g / (√sum + ε), sum ← sum + ‖g‖² / d."""
-    x, total = x.copy(), np.full((len(x), 1), start)
+    x, total = x.copy(), np.full((len(x), 1), initial_accumulator_value)
     for t, g in enumerate(gradients):
         total += (g * g).sum(axis=1, keepdims=True) / g.shape[1]
-        x -= lr / (1 + t * lr_decay) * g / (np.sqrt(total) + eps)
+        x -= 0.1 / (1 + t * lr_decay) * g / (np.sqrt(total) + eps)
     return x
 
 
@@ -36,15 +38,7 @@ def test_without_lambdas_it_is_what_others_call_row_wise_adagrad(
     for g in gradients:
         x.grad = torch.from_numpy(g).to_sparse(1) if sparse else torch.from_numpy(g)
         optimizer.step()
-    expected = plainly(
-        start,
-        gradients,
-        0.1,
-        options.get("lr_decay", 0.0),
-        options.get("initial_accumulator_value", 0.0),
-        options.get("eps", 1e-10),
-    )
-    np.testing.assert_allclose(x.detach().numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(x.detach().numpy(), plainly(start, gradients, **options), rtol=1e-12)
 
 
 @over(
