@@ -327,9 +327,9 @@ def test_short_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are counted in /proc")
 def test_many_files_leave_none_open(tmp_path: Path) -> None:
-    for number in range(300):
+    for number in range(120):
         written(tmp_path / f"{number}.csv", f"label,a\n1,x{number}\n0,y\n")
     before = os.listdir("/proc/self/fd")
     log = open_log(tmp_path)
-    assert len(list(log.batches(0, 600, 150))) == 4
+    assert len(list(log.batches(0, 240, 60))) == 4
     assert len(os.listdir("/proc/self/fd")) < len(before) + 50

@@ -290,6 +290,18 @@ def test_a_log_with_fewer_rows_than_were_counted_is_an_error(suffix: str, tmp_pa
         assert str(raised.value) == f"{path}: has changed since its rows were counted; read it from the start"
 
 
+def test_rows_that_come_or_go_without_a_change_of_size_are_found(tmp_path: Path) -> None:
+    path = csv_log(tmp_path / "log.csv", 300)
+    content = path.read_bytes()
+    log = open_log(path, format=CSV, chunk_bytes=500)
+    lines = content.split(b"\n")
+    lines[100:102] = [lines[100].replace(b",v", b",v" + b"0" * (len(lines[101]) + 1))]  # one of two
+    assert len(b"\n".join(lines)) == len(content)
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(ClickLogError, match="has changed since its rows were counted"):
+        list(log.batches(0, 300, 50))
+
+
 # Threads, memory, progress
 
 

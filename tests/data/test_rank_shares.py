@@ -58,7 +58,7 @@ def epochs(draw: st.DrawFn) -> tuple[EpochPlan, int, list[tuple[int, float]]]:
 
 
 @given(epochs())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_each_row_is_trained_on_once_whatever_numbers_of_ranks_follow_each_other(
     epoch: tuple[EpochPlan, int, list[tuple[int, float]]],
 ) -> None:
