@@ -49,6 +49,8 @@ def test_checking_settings_builds_no_module_and_draws_no_random_numbers(monkeypa
         ({"optimizer": "adam", "options": {"capturable": True}}, "cannot have capturable=True"),
         ({"lr": float("inf")}, "lr must be finite and >= 0, got inf"),
         ({"least_features": 10, "l21": 0.0}, "least_features need target_rate"),
+        ({"target_rate": 0.1, "target_bytes": "1MB"}, "target_rate and target_bytes exclude each other"),
+        ({"target_bytes": "1MB", "l21": 1e-3}, "target_bytes sets l21 during training: give one of them"),
         ({"state_dtype": "float16"}, "state_dtype"),
         ({"options": {"state_dtype": "bfloat16"}}, "setting of its own"),
         ({"optimizer": "momentum", "lr": 0.1, "l21": 0.0, "penalty": "lasso", "eps": 1e-3}, "eps"),
