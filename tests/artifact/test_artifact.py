@@ -88,24 +88,16 @@ def test_a_field_more_is_one_line(tmp_path: Path) -> None:
     assert later.read(tmp_path / "jar") == WithLid(label="plum", grams=3, id=written.id, files=written.files)
 
 
-def test_a_newer_version_says_what_to_do(tmp_path: Path) -> None:
-    write_jar(tmp_path / "jar")
+def test_what_is_read_is_what_was_written_and_other_formats_are_named(tmp_path: Path) -> None:
+    written = write_jar(tmp_path / "jar", label="Pflaume – 李", grams=7)
+    assert JARS.read(tmp_path / "jar") == written
+    assert written.bytes == 5
+    with pytest.raises(JarError, match=r"jar.json: of a folder of the format 'jar', 'can' is expected"):
+        replace(JARS, name="can").read(tmp_path / "jar")
     path = tmp_path / "jar" / "jar.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 5}))
     with pytest.raises(JarError, match=r"jar.json: written by a newer version \(sparsegroup .*version 4: update"):
         JARS.read(tmp_path / "jar")
-
-
-def test_another_formats_folder_is_told(tmp_path: Path) -> None:
-    write_jar(tmp_path / "jar")
-    with pytest.raises(JarError, match=r"jar.json: of a folder of the format 'jar', 'can' is expected"):
-        replace(JARS, name="can").read(tmp_path / "jar")
-
-
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
-    written = write_jar(tmp_path / "jar", label="Pflaume – 李", grams=7)
-    assert JARS.read(tmp_path / "jar") == written
-    assert written.bytes == 5
 
 
 def half_a_jar(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """DeepCTR-Torch: its models compute and train the same with tables, by their own `compile` and `fit`."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from client_cases import assert_trains_as_sparse_embeddings
 from client_example import run_example
 from sparsegroup import GroupAdam, HashEmbedding, TableEmbedding, convert, param_groups, to_embeddings
 
@@ -73,19 +73,7 @@ def test_each_model_gives_what_it_gave_and_trains(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"l21": 0.5}])
 def test_deepfm_trains_as_with_sparse_embeddings(options: dict[str, float]) -> None:
-    plain = deepfm()
-    model = convert(copy.deepcopy(plain))
-    for module in plain.modules():
-        if isinstance(module, nn.Embedding):
-            module.sparse = True
-    wanted = fitted(plain, GroupAdam(param_groups(plain, **options), lr=1e-2))
-    found = fitted(model, GroupAdam(param_groups(model, **options), lr=1e-2))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
-    to_embeddings(model)
-    for (name, weight), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(weight, expected, rtol=1e-3, atol=1e-6), name
-    dead = sum(int((module.weight == 0).all(1).sum()) for module in model.modules() if isinstance(module, nn.Embedding))
-    assert bool(dead) == bool(options)
+    assert_trains_as_sparse_embeddings(deepfm(), fitted, **options)
 
 
 def test_new_rows_start_with_its_init_std_and_only_what_comes_counts() -> None:
@@ -104,6 +92,17 @@ def test_new_rows_start_with_its_init_std_and_only_what_comes_counts() -> None:
 def test_its_l2_on_embeddings_is_refused() -> None:
     with pytest.raises(ValueError, match="Models of DeepCTR-Torch need l2_reg_embedding=0 and l2_reg_linear=0"):
         convert(deepfm(l2_reg_embedding=1e-5))
+
+
+@pytest.mark.parametrize("penalties", [{}, {"l2_reg_embedding": 0, "l2_reg_linear": 0}])
+def test_its_default_penalty_zeroes_embeddings_that_no_batch_held(penalties: dict[str, float]) -> None:
+    feats, draw, held = [SparseFeat(name, 400, embedding_dim=4) for name in "ab"], np.random.default_rng(0), 40
+    model = models.DeepFM(feats, feats, dnn_hidden_units=(8,), **penalties)
+    model.compile(GroupAdam(param_groups(model, l21=1e-3)), "binary_crossentropy")
+    x = {name: draw.integers(0, held, 256) for name in "ab"}
+    model.fit(x, (x["a"] < held / 2).astype(float), batch_size=64, epochs=1, verbose=0)
+    others = (model.embedding_dict["a"].weight[held:] != 0).any(dim=1)
+    assert others.tolist() == [bool(penalties)] * (400 - held)
 
 
 def test_a_shared_embedding_is_one_table_and_its_state_is_saved(tmp_path) -> None:

@@ -1,14 +1,14 @@
 """FuxiCTR: its models compute and train the same with tables, shared and padded embeddings included."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from client_cases import assert_trains_as_sparse_embeddings
 from client_example import run_example
-from sparsegroup import GroupAdam, HashEmbedding, TableEmbedding, convert, param_groups, to_embeddings
+from sparsegroup import HashEmbedding, TableEmbedding, convert, to_embeddings
 
 pytest.importorskip("fuxictr")
 
@@ -65,37 +65,20 @@ def test_it_gives_what_it_gave_with_shared_embeddings_in_one_table() -> None:
     assert torch.equal(predicted(model), wanted)
     model.reset_parameters()  # of the network: it knows nothing of tables
     assert isinstance(layers["item"], TableEmbedding)
-    assert torch.equal(to_embeddings(model).embedding_layer.embedding_layer.embedding_layers["item"].weight[0], ZERO)
-
-
-ZERO = torch.zeros(4)
+    items = to_embeddings(model).embedding_layer.embedding_layer.embedding_layers["item"]
+    assert not items.weight[0].any()
 
 
 @pytest.mark.parametrize("options", [{}, {"l21": 0.1}])
 def test_it_trains_as_with_sparse_embeddings(options: dict[str, float]) -> None:
-    plain = dcn(net_regularizer=1e-4)
-    model = convert(copy.deepcopy(plain))
-    for module in plain.modules():
-        if isinstance(module, nn.Embedding):
-            module.sparse = True
-    wanted = trained(plain, GroupAdam(param_groups(plain, **options), lr=1e-2))
-    found = trained(model, GroupAdam(param_groups(model, **options), lr=1e-2))
-    assert torch.allclose(found, wanted, rtol=1e-4)
-    to_embeddings(model)
-    for (name, weight), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(weight, expected, rtol=1e-3, atol=1e-5), name
-    users = model.embedding_layer.embedding_layer.embedding_layers["user"].weight
-    assert bool((users == 0).all(1).any()) == bool(options)
+    assert_trains_as_sparse_embeddings(dcn(net_regularizer=1e-4), trained, **options)
 
 
-def test_new_rows_start_by_its_initializer() -> None:
+def test_new_rows_start_by_its_initializer_and_its_regularizer_of_embeddings_is_refused() -> None:
     model = convert(dcn(values=5_000), rows="none")
     table = model.embedding_layer.embedding_layer.embedding_layers["item"].table
     assert table.num_rows == 0
     assert table.table.config.std == pytest.approx(1e-4, rel=0.03)
-
-
-def test_its_regularizer_of_embeddings_is_refused() -> None:
     with pytest.raises(ValueError, match=r"embedding_regularizer='l2\(1e-5\)' .*embedding_regularizer=None"):
         convert(dcn("l2(1e-5)"))
 

@@ -1,14 +1,14 @@
 """TorchRec: unsharded collections of embeddings and of bags compute and train the same with tables."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from client_cases import assert_trains_as_sparse_embeddings
 from client_example import run_example
-from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, convert, param_groups, to_embeddings
+from sparsegroup import HashEmbedding, HashEmbeddingBag, convert, to_embeddings
 
 pytest.importorskip("torchrec")
 
@@ -29,18 +29,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ROWS = 30
 
 
+def config(name: str, *features: str, of: Any = EmbeddingBagConfig, **options: Any) -> Any:
+    return of(name=name, feature_names=[*features], **{"embedding_dim": 4, "num_embeddings": ROWS, **options})
+
+
 def bags(is_weighted: bool = False, **options: Any) -> EmbeddingBagCollection:
     torch.manual_seed(0)
-    pooling = [PoolingType.SUM, PoolingType.SUM if is_weighted else PoolingType.MEAN]
-    tables = [
-        EmbeddingBagConfig(
-            name="things", embedding_dim=4, num_embeddings=ROWS, feature_names=["item", "seen"], pooling=pooling[0]
-        ),
-        EmbeddingBagConfig(
-            name="tags", embedding_dim=3, num_embeddings=ROWS, feature_names=["tag"], pooling=pooling[1], **options
-        ),
-    ]
-    return EmbeddingBagCollection(tables=tables, is_weighted=is_weighted)
+    pooling = PoolingType.SUM if is_weighted else PoolingType.MEAN
+    things = config("things", "item", "seen", pooling=PoolingType.SUM)
+    tags = config("tags", "tag", embedding_dim=3, pooling=pooling, **options)
+    return EmbeddingBagCollection(tables=[things, tags], is_weighted=is_weighted)
 
 
 def features(seed: int = 0, rows: int = 8, dtype: torch.dtype = torch.int64, weighted: bool = False) -> Any:
@@ -71,10 +69,7 @@ def test_bags_give_what_they_gave(weighted: bool, dtype: torch.dtype) -> None:
 
 def test_embeddings_give_what_they_gave() -> None:
     torch.manual_seed(0)
-    tables = [
-        EmbeddingConfig(name="things", embedding_dim=4, num_embeddings=ROWS, feature_names=["item", "seen"]),
-        EmbeddingConfig(name="tags", embedding_dim=4, num_embeddings=ROWS, feature_names=["tag"]),
-    ]
+    tables = [config("things", "item", "seen", of=EmbeddingConfig), config("tags", "tag", of=EmbeddingConfig)]
     model = EmbeddingCollection(tables=tables)
     wanted = model(features())
     convert(model)
@@ -100,37 +95,26 @@ class Clicks(nn.Module):
         return self.head(self.bags(given).values()).squeeze(1)
 
 
+def fitted(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    for step in range(20):
+        optimizer.zero_grad()
+        labels = (features(step).lengths()[:8] > 1).float()
+        nn.functional.binary_cross_entropy_with_logits(model(features(step)), labels).backward()
+        optimizer.step()
+    return model(features(99)).detach()
+
+
 @pytest.mark.parametrize("options", [{}, {"l21": 0.02}])
 def test_a_collection_trains_as_with_sparse_embeddings(options: dict[str, float]) -> None:
-    plain = Clicks()
-    model = convert(copy.deepcopy(plain))
-    for module in plain.modules():
-        if isinstance(module, nn.EmbeddingBag):
-            module.sparse = True
-    optimizers = [GroupAdam(param_groups(one, **options), lr=0.02) for one in (plain, model)]
-    for step in range(20):
-        for one, optimizer in zip((plain, model), optimizers, strict=True):
-            optimizer.zero_grad()
-            labels = (features(step).lengths()[:8] > 1).float()
-            nn.functional.binary_cross_entropy_with_logits(one(features(step)), labels).backward()
-            optimizer.step()
-    to_embeddings(model)
-    for (name, found), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-5), name
-    dead = sum(int((bag.weight == 0).all(1).sum()) for bag in model.bags.embedding_bags.values())
-    assert bool(dead) == bool(options)
+    assert_trains_as_sparse_embeddings(Clicks(), fitted, lr=0.02, **options)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_one_bag_of_all_features_gives_what_a_collection_gives(weighted: bool) -> None:
-    names = {"seen": "seen", "item": "seen", "tag": "tag"}
-    tables = [
-        EmbeddingBagConfig(name="seen", embedding_dim=4, num_embeddings=ROWS, feature_names=["seen", "item"]),
-        EmbeddingBagConfig(name="tag", embedding_dim=4, num_embeddings=ROWS, feature_names=["tag"]),
-    ]
     torch.manual_seed(0)
+    tables = [config("seen", "seen", "item"), config("tag", "tag")]
     model = EmbeddingBagCollection(tables=tables, is_weighted=weighted)
-    fields = {name: ("seen", "tag").index(table) for name, table in names.items()}
+    fields = {"seen": 0, "item": 0, "tag": 1}
     bag = HashEmbeddingBag(4, mode="sum", features=fields, field_bits=8)
     for field, table in enumerate(("seen", "tag")):
         bag.assign((field << 56) + torch.arange(ROWS), model.embedding_bags[table].weight.detach())
@@ -157,9 +141,8 @@ def test_a_bag_refuses_features_whose_batches_differ_in_size() -> None:
 
 
 def test_new_rows_start_in_the_range_of_the_config() -> None:
-    config = {"weight_init_min": -0.3, "weight_init_max": 0.3}
-    tables = [EmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=2_000, feature_names=["f"], **config)]
-    bag = convert(EmbeddingBagCollection(tables=tables), rows="none", init="uniform").embedding_bags["t"]
+    table = config("t", "f", embedding_dim=8, num_embeddings=2_000, weight_init_min=-0.3, weight_init_max=0.3)
+    bag = convert(EmbeddingBagCollection(tables=[table]), rows="none", init="uniform").embedding_bags["t"]
     starts = bag.table.initial(torch.arange(10_000))
     assert float(starts.abs().max()) == pytest.approx(0.3, rel=0.02)
     assert float(starts.std()) == pytest.approx(0.3 / 3**0.5, rel=0.02)
@@ -174,13 +157,8 @@ def test_half_precision_asks_for_a_dtype() -> None:
     assert torch.allclose(model(features())["tag"], bags(data_type=DataType.FP16)(features())["tag"], atol=1e-3)
 
 
-def test_the_example_learns_and_has_the_size_that_was_asked_for() -> None:
-    auc, rate, _ = run_example("torchrec_model")
-    assert auc > 0.75
-    assert rate == pytest.approx(0.1, abs=0.01)
-
-
-def test_the_example_on_ranks_learns_and_has_the_size_that_was_asked_for() -> None:
-    auc, rate, _ = run_example("torchrec_sharded")
+@pytest.mark.parametrize("example", ["torchrec_model", "torchrec_sharded"])
+def test_the_example_learns_and_has_the_size_that_was_asked_for(example: str) -> None:
+    auc, rate, _ = run_example(example)
     assert auc > 0.75
     assert rate == pytest.approx(0.1, abs=0.01)

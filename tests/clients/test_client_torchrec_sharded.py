@@ -102,36 +102,28 @@ def checkpointed(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str
     optimizer = optimizer_of(first.module)
     learn(first, optimizer, batches[:4])
     Checkpoints(folder).save(4, first.module, optimizer)
-    halfway = content(first.module)
+    halfway, copied = content(first.module), on_ranks()
+    copied.load_state_dict(first.state_dict())
+    assert_same_rows(content(copied.module), halfway)
     optimizer = optimizer_of(resumed.module)
     Checkpoints(folder).load(Checkpoints(folder).latest(), resumed.module, optimizer)
     learn(resumed, optimizer, batches[4:])
     return halfway, content(resumed.module), content(whole.module)
 
 
+def assert_same_rows(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours["rows"].keys() == theirs["rows"].keys()
+    assert all(torch.equal(row, theirs["rows"][key]) for key, row in ours["rows"].items())
+
+
 def test_a_checkpoint_resumes_to_the_same_bits_and_is_read_by_one_process(ranks: Ranks, tmp_path: Path) -> None:
     parts = ranks.call(checkpointed, tmp_path)
     for _, resumed, whole in parts:
-        assert resumed["rows"].keys() == whole["rows"].keys()
-        assert all(torch.equal(row, whole["rows"][key]) for key, row in resumed["rows"].items())
+        assert_same_rows(resumed, whole)
         assert torch.equal(resumed["head"], whole["head"])
     model = tables_alone()
     Checkpoints(tmp_path).load(Checkpoints(tmp_path).latest(), model, optimizer_of(model))
     assert_same([halfway for halfway, _, _ in parts], content(model))
-
-
-def restored() -> bool:
-    model, other = on_ranks(), on_ranks()
-    learn(model, optimizer_of(model.module), [own_batch(step) for step in range(3)])
-    other.load_state_dict(model.state_dict())
-    ours, theirs = (content(one.module) for one in (model, other))
-    return ours["rows"].keys() == theirs["rows"].keys() and all(
-        torch.equal(row, theirs["rows"][key]) for key, row in ours["rows"].items()
-    )
-
-
-def test_a_state_dict_holds_the_ranks_rows(ranks: Ranks) -> None:
-    assert ranks.call(restored) == [True, True]
 
 
 def with_weights() -> tuple[dict[str, Any], dict[str, Tensor], list[str]]:
@@ -148,13 +140,8 @@ def test_weights_that_are_there_are_kept(ranks: Ranks) -> None:
     assert set(rows) == {(name, key) for name, weight in weights.items() for key in range(len(weight))}
     for (name, key), row in rows.items():
         assert torch.equal(row, weights[name][key])
-    names = [
-        "embedding.embeddings.things.weight",
-        "embedding.embeddings.users.weight",
-        "head.layer.weight",
-        "head.layer.bias",
-    ]
-    assert [part[2] for part in parts] == [names, names]
+    tables = [f"embedding.embeddings.{name}.weight" for name in ("things", "users")]
+    assert [part[2] for part in parts] == [[*tables, "head.layer.weight", "head.layer.bias"]] * 2
 
 
 def uneven(parts: list[slice]) -> dict[str, Any]:

@@ -1,61 +1,62 @@
-"""The Hugging Face Trainer: the example, torch_compile=True, resuming."""
+"""The Hugging Face Trainer: the example, torch_compile=True, resuming, clipped gradients of tables."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from torch.utils.data import Dataset
 
+from client_cases import KEYS, TableModel, clicks
 from client_example import run_example
-from sparsegroup import GroupAdam, HashEmbedding, param_groups
+from sparsegroup import GroupAdam
 
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Clicks(Dataset[dict[str, Tensor]]):
-    def __init__(self) -> None:
-        self.keys = torch.randint(0, 100, (192, 3), generator=torch.Generator().manual_seed(1))
-
+class Rows(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(clicks()[0])
 
-    def __getitem__(self, row: int) -> dict[str, Tensor]:
-        return {"keys": self.keys[row], "labels": (self.keys[row, 0] % 2).float()}
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        keys, labels = clicks()
+        return {"keys": keys[number], "labels": labels[number]}
 
 
-class ClickModel(nn.Module):
+class ClickModel(TableModel):
+    def forward(self, keys: Tensor, labels: Tensor | None = None) -> Any:
+        logits = super().forward(keys)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": 100 * torch.nn.functional.binary_cross_entropy_with_logits(logits, labels), "logits": logits}
+
+
+class Norms(transformers.TrainerCallback):
+    """Notes the norms of the gradients that the optimizer steps with."""
+
     def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = HashEmbedding(4)
-        self.head = nn.Linear(12, 1)
+        self.noted: list[float] = []
 
-    def forward(self, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.head(self.table(keys).flatten(1)).squeeze(1)
-        return {"loss": functional.binary_cross_entropy_with_logits(logits, labels), "logits": logits}
+    def on_pre_optimizer_step(self, *_: Any, model: Any = None, **others: Any) -> None:
+        self.noted.append(model.gradient_norm().item())
 
 
-def trained(folder: Path, resume: bool = False, **options: Any) -> ClickModel:
-    model = ClickModel()
-    optimizer = GroupAdam(param_groups(model, l21=1e-3))
-    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    arguments = transformers.TrainingArguments(
-        str(folder),
-        per_device_train_batch_size=16,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        max_grad_norm=0.0,
-        **options,
+def trained(folder: Path, resume: bool = False, **options: Any) -> tuple[ClickModel, list[float], list[float]]:
+    """The model, the norms that the Trainer logs, and the norms of the optimizer's steps."""
+    model, norms = ClickModel(), Norms()
+    optimizer = GroupAdam(model.parameters(), lr=0.05, l21=1e-4)
+    options = {"num_train_epochs": 1, "save_strategy": "no"} | options
+    arguments = transformers.TrainingArguments(str(folder), logging_steps=1, report_to=[], use_cpu=True, **options)
+    constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)  # a resumed run's epochs are more
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=Rows(), optimizers=(optimizer, constant), callbacks=[norms]
     )
-    trainer = transformers.Trainer(model, arguments, train_dataset=Clicks(), optimizers=(optimizer, schedule))
     trainer.train(resume_from_checkpoint=resume)
-    return model
+    return model, [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry], norms.noted
 
 
 def test_the_example() -> None:
@@ -65,18 +66,24 @@ def test_the_example() -> None:
 
 
 def test_torch_compile_trains_the_rows_of_eager_training(tmp_path: Path) -> None:
-    options = {"num_train_epochs": 1, "save_strategy": "no"}
-    eager = trained(tmp_path, **options)
-    compiled = trained(tmp_path, torch_compile=True, torch_compile_backend="aot_eager", **options)
-    keys = torch.arange(100)
-    assert not torch.equal(eager.table.lookup(keys), eager.table.initial(keys))
-    torch.testing.assert_close(compiled.table.lookup(keys), eager.table.lookup(keys))
+    eager, *_ = trained(tmp_path)
+    compiled, *_ = trained(tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
+    torch.testing.assert_close(compiled.rows(), eager.rows())
 
 
 def test_a_run_that_is_resumed_ends_at_the_same_rows(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", num_train_epochs=2, save_strategy="no")
+    whole, *_ = trained(tmp_path / "whole", num_train_epochs=2)
     trained(tmp_path / "half", num_train_epochs=2, save_strategy="epoch", max_steps=12)
-    resumed = trained(tmp_path / "half", resume=True, num_train_epochs=2, save_strategy="no")
-    keys = torch.arange(100)
-    assert torch.equal(resumed.table.lookup(keys), whole.table.lookup(keys))
+    resumed, *_ = trained(tmp_path / "half", resume=True, num_train_epochs=2)
+    assert torch.equal(resumed.rows(), whole.rows())
     assert resumed.table.num_seen == whole.table.num_seen
+
+
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.0}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_the_trainer_clips_tables_and_logs_the_norm_before(options: dict[str, Any], tmp_path: Path) -> None:
+    model, logged, stepped = trained(tmp_path, **options)
+    assert (model.rows() != model.table.initial(KEYS)).any()
+    assert len(logged) == len(stepped) == len(Rows()) // 8 // options.get("gradient_accumulation_steps", 1)
+    assert min(logged) > 1
+    expected = logged if options.get("max_grad_norm") == 0 else [1.0] * len(logged)
+    assert stepped == pytest.approx(expected, rel=1e-5)

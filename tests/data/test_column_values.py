@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from column_cases import ROWS, chosen, csv_of, everything, iso
-from data_cases import rows_of, written
+from data_cases import assert_equal, rows_of, write, written
 from sparsegroup.data import ClickLogError, columns_of, hash_keys, kinds_of, open_log, prepare
 from sparsegroup.data.keys import keys_of
 from sparsegroup.data.schema import LogFormat
@@ -198,15 +198,13 @@ def twin(path: Path) -> Path:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_typed_columns_give_what_their_csv_gives(suffix: str, tmp_path: Path) -> None:
-    frame, path = pl.DataFrame(TYPED), tmp_path / f"log{suffix}"
-    frame.write_parquet(path) if suffix == ".parquet" else frame.write_ipc(path)
+    path = write(pl.DataFrame(TYPED), tmp_path / f"log{suffix}")
     typed, text = chosen(path), chosen(twin(tmp_path / "log.csv"))
     assert typed.fields == text.fields
     assert typed.numbers == text.numbers == ("price", "narrow", "gap.number", "whole.number", "amount")
     assert (typed.time, typed.lists) == (text.time, text.lists)
     ours, theirs = (prepare([log], tmp_path / log.suffix[1:])[0] for log in (path, tmp_path / "log.csv"))
-    for name, values in vars(rows_of(theirs)).items():
-        np.testing.assert_array_equal(values, getattr(rows_of(ours), name), err_msg=name)
+    assert_equal(rows_of(ours), rows_of(theirs))
     for one, other in zip(ours.batches(0, ROWS, ROWS), theirs.batches(0, ROWS, ROWS), strict=True):
         assert all(
             a.keys.equal(b.keys) and a.offsets.equal(b.offsets) for a, b in zip(one.bags, other.bags, strict=True)
@@ -237,22 +235,21 @@ def test_the_keys_of_a_frame_are_those_of_its_log(kind: str, tmp_path: Path) -> 
     assert all(a.keys.equal(b.keys) for a, b in zip(hashed.bags.values(), batch.bags, strict=True))
     kinds = kinds_of(columns_of(frame.drop("clicked")))
     assert {"clicked": "label", **kinds} == log.columns
+    by_itself = hash_keys(frame.drop("clicked"))  # whose kinds it finds itself
+    np.testing.assert_array_equal(by_itself.keys, rows.keys)
+    np.testing.assert_array_equal(by_itself.numbers, rows.numbers)
 
 
-def test_a_frame_that_does_not_fit_is_told_of() -> None:
+def test_frames_and_values_that_do_not_fit_are_named(tmp_path: Path) -> None:
     kinds = {"a": "category", "n": "number"}
-    with pytest.raises(ClickLogError, match="no column 'n' in the frame; the columns are a"):
-        hash_keys(pl.DataFrame({"a": ["x"]}), kinds)
-    with pytest.raises(ClickLogError, match="row 1: 'n' cannot be read: 'n=dear'"):
-        hash_keys(pl.DataFrame({"a": ["x", "y"], "n": ["1", "dear"]}), kinds)
-    with pytest.raises(ClickLogError, match="a data frame is expected"):
-        hash_keys(object(), kinds)
-    assert hash_keys(pa.table({"a": ["x"], "n": [None]}), kinds).numbers.tolist() == [
-        [pytest.approx(math.nan, nan_ok=True)]
-    ]
-
-
-def test_a_value_that_is_not_of_its_columns_kind_makes_a_bad_row(tmp_path: Path) -> None:
+    for frame, message in (
+        (pl.DataFrame({"a": ["x"]}), "no column 'n' in the frame; the columns are a"),
+        (pl.DataFrame({"a": ["x", "y"], "n": ["1", "dear"]}), "row 1: 'n' cannot be read: 'n=dear'"),
+        (object(), "a data frame is expected"),
+    ):
+        with pytest.raises(ClickLogError, match=message):
+            hash_keys(frame, kinds)
+    np.testing.assert_array_equal(hash_keys(pa.table({"a": ["x"], "n": [None]}), kinds).numbers, [[math.nan]])
     rows = [f"{i % 2},{i / 7},{iso(i)},c{i % 3}" for i in range(200)]
     rows += ["1,dear,2024-01-01,c1", "1,2.5,soon,c1", "1,,,c1"]
     path = written(tmp_path / "log.csv", "\n".join(["label,price,seen,c", *rows]))

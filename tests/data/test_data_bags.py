@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from data_cases import written
+from over import over
 from sparsegroup.data import PreparedLog, RawLog, open_log, preparation, prepare
 from sparsegroup.data.batches import Bags, Batch, rebatched
 from sparsegroup.data.keys import keys_of
@@ -52,7 +53,7 @@ def test_a_slice_of_bags_is_the_bags_of_the_slice() -> None:
             assert lists_of(part[1:3]) == lists[start:stop][1:3]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@over("seed", range(5))
 def test_rows_cut_anywhere_and_put_together_at_any_size_are_the_same_rows(seed: int) -> None:
     generator = random.Random(seed)
     columns: list[Lists] = [random_lists(60, seed), [[]] * 60, random_lists(60, seed + 100)]
@@ -98,8 +99,5 @@ def test_a_logs_bags_are_those_of_a_plain_reading(tmp_path: Path, monkeypatch: p
             single = torch.cat([batch.keys for batch in batches])
             assert single.tolist() == keys_of([row[1] for row in rows[start:stop]], 1)[:, None].tolist()
             assert all(bags.keys.dtype == bags.offsets.dtype == torch.int64 for bags in batches[0].bags)
-
-
-def test_lists_must_be_fields() -> None:
     with pytest.raises(ValueError, match="lists must be fields, got 'b', which is none"):
         LogFormat("log", "label", ("a",), lists={"b": "|"})

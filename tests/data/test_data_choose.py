@@ -25,51 +25,35 @@ def header_log(path: Path, rows: int = 57) -> Path:
 
 
 def test_label_and_exclude_say_what_the_columns_of_a_header_are(tmp_path: Path) -> None:
-    log = chosen(header_log(tmp_path / "log.csv"), label="clicked", exclude=["label", "size"])
+    path = header_log(tmp_path / "log.csv")
+    log = chosen(path, label="clicked", exclude=["label", "size"])
     assert (log.label, log.fields, log.time, log.split) == ("clicked", ("color",), "ts", "last-fraction")
-    told = chosen(header_log(tmp_path / "log.csv"))
-    assert (told.label, told.fields) == ("label", ("clicked", "color", "size"))
+    by_name = chosen(path)
+    assert (by_name.label, by_name.fields) == ("label", ("clicked", "color", "size"))
     split = written(tmp_path / "split.csv", "split,a,ts\n1,x,3\n")  # their names do not say that they are not the label
     assert chosen(split, label="split").split_column is None
     assert chosen(split, label="ts").time is None
-
-
-ANOTHER = "`label` clicked (0 or 1 in each row)"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"label": "click"},
-            f"no label column 'click'; name it with `label`, such as {ANOTHER}. The columns are {COLUMNS}",
-        ),
+    assert chosen(written(tmp_path / "none.csv", ",label,a\n0,1,x\n"), exclude=[""]).fields == ("a",)
+    another = "such as `label` clicked (0 or 1 in each row). "
+    for options, message in (
+        ({"label": "click"}, f"no label column 'click'; name it with `label`, {another}The columns are {COLUMNS}"),
         ({"exclude": ["size", "sise"]}, f"no column 'sise' to exclude. The columns are {COLUMNS}"),
-    ],
-)
-def test_a_column_that_does_not_exist_is_named(options: Any, message: str, tmp_path: Path) -> None:
-    path = header_log(tmp_path / "log.csv")
-    with pytest.raises(ClickLogError) as raised:
-        chosen(path, **options)
-    assert str(raised.value) == f"{path}:1: {message}"
-
-
-def test_a_column_without_a_name_may_be_excluded(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.csv", ",label,a\n0,1,x\n")
-    assert chosen(path, exclude=[""]).fields == ("a",)
+    ):
+        with pytest.raises(ClickLogError) as raised:
+            chosen(path, **options)
+        assert str(raised.value) == f"{path}:1: {message}"
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 0.999, 1e-9])
 def test_the_test_set_is_the_fraction_of_the_rows(fraction: float, tmp_path: Path) -> None:
     path = header_log(tmp_path / "log.csv")
     log = chosen(path, label="clicked", exclude=["label"], test_fraction=fraction)
-    raw = open_log(path, format=log) if fraction < 0.99 else None
-    expected = 57 - round(57 * fraction)
-    if raw is None:
+    if fraction == 0.999:
         with pytest.raises(ClickLogError, match="no training rows; all 57 are for testing"):
             prepare([path], tmp_path / "out", log)
     else:
-        assert raw.train_rows == expected
+        expected = 57 - round(57 * fraction)
+        assert open_log(path, format=log).train_rows == expected
         assert prepare([path], tmp_path / "out", log)[0].train_rows == expected
 
 

@@ -1,8 +1,8 @@
 """Raw logs of every format, and what is made of them."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -10,19 +10,19 @@ import pytest
 
 from data_cases import (
     AGENTS,
-    DATA,
-    HEADER,
     INTEGERS,
     PRICES,
     SCHEMA,
+    assert_equal,
     avazu_log,
     criteo_log,
-    good_rows,
     ipinyou_log,
     keys,
     rows_of,
+    write,
     written,
 )
+from over import over
 from sparsegroup.data.formats import avazu, criteo, ipinyou
 from sparsegroup.data.keys import keys_of
 from sparsegroup.data.preparation import prepare
@@ -50,20 +50,9 @@ def test_avazu(tmp_path: Path) -> None:
     assert rows_of(raw).keys[:, 0].tolist() == keys_of(hours, 0).tolist()
     with pytest.raises(ClickLogError, match="read in another way"):
         prepare([path], tmp_path / "raw", avazu("hour"))
-
-
-@pytest.mark.parametrize("hour", ["", "1410210", "14102124", "14133100", "today"])
-def test_an_avazu_hour_that_is_none_is_a_bad_row(hour: str, tmp_path: Path) -> None:
-    path = avazu_log(tmp_path / "train.csv", ["14102100", "14102101", hour])
-    with pytest.raises(ClickLogError) as raised:
-        prepare([path], tmp_path / "out")
-    assert str(raised.value) == f"{path}:4: 'hour' cannot be read: 'hour={hour}'"
-
-
-def test_a_log_whose_last_day_is_the_test_set_must_be_in_the_order_of_time(tmp_path: Path) -> None:
-    path = avazu_log(tmp_path / "train.csv", ["14102100", "14102200", "14102123"])
-    with pytest.raises(ClickLogError, match="order of time"):
-        prepare([path], tmp_path / "out", chunk_bytes=200)
+    unordered = avazu_log(tmp_path / "unordered.csv", ["14102100", "14102200", "14102123"])
+    with pytest.raises(ClickLogError, match="order of time"):  # of which its last day is the test set
+        prepare([unordered], tmp_path / "unordered", chunk_bytes=200)
 
 
 def test_criteo_numbers_as_logarithms(tmp_path: Path) -> None:
@@ -89,12 +78,28 @@ def test_criteo_numbers_as_buckets(tmp_path: Path) -> None:
     assert rows_of(log).keys[0].tolist() == keys([buckets + [f"0{j}" for j in range(25)] + [""]])[0]
 
 
-@pytest.mark.parametrize("numbers", ["log", "buckets"])
-def test_a_criteo_integer_that_is_none_is_a_bad_row(numbers: Any, tmp_path: Path) -> None:
-    path = criteo_log(tmp_path / "train.txt", ["x", *INTEGERS[1:]])
+AVAZU_HOURS = ["14102100", "14102101"]
+UNREADABLE: list[tuple[Callable[[Path], Path], LogFormat | None, str]] = [
+    *(
+        (lambda at, hour=hour: avazu_log(at, [*AVAZU_HOURS, hour]), None, f"4: 'hour' cannot be read: 'hour={hour}'")
+        for hour in ("", "1410210", "14102124", "14133100", "today")
+    ),
+    *(
+        (lambda at: criteo_log(at, ["x", *INTEGERS[1:]]), criteo(numbers), "1: 'I1' cannot be read: 'I1=x'")  # type: ignore[arg-type]
+        for numbers in ("log", "buckets")
+    ),
+    (lambda at: ipinyou_log(at, [("curl", "dear")]), ipinyou(), "2: 'slotprice' cannot be read: 'slotprice=dear'"),
+]
+
+
+@over(("make", "log_format", "message"), UNREADABLE)
+def test_a_value_that_its_format_cannot_read_is_a_bad_row(
+    make: Callable[[Path], Path], log_format: LogFormat | None, message: str, tmp_path: Path
+) -> None:
+    path = make(tmp_path / "log.txt")
     with pytest.raises(ClickLogError) as raised:
-        prepare([path], tmp_path / "out", criteo(numbers))
-    assert str(raised.value) == f"{path}:1: 'I1' cannot be read: 'I1=x'"
+        prepare([path], tmp_path / "out", log_format)
+    assert str(raised.value) == f"{path}:{message}"
 
 
 def test_ipinyou(tmp_path: Path) -> None:
@@ -110,9 +115,6 @@ def test_ipinyou(tmp_path: Path) -> None:
     assert rows.keys[:, column["useragent"]].tolist() == keys_of(agents, column["useragent"]).tolist()
     assert rows.keys[:, column["slotprice"]].tolist() == keys_of(prices, column["slotprice"]).tolist()
     assert rows.times[3] == 20130606000000003
-    bad = ipinyou_log(tmp_path / "bad.txt", [("curl", "dear")])
-    with pytest.raises(ClickLogError, match=r"bad.txt:2: 'slotprice' cannot be read"):
-        prepare([bad], tmp_path / "bad", ipinyou())
 
 
 @pytest.mark.parametrize("prefix", ["", "{i}:"])
@@ -157,24 +159,12 @@ def test_csv_with_a_header(tmp_path: Path) -> None:
         prepare([mixed], tmp_path / "mixed", chunk_bytes=40)
 
 
-def test_without_a_split_the_last_tenth_is_the_test_set(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", HEADER + b"\n".join(good_rows(99)))
-    log, _ = prepare([path], tmp_path / "out", chunk_bytes=100)
-    assert (log.manifest.rows, log.manifest.train_rows) == (99, 89)
-    assert rows_of(log).times.tolist() == list(range(2, 101))  # `t` is not a time's name: the line is
-
-
-@pytest.mark.parametrize("name", ["avazu", "log"])
-def test_a_log_of_its_own_for_the_test_set_is_the_test_set(name: str, tmp_path: Path) -> None:
-    if name == "avazu":
-        logs = [avazu_log(tmp_path / f"{i}.csv", ["14102100", "14102200", "14102200"]) for i in range(2)]
-    else:
-        logs = [written(tmp_path / f"{i}.csv", "label,a,split\n0,x,2\n1,y,1\n0,z,0\n") for i in range(2)]
-    log, _ = prepare(logs, tmp_path / "out")
-    assert (log.manifest.rows, log.manifest.train_rows) == (6, 3)
-
-
-def test_a_test_log_may_have_its_columns_in_another_order_but_must_have_them(tmp_path: Path) -> None:
+def test_a_log_of_its_own_for_the_test_set(tmp_path: Path) -> None:
+    days = [avazu_log(tmp_path / f"{i}.txt", ["14102100", "14102200", "14102200"]) for i in range(2)]
+    splits = [written(tmp_path / f"{i}.csv", "label,a,split\n0,x,2\n1,y,1\n0,z,0\n") for i in range(2)]
+    for name, logs in (("days", days), ("splits", splits)):
+        log, _ = prepare(logs, tmp_path / name)
+        assert (log.manifest.rows, log.manifest.train_rows) == (6, 3)  # neither days nor splits count
     train = written(tmp_path / "train.csv", "label,a,b\n0,x,y\n")
     test = written(tmp_path / "test.csv", "b,label,a\nv,1,u\n")
     log, _ = prepare([train, test], tmp_path / "out")
@@ -256,35 +246,20 @@ def test_columnar_logs_equal_the_csv_of_the_same_content(suffix: str, tmp_path: 
         }
     )
     csv = "label,ts,word,number,category,real\n1,1,a,1,x,1\n0,2,,,y,2.5\n1,3,,3,x,\n0,4,日本,-4,,-3\n"
-    path = tmp_path / f"log{suffix}"
-    frame.write_parquet(path) if suffix == ".parquet" else frame.write_ipc(path)
+    path = write(frame, tmp_path / f"log{suffix}")
     log_format = LogFormat("log", "label", ("word", "number", "category"), numbers=("real",), time="ts")
     columnar, _ = prepare([path], tmp_path / "columnar", log_format)
     text, _ = prepare([written(tmp_path / "log.csv", csv)], tmp_path / "text", log_format)
-    assert vars(rows_of(columnar)).keys() == vars(rows_of(text)).keys()
-    for name, values in vars(rows_of(text)).items():
-        np.testing.assert_array_equal(values, getattr(rows_of(columnar), name))
+    assert_equal(rows_of(columnar), rows_of(text))
     assert columnar.manifest.features == text.manifest.features
     told, _ = prepare([path], tmp_path / "told", columns="categorical")
     assert told.manifest.fields == ("word", "number", "category", "real")
 
 
-def test_bad_rows_of_a_columnar_log_are_named_by_their_number(tmp_path: Path) -> None:
-    path = tmp_path / "log.parquet"
-    pl.DataFrame({"label": [0, 1, 2, None], "a": ["x"] * 4}).write_parquet(path)
-    with pytest.raises(
-        ClickLogError, match=r"log.parquet:3: label 'label' must be 0 or 1, true or false, yes or no: 'label=2'"
-    ):
-        prepare([path], tmp_path / "out")
-    log, (bad,) = prepare([path], tmp_path / "skip", on_bad_row="skip", max_bad=0.5)
-    assert (len(log), bad.count) == (2, 2)
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_a_damaged_columnar_log_is_named(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"log{suffix}"
     frame = pl.DataFrame({"label": [0, 1] * 5000, "a": [str(i) for i in range(10_000)]})
-    frame.write_parquet(path) if suffix == ".parquet" else frame.write_ipc(path)
+    path = write(frame, tmp_path / f"log{suffix}")
     whole = path.read_bytes()
     middle = bytearray(whole)
     middle[200 : len(whole) - 2000] = bytes(len(whole) - 2200)
@@ -294,18 +269,19 @@ def test_a_damaged_columnar_log_is_named(suffix: str, tmp_path: Path) -> None:
             prepare([path], tmp_path / "out")
 
 
-def test_a_columnar_log_with_lists_is_refused(tmp_path: Path) -> None:
+def test_what_a_columnar_log_may_hold(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
+    pl.DataFrame({"label": [0, 1, 2, None], "a": ["x"] * 4}).write_parquet(path)
+    with pytest.raises(ClickLogError, match=r"parquet:3: label 'label' must be 0 or 1, .*: 'label=2'"):  # rows from 1
+        prepare([path], tmp_path / "out")
+    log, (bad,) = prepare([path], tmp_path / "skip", on_bad_row="skip", max_bad=0.5)
+    assert (len(log), bad.count) == (2, 2)
     pl.DataFrame({"label": [0, 1], "a": [["x"], ["y", "z"]]}).write_parquet(path)
     with pytest.raises(ClickLogError, match=r"log.parquet: column 'a' is .*list.*; write it as text"):
         prepare([path], tmp_path / "out", columns="categorical")
-
-
-def test_numbers_of_a_columnar_log_too_large_for_an_integer_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "log.parquet"
     pl.DataFrame({"label": [0, 1], "a": ["x", "y"], "n": [1e20, -1.0]}).write_parquet(path)
-    log, _ = prepare([path], tmp_path / "out", LogFormat("log", "label", ("a",), numbers=("n",)))
-    assert rows_of(log).numbers[:, 0].tolist() == [np.float32(1e20), -1.0]
+    log, _ = prepare([path], tmp_path / "large", LogFormat("log", "label", ("a",), numbers=("n",)))
+    assert rows_of(log).numbers[:, 0].tolist() == [np.float32(1e20), -1.0]  # no integer is that large
 
 
 def test_a_column_that_appears_twice_is_refused_if_it_is_read(tmp_path: Path) -> None:
@@ -313,15 +289,6 @@ def test_a_column_that_appears_twice_is_refused_if_it_is_read(tmp_path: Path) ->
     with pytest.raises(ClickLogError, match=r"log.csv:1: column 'b' appears 2 times"):
         prepare([path], tmp_path / "out", LogFormat("log", "label", ("a", "b")))
     assert len(prepare([path], tmp_path / "out", LogFormat("log", "label", ("a",)))[0]) == 1
-
-
-def test_a_real_log_prepares(tmp_path: Path) -> None:
-    path = DATA / "avazu_sample.csv.xz"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not at hand")
-    log, _ = prepare([path], tmp_path / "out", chunk_bytes=1 << 20)
-    assert (len(log), len(log.manifest.fields)) == (33_261, 22)
-    assert log.manifest.positives / len(log) == pytest.approx(0.171, abs=5e-4)
 
 
 @pytest.mark.parametrize(("separator", "value"), [(",", "b"), ("\t", '"b"')])

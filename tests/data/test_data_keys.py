@@ -2,9 +2,11 @@
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from sparsegroup.data.keys import MOST_FIELDS, expected_collisions, fields_of, keys_of
+from sparsegroup.data.local_files import arrow_of
 
 XXH3_64 = {
     "": 0x2D06800538D394C2,
@@ -30,16 +32,11 @@ def test_a_key_is_the_field_over_the_hash_of_the_value(field: int) -> None:
     assert fields_of(keys).tolist() == [field] * len(XXH3_64)
 
 
-def test_the_first_key_is_known() -> None:
+def test_a_missing_value_is_the_empty_string_whose_key_is_known() -> None:
     assert keys_of([""], 0).tolist() == [0x06800538D394C2]
     assert keys_of([""], 255).tolist() == [0x06800538D394C2 - (1 << 56)]
-
-
-def test_a_missing_value_is_the_empty_string() -> None:
     missing, empty = keys_of([None, ""], 3)
-    assert missing == empty
-    assert keys_of([None], 3).tolist() == [missing]
-    assert keys_of(pl.Series([None], dtype=pl.Null), 3).tolist() == [missing]
+    assert missing == empty == keys_of([None], 3) == keys_of(pl.Series([None], dtype=pl.Null), 3)
 
 
 def test_series_arrow_arrays_and_lists_have_the_same_keys() -> None:
@@ -47,6 +44,12 @@ def test_series_arrow_arrays_and_lists_have_the_same_keys() -> None:
     series = pl.Series(values)
     assert keys_of(series, 2).tolist() == keys_of(values, 2).tolist() == keys_of(series.to_arrow(), 2).tolist()
     assert len(keys_of([], 2)) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
+def test_an_arrow_array_has_the_values_and_dtype_of_its_numpy_array(dtype: type) -> None:
+    for values in (np.arange(10, dtype=dtype), np.arange(10, dtype=dtype)[::2]):
+        assert arrow_of(values).equals(pa.array(values))
 
 
 def test_no_two_fields_share_a_key() -> None:

@@ -1,5 +1,7 @@
-"""How often a command opens a raw log."""
+"""How often a command opens a raw log, and that reading one imports nothing that it does not need."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +55,23 @@ def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
     opens.files.clear()
     prepare([log, test], tmp_path / "out")
     assert opens.files == [*head[0], *columns, *head[1], *count]
+
+
+READ = """
+import sys
+from sparsegroup.data import SyntheticConfig, open_log, synthetic_log
+from sparsegroup_paper.public_shapes import DATASETS, synthetic_batches
+log = open_log({path!r})
+print(sum(len(batch) for batch in log.batches(0, 6, 2)))
+next(synthetic_batches(DATASETS["avazu"], 10, 0))
+print([name for name in sys.modules if name in ("pandas", "pyarrow.compute")])
+"""
+
+
+def test_a_text_is_read_without_pandas_and_what_arrow_computes_with(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    lines = [f"{i % 2},{i % 3},x{i % 4}|y,{i / 7}" for i in range(40)]
+    path.write_text("\n".join(["clicked,ad,tags,price", *lines]) + "\n")
+    script = READ.format(path=str(path))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "6\n[]\n"

@@ -15,7 +15,6 @@ from data_cases import CSV, HEADER, good_rows, keys, rows_of, written
 from sparsegroup.data import Log, preparation
 from sparsegroup.data.preparation import prepare
 from sparsegroup.data.prepared_log import MANIFEST
-from sparsegroup.errors import ClickLogError
 
 
 def test_batches_are_the_rows_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +46,8 @@ def test_batches_are_the_rows_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_vocabulary_names_every_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "PART_CHUNKS", 2)
     lines = ["label,a,b"] + [f"{i % 2},{'' if i % 5 == 0 else i % 13},日{i % 7}" for i in range(200)]
-    log, _ = prepare([written(tmp_path / "a.csv", "\n".join(lines))], tmp_path / "out", vocabulary=True, chunk_bytes=99)
+    path = written(tmp_path / "a.csv", "\n".join([*lines[:60], "2,bad,bad", *lines[60:]]))
+    log, _ = prepare([path], tmp_path / "out", vocabulary=True, chunk_bytes=99, on_bad_row="skip", max_bad=0.1)
     vocabulary = pl.read_parquet(tmp_path / "out" / "vocabulary.parquet")
     assert vocabulary["key"].is_unique().all()
     assert vocabulary.height == sum(count for count, _ in log.manifest.features.values())
@@ -59,13 +59,6 @@ def test_the_vocabulary_names_every_feature(tmp_path: Path, monkeypatch: pytest.
         "vocabulary.parquet",
         *log.manifest.parts,
     }
-
-
-def test_a_log_of_test_rows_alone_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("label,a,split\n" + "1,x,2\n" * 20)
-    with pytest.raises(ClickLogError, match=r"log.csv: no training rows; all 20 are for testing"):
-        prepare([path], tmp_path / "out")
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")

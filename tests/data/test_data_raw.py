@@ -5,7 +5,7 @@ import random
 import re
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,14 @@ from data_cases import (
     HEADER,
     INTEGERS,
     PRICES,
+    assert_equal,
     avazu_log,
     compress,
     criteo_log,
     good_rows,
     ipinyou_log,
+    rows_of,
+    write,
     written,
 )
 from sparsegroup.data import ClickLogError, PreparedLog, RawLog, open_log, prepare
@@ -73,11 +76,7 @@ def columnar_log(path: Path) -> Path:
     frame = pl.DataFrame(
         {"label": [i % 2 for i in rows], "a": [f"v{i % 5}" for i in rows], "n": [i / 2 for i in rows], "ts": list(rows)}
     )
-    if path.suffix == ".parquet":
-        frame.write_parquet(path, row_group_size=10)
-    else:
-        frame.write_ipc(path, record_batch_size=10)
-    return path
+    return write(frame, path, 10)
 
 
 Case = Callable[[Path], tuple[list[Path], LogFormat | None]]
@@ -107,10 +106,13 @@ def raw_log(logs: list[Path], **options: Any) -> RawLog:
     return open_log(logs[0], logs[1] if len(logs) > 1 else None, **{"threads": 2, **options})
 
 
-def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
+PARTS = ("keys", "numbers", "labels", "times", "weights")
+
+
+def assert_same(ours: list[Batch], theirs: list[Batch], parts: Iterable[str] = PARTS) -> None:
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
-        for name in ("keys", "numbers", "labels", "times", "weights"):
+        for name in parts:
             torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=0, atol=0, equal_nan=True, msg=name)
         assert len(a.bags) == len(b.bags)
         for x, y in zip(a.bags, b.bags, strict=True):
@@ -138,15 +140,15 @@ def assert_same_log(logs: list[Path], raw: RawLog, prepared: PreparedLog, ranges
         assert_same(list(raw.batches(start, stop, size)), expected)
 
 
-@pytest.mark.parametrize("chunks", [15, 1])
 @pytest.mark.parametrize("name", CASES)
-def test_the_batches_are_those_of_the_prepared_log(name: str, chunks: int, tmp_path: Path) -> None:
+def test_the_batches_are_those_of_the_prepared_log(name: str, tmp_path: Path) -> None:
     logs, log_format = CASES[name](tmp_path)
     prepared, _ = prepare(logs, tmp_path / "out", log_format, chunk_bytes=3000)
-    raw = raw_log(logs, format=log_format, chunk_bytes=logs[0].stat().st_size // chunks + 1, threads=1 + chunks % 3)
-    assert_same_log(logs, raw, prepared)
-    assert raw.features is None
-    assert raw.name == str(logs[0])
+    for chunks in (15, 1):
+        chunk_bytes = logs[0].stat().st_size // chunks + 1
+        raw = raw_log(logs, format=log_format, chunk_bytes=chunk_bytes, threads=1 + chunks % 3)
+        assert_same_log(logs, raw, prepared)
+        assert (raw.features, raw.name) == (None, str(logs[0]))
 
 
 def with_bad_rows(path: Path, seed: int) -> None:
@@ -189,7 +191,8 @@ def test_the_same_with_bad_rows_left_out(name: str, tmp_path: Path) -> None:
 def test_the_same_of_a_compressed_log(suffix: str, tmp_path: Path) -> None:
     plain = rich_log(tmp_path / "log.csv")
     path = written(tmp_path / f"log.csv{suffix}", compress(suffix, plain.read_bytes()))
-    prepared, _ = prepare([path], tmp_path / "out", RICH)
+    prepared, of_plain = (prepare([log], tmp_path / f"out{log.suffix}", RICH)[0] for log in (path, plain))
+    assert_equal(rows_of(prepared), rows_of(of_plain))
     assert_same_log([path], open_log(path, format=RICH, chunk_bytes=200), prepared)
 
 
@@ -203,7 +206,7 @@ def test_the_same_of_a_columnar_log(
     if on_bad_row == "skip":
         frame = pl.read_parquet(path) if suffix == ".parquet" else pl.read_ipc(path)
         frame = frame.with_columns(label=pl.when(pl.col("ts") % 11 == 5).then(2).otherwise("label"))
-        frame.write_parquet(path, row_group_size=10) if suffix == ".parquet" else frame.write_ipc(path)
+        write(frame, path, 10)
     options = {"on_bad_row": on_bad_row, "max_bad": 0.5}
     for number, log_format in enumerate([None, LogFormat("log", "label", ("a",), ("n",), time="ts")]):
         prepared, _ = prepare([path], tmp_path / f"out{number}", log_format, **options)  # type: ignore[arg-type]
@@ -249,17 +252,19 @@ def test_too_many_bad_rows_no_rows_and_no_training_rows_are_refused_as_by_prepar
     test_only = written(tmp_path / "test.csv", "label,a,split\n" + "1,x,2\n" * 20)
     unordered = avazu_log(tmp_path / "unordered.csv", ["14102100", "14102200", "14102123"])
     mixed = written(tmp_path / "mixed.csv", "label,a,split\n1,x,0\n1,x,2\n1,x,0\n")
-    for number, (path, log_format) in enumerate(
-        [(bad, CSV), (empty, CSV), (test_only, None), (unordered, None), (mixed, None)]
+    for path, log_format, message in (
+        (bad, CSV, "2 of 99 rows are bad"),
+        (empty, CSV, "no rows"),
+        (test_only, None, "test.csv: no training rows; all 20 are for testing"),
+        (unordered, None, "order of time"),
+        (mixed, None, "must come last"),
     ):
-        messages = []
+        options: dict[str, Any] = {"on_bad_row": "skip", "max_bad": 0.01}
+        with pytest.raises(ClickLogError, match=message) as by_prepare:
+            prepare([path], tmp_path / path.stem, log_format, **options)
         with pytest.raises(ClickLogError) as raised:
-            prepare([path], tmp_path / f"out{number}", log_format, on_bad_row="skip", max_bad=0.01)
-        messages.append(str(raised.value))
-        with pytest.raises(ClickLogError) as raised:
-            open_log(path, format=log_format, on_bad_row="skip", max_bad=0.01)
-        messages.append(str(raised.value))
-        assert messages[0] == messages[1]
+            open_log(path, format=log_format, **options)
+        assert str(raised.value) == str(by_prepare.value)
     with pytest.raises(FileNotFoundError):
         open_log(tmp_path / "missing.csv")
 
@@ -269,7 +274,7 @@ def test_too_many_bad_rows_no_rows_and_no_training_rows_are_refused_as_by_prepar
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".parquet"])
 def test_a_log_with_fewer_rows_than_were_counted_is_an_error(suffix: str, tmp_path: Path) -> None:
-    def write(rows: int) -> Path:
+    def log_of(rows: int) -> Path:
         if suffix == ".parquet":
             path = tmp_path / "log.parquet"
             pl.DataFrame({"label": [i % 2 for i in range(rows)], "a": ["x"] * rows}).write_parquet(path)
@@ -277,8 +282,8 @@ def test_a_log_with_fewer_rows_than_were_counted_is_an_error(suffix: str, tmp_pa
         content = b"label,a\n" + b"".join(b"%d,v%d\n" % (i % 2, i * 7919 % 1009) for i in range(rows))
         return written(tmp_path / f"log.csv{suffix}", gzip.compress(content) if suffix else content)
 
-    log = open_log(write(2000), chunk_bytes=1000, columns="categorical")
-    path = write(900)
+    log = open_log(log_of(2000), chunk_bytes=1000, columns="categorical")
+    path = log_of(900)
     for start in (0, 800, 1900):
         with pytest.raises(ClickLogError) as raised:
             list(log.batches(start, 2000, 100))
@@ -297,19 +302,10 @@ def test_rows_that_come_or_go_without_a_change_of_size_are_found(tmp_path: Path)
         list(log.batches(0, 300, 50))
 
 
-def test_rows_added_to_a_log_since_are_not_read(tmp_path: Path) -> None:
-    logs = [csv_log(tmp_path / f"{i}.csv", 100) for i in range(2)]
-    log = raw_log(logs, format=CSV, chunk_bytes=400)
-    expected = list(log.batches(0, 200, 17))
-    for path in logs:
-        path.write_bytes(path.read_bytes() + b"".join(row + b"\n" for row in good_rows(80)))
-    assert_same(list(log.batches(0, 1000, 17)), expected)
-
-
 # Threads, memory, progress
 
 
-def test_no_thread_outlives_the_batches(tmp_path: Path) -> None:
+def test_no_thread_outlives_the_batches_or_an_error(tmp_path: Path) -> None:
     log = open_log(csv_log(tmp_path / "log.csv", 5000), format=CSV, chunk_bytes=500, threads=3)
     before = set(threading.enumerate())
     batches = log.batches(0, 5000, 10)
@@ -322,15 +318,10 @@ def test_no_thread_outlives_the_batches(tmp_path: Path) -> None:
     assert set(threading.enumerate()) == before
     assert sum(map(len, log.batches(0, 5000, 999))) == 5000
     assert set(threading.enumerate()) == before
-
-
-def test_an_error_leaves_no_thread(tmp_path: Path) -> None:
     good = good_rows(3000)
-    path = written(tmp_path / "log.csv", HEADER + b"\n".join([*good[:300], b"1,a,b,one,2", *good[300:]]))
-    log = open_log(path, format=CSV, chunk_bytes=200)
-    before = set(threading.enumerate())
-    with pytest.raises(ClickLogError, match=r"log.csv:302"):
-        list(log.batches(0, 3000, 10))
+    bad = written(tmp_path / "bad.csv", HEADER + b"\n".join([*good[:300], b"1,a,b,one,2", *good[300:]]))
+    with pytest.raises(ClickLogError, match=r"bad.csv:302"):
+        list(open_log(bad, format=CSV, chunk_bytes=200).batches(0, 3000, 10))
     assert set(threading.enumerate()) == before
 
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from cli_cases import click_log
-from data_cases import compress, rows_of, written
+from data_cases import compress, rows_of, write, written
 from object_store import BUCKET, ObjectStore, object_store
 from sparsegroup.data import ClickLogError, Log, open_log, prepare
 
@@ -33,7 +33,7 @@ def same(ours: Log, theirs: Log, start: int = 0) -> bool:
     return all(bool((getattr(a, name) == getattr(b, name)).all()) for name in ("keys", "labels", "times"))
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst", ".lz4"])
+@pytest.mark.parametrize("suffix", ["", ".xz", ".zst"])
 def test_a_text_in_a_store_is_that_on_a_disk(suffix: str, store: ObjectStore, tmp_path: Path) -> None:
     text = click_log(tmp_path / "log.csv", 500).read_bytes()
     path = written(tmp_path / f"log of a day.csv{suffix}", compress(suffix, text) if suffix else text)
@@ -52,22 +52,16 @@ def test_partitions_in_a_store_are_those_on_a_disk(suffix: str, store: ObjectSto
         folder = tmp_path / "logs" / f"day={day + 8}"
         folder.mkdir(parents=True)
         part = frame[200 * day : 200 * day + 200]
-        part.write_parquet(folder / "0.parquet") if suffix == ".parquet" else part.write_ipc(folder / "0.arrow")
+        write(part, folder / f"0{suffix}")
     (tmp_path / "logs" / "_SUCCESS").touch()
     uri = store.put(tmp_path / "logs", f"by day/{suffix[1:]}")
     here = open_log(tmp_path / "logs")
     assert here.fields == ("color", "size", "day")
-    for asked in (
-        uri,
-        f"{uri}/",
-        f"{uri}/day=*/",
-        f"{uri}/day=*/0{suffix}",
-        f"{uri}/**/0{suffix}",
-        f"{uri}/day=[0-9]*",
-    ):
-        there = open_log(asked)
-        assert there.identity == here.identity, asked
-        assert same(there, here, start=350), asked
+    patterns = ("/", "/day=*/", f"/day=*/0{suffix}", f"/**/0{suffix}", "/day=[0-9]*")
+    for pattern in ("", *(patterns if suffix == ".parquet" else ())):
+        there = open_log(uri + pattern)
+        assert there.identity == here.identity, pattern
+        assert same(there, here, start=350), pattern
     assert len(open_log(f"{uri}/day=1*")) == 200
     assert len(open_log([f"{uri}/day=10", f"{uri}/day=9"])) == 400
 

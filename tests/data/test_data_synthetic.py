@@ -19,7 +19,9 @@ def test_the_same_seed_gives_the_same_log_and_another_another() -> None:
 def test_the_last_tenth_is_the_test_set_and_may_hold_unknown_features() -> None:
     log = synthetic_log(SMALL)
     assert (len(log), log.train_rows) == (20_000, 18_000)
-    assert log.features == len(np.unique(log.keys[:18_000])) < len(np.unique(log.keys))
+    expected = np.unique(log.keys[:18_000])
+    np.testing.assert_array_equal(np.sort(log.seen), expected)
+    assert log.features == len(expected) < len(np.unique(log.keys))
     assert [np.unique(fields_of(column)).tolist() for column in log.keys.T] == [[0], [1], [2]]
 
 

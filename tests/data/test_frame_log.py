@@ -5,26 +5,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import torch
+from test_data_raw import assert_same
 
 from estimator_cases import rows, written
-from sparsegroup.data import ClickLogError, FrameLog, Log, columns_of, frames, hash_keys, kinds_of, open_log
-from sparsegroup.data.batches import Batch
+from sparsegroup.data import ClickLogError, FrameLog, frames, hash_keys, open_log
 
 FRAME, LABELS = rows()
-
-
-def assert_same(one: Batch, other: Batch) -> None:
-    assert one.keys.equal(other.keys)
-    assert torch.allclose(one.numbers, other.numbers, rtol=0, atol=0, equal_nan=True)
-    assert one.labels.equal(other.labels)
-    for ours, theirs in zip(one.bags, other.bags, strict=True):
-        assert ours.keys.equal(theirs.keys)
-        assert ours.offsets.equal(theirs.offsets)
-
-
-def batches(log: Log, start: int, stop: int, size: int) -> list[Batch]:
-    return list(log.batches(start, stop, size))
 
 
 @pytest.mark.parametrize("at_once", [65_536, 77])
@@ -36,10 +22,9 @@ def test_a_frame_is_the_log_of_its_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert log.schema == raw.schema
     assert {**log.columns, "clicked": "label"} == raw.columns
     for start, stop, size in ((0, 600, 600), (0, 600, 128), (150, 290, 64), (590, 700, 64)):
-        pairs = list(zip(batches(log, start, stop, size), batches(raw, start, stop, size), strict=True))
-        assert pairs
-        for ours, theirs in pairs:
-            assert_same(ours, theirs)
+        ours, theirs = (list(one.batches(start, stop, size)) for one in (log, raw))
+        assert ours
+        assert_same(ours, theirs, ("keys", "numbers", "labels"))
 
 
 def test_a_frame_has_the_times_of_its_own_column() -> None:
@@ -61,14 +46,6 @@ def test_labels_and_weights_are_those_that_are_given() -> None:
     assert (FrameLog(FRAME).labelled, FrameLog(FRAME).weighted) == (False, False)
     with pytest.raises(ClickLogError, match=r"a data frame: labels must be \[600\], got \[599\]"):
         FrameLog(FRAME, LABELS[1:])
-
-
-def test_keys_of_a_frame_alone_are_those_of_what_is_told_of_it() -> None:
-    alone, told = hash_keys(FRAME), hash_keys(FRAME, kinds_of(columns_of(FRAME)))
-    np.testing.assert_array_equal(alone.keys, told.keys)
-    np.testing.assert_array_equal(alone.numbers, told.numbers)
-    assert (alone.fields, alone.numbers_of) == (told.fields, told.numbers_of)
-    assert alone.fields == ("color", "size", "seen.hour", "seen.weekday", "mobile", "tags")
 
 
 def test_a_row_that_cannot_be_read_is_told_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,10 @@ def test_a_raw_log_of_any_format(name: str, tmp_path: Path, monkeypatch: pytest.
     assert_same_there(log)
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_a_columnar_log(suffix: str, tmp_path: Path) -> None:
-    assert_same_there(open_log(columnar_log(tmp_path / f"log{suffix}")))
+def test_a_columnar_log_and_a_view(tmp_path: Path) -> None:
+    for suffix in (".parquet", ".arrow"):
+        assert_same_there(open_log(columnar_log(tmp_path / f"log{suffix}")))
+    assert_same_there(ShuffledLog(open_log(csv_log(tmp_path / "log.csv", 300)), buffer=40, seed=1))
 
 
 def test_a_compressed_log_of_several_files_takes_no_more_bytes_than_its_chunks_need(tmp_path: Path) -> None:
@@ -65,13 +66,9 @@ def test_a_log_in_a_store(tmp_path: Path) -> None:
         assert_same_there(open_log("memory://sent/log.csv", chunk_bytes=700))
     finally:
         memory.rm("/", recursive=True)
-
-
-def test_a_file_in_a_store_of_pyarrows_own() -> None:
     store = fs.S3FileSystem(access_key="a", secret_key="b", region="us-east-1", endpoint_override="localhost:1")
-    file = raw_file("clicks/log.csv", filesystem=store, source="s3://clicks/log.csv")
-    stored = pickle.loads(pickle.dumps(file))
-    assert stored.filesystem == store
+    file = raw_file("clicks/log.csv", filesystem=store, source="s3://clicks/log.csv")  # of pyarrow's own
+    assert pickle.loads(pickle.dumps(file)).filesystem == store
 
 
 @pytest.mark.parametrize("vocabulary", [False, True])
@@ -92,10 +89,6 @@ def test_logs_in_memory_with_what_is_known_of_them() -> None:
     assert there.are_informative(keys).tolist() == log.are_informative(keys).tolist()
     frame, labels = rows()
     assert_same_there(FrameLog(frame, labels))
-
-
-def test_a_view_of_a_log(tmp_path: Path) -> None:
-    assert_same_there(ShuffledLog(open_log(csv_log(tmp_path / "log.csv", 300)), buffer=40, seed=1))
 
 
 def total_of(log: Log) -> int:

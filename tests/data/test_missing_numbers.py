@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from command import Run, call
+from command import Done, Run
 from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.models import MLP
 from sparsegroup.training import Trainer
@@ -33,55 +33,31 @@ def write_log(path: Path, gap: int | None, rows: int = 400) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that takes numbers as they are."""
-    folder = tmp_path_factory.mktemp("missing")
-    write_log(folder / "log.csv", None)
-    (folder / "columns.yaml").write_text(COLUMNS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        options = (
-            "--schema",
-            str(folder / "columns.yaml"),
-            "--model",
-            "lr",
-            "--lr",
-            "0.001",
-            "--out",
-            "run",
-            *AS_THEY_ARE,
-        )
-        assert call(patch, "train", "log.csv", *options) == 0
-    return folder / "run"
+def train(log: object) -> tuple[object, ...]:
+    return ("train", log, "--schema", "columns.yaml", "--model", "lr", "--lr", "0.001", *AS_THEY_ARE)
 
 
-@pytest.mark.parametrize(
-    ("command", "gap"),
-    [
-        (("predict", "RUN", "bad.csv", "--out", "out.csv"), 321),
-        (("evaluate", "RUN", "bad.csv"), 7),
-        (("export", "RUN", "out", "--no-onnx", "--test", "bad.csv"), 7),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_scoring_names_row_and_column(
-    command: tuple[str, ...], gap: int, run_folder: Path, run: Run, tmp_path: Path
-) -> None:
-    write_log(tmp_path / "bad.csv", gap)
-    done = run(*(run_folder if word == "RUN" else word for word in command))
+def refused(done: Done) -> str:
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1] == f"error: bad.csv: row {gap} (from 0): 'price' {WHAT_TO_DO}"
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
+    return done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("gap", [50, 399], ids=["in training", "in the test rows"])
-def test_training_names_the_column(gap: int, run: Run, tmp_path: Path) -> None:
-    write_log(tmp_path / "bad.csv", gap)
+def test_training_and_scoring_name_the_column_and_the_row(run: Run, tmp_path: Path) -> None:
+    write_log(tmp_path / "log.csv", None)
     (tmp_path / "columns.yaml").write_text(COLUMNS)
-    done = run("train", "bad.csv", "--schema", "columns.yaml", "--model", "lr", "--lr", "0.001", *AS_THEY_ARE)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1] == f"error: bad.csv: 'price' {WHAT_TO_DO}"
+    for gap in (50, 399):  # of the training rows, and of the test rows
+        write_log(tmp_path / "bad.csv", gap)
+        assert refused(run(*train("bad.csv"))) == f"error: bad.csv: 'price' {WHAT_TO_DO}"
+    assert run(*train("log.csv"), "--out", "run").returncode == 0
+    before = {path.name for path in tmp_path.iterdir()}
+    for gap, command in (
+        (321, ("predict", "run", "bad.csv", "--out", "out.csv")),
+        (7, ("evaluate", "run", "bad.csv")),
+        (7, ("export", "run", "out", "--no-onnx", "--test", "bad.csv")),
+    ):
+        write_log(tmp_path / "bad.csv", gap)
+        assert refused(run(*command)) == f"error: bad.csv: row {gap} (from 0): 'price' {WHAT_TO_DO}"
+    assert {path.name for path in tmp_path.iterdir()} == before
 
 
 def test_a_trainer_tells_numbers_from_divergence() -> None:

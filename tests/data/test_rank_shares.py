@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_cases import CSV, HEADER, good_rows, written
+from data_cases import CSV, HEADER, good_rows, write, written
+from over import over
 from sparsegroup.data import Log, LogView, MemoryLog, open_log, prepare
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.order import LogPart
@@ -57,7 +58,7 @@ def epochs(draw: st.DrawFn) -> tuple[EpochPlan, int, list[tuple[int, float]]]:
 
 
 @given(epochs())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_each_row_is_trained_on_once_whatever_numbers_of_ranks_follow_each_other(
     epoch: tuple[EpochPlan, int, list[tuple[int, float]]],
 ) -> None:
@@ -85,8 +86,7 @@ def test_an_epoch_is_resumed_at_any_step_with_the_same_batches(buffer: int) -> N
     ]  # one rank has the log's own order
 
 
-@pytest.mark.parametrize("chunk", [1, 10, 30, 900])
-@pytest.mark.parametrize("ranks", [2, 3, 7])
+@over(("chunk", "ranks"), [(1, 7), (10, 2), (30, 3), (900, 2)])
 def test_steps_are_shared_evenly(chunk: int, ranks: int) -> None:
     batches = steps_of(Chunked(counting_log(1_000), chunk), EpochPlan(1_000, 50), ranks)
     rows = [sum(map(len, one)) for one in batches]
@@ -118,11 +118,7 @@ def text(rows: int = ROWS) -> bytes:
 
 def columnar_log(folder: Path, suffix: str) -> Log:
     frame = pl.DataFrame({"label": [i % 2 for i in range(ROWS)], "a": [f"v{i}" for i in range(ROWS)]})
-    path = folder / f"log{suffix}"
-    frame.write_parquet(path, row_group_size=20) if suffix == ".parquet" else frame.write_ipc(
-        path, record_batch_size=20
-    )
-    return open_log(path, columns="categorical")
+    return open_log(write(frame, folder / f"log{suffix}", 20), columns="categorical")
 
 
 def many_compressed(folder: Path) -> Log:
@@ -166,22 +162,16 @@ class Reads:
 
 
 @pytest.mark.parametrize("name", LOGS)
-@pytest.mark.parametrize("buffer", [0, 100])
-def test_what_a_rank_reads_no_other_does(
-    name: str, buffer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_rank_reads_no_other_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, reads = LOGS[name](tmp_path), Reads(monkeypatch)
     rows, chunks = reads.of(log.batches(0, log.train_rows, 64))
-    plan = EpochPlan(log.train_rows, 50, shuffle_buffer=buffer)
-    shares = [reads.of(RankRows(plan, log, rank, 2).of_epoch(0, 0)) for rank in range(2)]
-    assert sum(share[0] for share in shares) == rows == log.train_rows
-    assert sum(share[1] for share in shares) <= chunks + 2  # one may be cut in two
-
-
-def test_nothing_after_the_chunk_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, reads = LOGS["csv"](tmp_path), Reads(monkeypatch)
-    part = LogPart(log, 500, 1, 1)
-    assert reads.of(part.batches(0, 2, 2))[1] <= 2
+    for buffer in (0, 100):
+        plan = EpochPlan(log.train_rows, 50, shuffle_buffer=buffer)
+        shares = [reads.of(RankRows(plan, log, rank, 2).of_epoch(0, 0)) for rank in range(2)]
+        assert sum(share[0] for share in shares) == rows == log.train_rows
+        assert sum(share[1] for share in shares) <= chunks + 2  # one may be cut in two
+    if name == "csv":  # nothing after the requested chunk is read
+        assert reads.of(LogPart(log, 500, 1, 1).batches(0, 2, 2))[1] <= 2
 
 
 def test_a_chunk_of_a_row_group_is_read_from_any_row_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

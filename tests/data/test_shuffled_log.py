@@ -1,13 +1,15 @@
 """A shuffled log has the rows of the log, each once, in an order that follows from (seed, epoch, block)."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
 from data_cases import CSV, HEADER, good_rows
-from sparsegroup.data import LogView, PreparedLog, ShuffledLog, open_log, prepare
+from over import over
+from sparsegroup.data import PreparedLog, ShuffledLog, open_log, prepare
 from sparsegroup.data.batches import Bags, Batch, concatenated
 from sparsegroup.data.log import Log
 from sparsegroup.errors import ClickLogError
@@ -51,8 +53,7 @@ def order_of(log: Log, start: int = 0, stop: int | None = None, size: int = 7) -
     return [row for part in parts for row in part.times.tolist()]
 
 
-@pytest.mark.parametrize("rows", [1, 20, 97])
-@pytest.mark.parametrize("buffer", [1, 8, 20, 96, 1_000])
+@over(("rows", "buffer"), product([1, 20, 97], [1, 8, 20, 96, 1_000]))
 def test_it_is_a_permutation_and_any_part_of_it_is_the_same(rows: int, buffer: int) -> None:
     log = ShuffledLog(Everything(120, rows), buffer, seed=3, epoch=1)
     order = order_of(log)
@@ -90,11 +91,15 @@ def test_all_of_a_row_goes_with_it() -> None:
         assert bag.tolist() == [row] * (row % 3)
 
 
-def test_it_reads_no_more_than_three_blocks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reads_no_more_than_three_blocks_ahead_and_nothing_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Everything(400, 400)
+    shuffled = ShuffledLog(log, 20, seed=1)
+    edge = shuffled.edges[3]
+    assert len(order_of(shuffled, edge - 7, edge - 2)) == 5
+    assert log.read == edge
     monkeypatch.setattr("sparsegroup.data.order._READ", 10)
     log = Everything(1_000, 1_000)
-    stream = ShuffledLog(log, 50, epoch=2).batches(0, 1_000, 10)
-    for number, _ in enumerate(stream):
+    for number, _ in enumerate(ShuffledLog(log, 50, epoch=2).batches(0, 1_000, 10)):
         assert log.read <= 10 * number + 4 * 50
     assert log.read == 1_000
 
@@ -108,34 +113,18 @@ def test_raw_and_prepared_come_in_the_same_order(tmp_path) -> None:
         assert torch.equal(*(getattr(part, name) for part in parts))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"buffer": 0}, "buffer must be >= 1, got 0"),
-        ({"buffer": 5, "rows": 11}, r"rows must be in \[0, 10\], got 11"),
-        ({"buffer": 5, "epoch": -1}, "seed and epoch must be >= 0, got 0 and -1"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ShuffledLog(Everything(10, 8), **options)
+def test_numbers_out_of_range_are_refused_and_a_view_may_be_of_a_view() -> None:
+    log = Everything(10, 8)
+    with pytest.raises(ValueError, match="buffer must be >= 1, got 0"):
+        ShuffledLog(log, 0)
+    with pytest.raises(ValueError, match=r"rows must be in \[0, 10\], got 11"):
+        ShuffledLog(log, 5, rows=11)
+    with pytest.raises(ValueError, match="seed and epoch must be >= 0, got 0 and -1"):
+        ShuffledLog(log, 5, epoch=-1)
+    assert sorted(order_of(ShuffledLog(ShuffledLog(log, 5), 5, seed=1))) == list(range(8))
 
 
-def test_a_view_of_a_view() -> None:
-    log: LogView = ShuffledLog(ShuffledLog(Everything(40, 40), 10), 10, seed=1)
-    assert sorted(order_of(log)) == list(range(40))
-
-
-def test_nothing_after_the_last_block_asked_for_is_read() -> None:
-    log = Everything(400, 400)
-    shuffled = ShuffledLog(log, 20, seed=1)
-    edge = shuffled.edges[3]
-    assert len(order_of(shuffled, edge - 7, edge - 2)) == 5
-    assert log.read == edge
-
-
-@pytest.mark.parametrize("buffer", [0, 8, 1_000])
-@pytest.mark.parametrize("ranks", [1, 2])
+@over(("buffer", "ranks"), product([0, 8, 1_000], [1, 2]))
 def test_fewer_rows_than_the_log_says_are_an_error_with_its_name(buffer: int, ranks: int) -> None:
     plan = EpochPlan(100, 7, shuffle_buffer=buffer)
     with pytest.raises(ClickLogError, match=r"^short: \d+ rows were read where its length says \d+$"):

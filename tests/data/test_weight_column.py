@@ -1,17 +1,21 @@
-"""The column of the rows' weights: recognized by its name, or named by an option, in all that reads a log."""
+"""The column of the rows' weights: in a schema, recognized by its name, or named by an option."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from command import Run
 from data_cases import written
-from sparsegroup.data import ClickLogError, LogOptionError, open_log, prepare
+from over import over
+from sparsegroup.data import ClickLogError, Log, LogOptionError, open_log, prepare
 from sparsegroup.data.open import FormatOptions
+from sparsegroup.data.schema import LogFormat, read_schema
 from sparsegroup.estimator import Classifier
 
 ROWS = 400
@@ -25,10 +29,83 @@ def log_of(path: Path, name: str = "sample_weight", weight: object = lambda i: i
 
 
 def weights_of(path: Path, **options: object) -> list[float] | None:
-    log = open_log(path, **options)  # type: ignore[arg-type]
+    return weights_in(open_log(path, **options))  # type: ignore[arg-type]
+
+
+def weights_in(log: Log) -> list[float] | None:
     (batch,) = log.batches(0, len(log), len(log))
     assert log.weighted == (batch.weights is not None)
+    assert batch.weights is None or batch.weights.dtype == torch.float32
     return None if batch.weights is None else batch.weights.tolist()
+
+
+WEIGHTED = LogFormat("log", "label", ("a",), weight="w")
+WEIGHTS = ["1", "0", "0.25", "1e-3", "3e38", "-0.0", "0.1"]
+
+
+def plain_log(path: Path, weights: list[str], name: str = "w") -> Path:
+    return written(path, "\n".join([f"label,a,{name}", *(f"{i % 2},x,{w}" for i, w in enumerate(weights))]))
+
+
+@pytest.mark.parametrize("name", ["w", "weight"])
+def test_weights_come_with_the_rows(name: str, tmp_path: Path) -> None:
+    path = plain_log(tmp_path / "log.csv", WEIGHTS, name)
+    schema = written(tmp_path / "schema.yaml", f"label: label\nweight: {name}\ncategorical: [a]")
+    log_format = read_schema(schema)
+    assert log_format.weight == name
+    expected = np.array(WEIGHTS, np.float64).astype(np.float32).tolist()
+    prepared, _ = prepare([path], tmp_path / "out", log_format)
+    assert prepared.manifest.weighted
+    assert pl.read_parquet(tmp_path / "out" / "part-00000.parquet").schema["weight"] == pl.Float32
+    assert weights_in(prepared) == weights_of(path, format=log_format) == expected
+    assert prepared.fields == ("a",)
+    for other in (replace(log_format, weight=None), replace(log_format, test_fraction=0.2)):
+        with pytest.raises(ClickLogError, match="read in another way"):
+            prepare([path], tmp_path / "out", other)
+
+    pl.read_csv(path).write_parquet(tmp_path / "log.parquet")
+    assert weights_of(tmp_path / "log.parquet", format=log_format) == expected
+
+
+@pytest.mark.parametrize("bad", ["", "-1", "-1e-30", "nan", "inf", "-inf", "1e99", "heavy", "1 2"])
+def test_a_weight_that_is_none_is_a_bad_row(bad: str, tmp_path: Path) -> None:
+    path = plain_log(tmp_path / "log.csv", ["1", bad, "2"])
+    message = f"{path}:3: weight 'w' must be a number >= 0: " + repr(f"w={bad}" if bad else "no w")
+    with pytest.raises(ClickLogError) as raised:
+        prepare([path], tmp_path / "out", WEIGHTED)
+    assert str(raised.value) == message
+    with pytest.raises(ClickLogError) as raised:
+        weights_of(path, format=WEIGHTED)
+    assert str(raised.value) == message
+    log, _ = prepare([path], tmp_path / "skip", WEIGHTED, on_bad_row="skip", max_bad=0.5)
+    raw = open_log(path, format=WEIGHTED, on_bad_row="skip", max_bad=0.5)
+    assert weights_in(log) == weights_in(raw) == [1.0, 2.0]
+    assert log.manifest.bad_rows == raw.bad[0].reasons == {"weight 'w' must be a number >= 0": 1}
+
+
+def test_without_a_weight_there_are_none_and_the_name_is_free(tmp_path: Path) -> None:
+    path = plain_log(tmp_path / "log.csv", ["1", "heavy"], "weight")
+    log, _ = prepare([path], tmp_path / "out")
+    assert (log.fields, log.manifest.weighted) == (("a", "weight"), False)
+    for batch in (*log.batches(0, 2, 2), *open_log(path).batches(0, 2, 2)):
+        assert batch.weights is None
+
+
+@over(
+    ("fields", "numbers", "weight", "message"),
+    [
+        (("a", "w"), (), "w", "column 'w' is the weight; it cannot also be a field"),
+        (("a",), ("w",), "w", "column 'w' is the weight; it cannot also be a field"),
+        (("a", "weight"), (), "w", "a field cannot be named 'weight'; rename it"),
+        (("a",), (), "v", "no column 'v'; the columns are label, a, w, weight"),
+    ],
+)
+def test_a_weight_is_a_column_of_its_own(
+    fields: tuple[str, ...], numbers: tuple[str, ...], weight: str, message: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "log.csv", "label,a,w,weight\n1,x,1,2\n")
+    with pytest.raises(ClickLogError, match=f"log.csv:1: {message}"):
+        prepare([path], tmp_path / "out", LogFormat("log", "label", fields, numbers, weight=weight))
 
 
 @pytest.mark.parametrize("name", ["weight", "sample_weight", "Importance", "weights"])
@@ -42,10 +119,7 @@ def test_a_column_of_weights_is_recognized_by_its_name(name: str, tmp_path: Path
     assert f"column {name!r} is used as the rows' weight" in finding.warning
     assert "set `weight` to none" in finding.warning
     prepared, _ = prepare([path], tmp_path / "out")
-    assert prepared.weighted
-    (batch,) = prepared.batches(0, ROWS, ROWS)
-    assert batch.weights is not None
-    assert batch.weights.tolist() == weights_of(path)
+    assert weights_in(prepared) == weights_of(path)
 
 
 @pytest.mark.parametrize(

@@ -37,35 +37,36 @@ def scores_of(run: Run, model: Path, log: Path) -> Any:
     return pl.read_csv("scores.csv")["probability"].to_numpy()
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_it_is_the_model_that_the_command_line_trains(tmp_path: Path, run: Run, suffix: str) -> None:
-    log = written(tmp_path / f"log{suffix}", FRAME, LABELS)
-    done = run("train", log, "--label", "clicked", "--test-fraction", 0, "--out", "run")
+def assert_as_by_command(
+    run: Run, frame: Any, labels: Any, suffix: str, options: tuple[object, ...], model: Classifier
+) -> None:
+    """The command line trains the same model of a file of the rows."""
+    log = written(Path(f"log{suffix}"), frame, labels)
+    done = run("train", log, "--label", "clicked", "--test-fraction", 0, "--out", "run", *options)
     assert done.returncode == 0, done.stderr
-    model = Classifier().fit(FRAME, LABELS)
-    np.testing.assert_allclose(probabilities(model, FRAME), scores_of(run, tmp_path / "run", log), atol=1e-6)
+    model.fit(frame, labels)
+    np.testing.assert_allclose(probabilities(model, frame), scores_of(run, Path("run"), log), atol=1e-6)
+
+
+def test_it_is_the_model_that_the_command_line_trains(run: Run) -> None:
+    model = Classifier()
+    assert_as_by_command(run, FRAME, LABELS, ".parquet", (), model)
     assert np.ptp(probabilities(model, FRAME)) > 0.01
 
 
-def test_trials_choose_as_for_the_command_line(tmp_path: Path, run: Run) -> None:
-    frame, labels = rows(5_500)
-    log = written(tmp_path / "log.csv", frame, labels)
-    done = run("train", log, "--label", "clicked", "--test-fraction", 0, "--out", "run", "--model", "lr", "--l2", 0)
-    assert done.returncode == 0, done.stderr
-    model = Classifier("lr", l2=0.0).fit(frame, labels)
-    assert model.trials_ == RUN.read(tmp_path / "run").summary.trials
-    assert len(model.trials_) > 1
-    np.testing.assert_allclose(probabilities(model, frame), scores_of(run, tmp_path / "run", log), atol=1e-6)
-    assert Classifier("lr", selection="never").fit(frame, labels).trials_ == ()
-
-
-def test_settings_are_those_of_the_command_line(tmp_path: Path, run: Run) -> None:
-    log = written(tmp_path / "log.csv", FRAME, LABELS)
+def test_settings_are_those_of_the_command_line(run: Run) -> None:
     given = ("--model", "deepfm", "--dim", 3, "--epochs", 2, "--target-rate", 0.3, "--seed", 5, "--batch-size", 40)
-    done = run("train", log, "--label", "clicked", "--test-fraction", 0, "--out", "run", *given)
-    assert done.returncode == 0, done.stderr
-    model = Classifier("deepfm", dim=3, epochs=2, target_rate=0.3, random_state=5, batch_size=40).fit(FRAME, LABELS)
-    np.testing.assert_allclose(probabilities(model, FRAME), scores_of(run, tmp_path / "run", log), atol=1e-6)
+    model = Classifier("deepfm", dim=3, epochs=2, target_rate=0.3, random_state=5, batch_size=40)
+    assert_as_by_command(run, FRAME, LABELS, ".csv", given, model)
+
+
+def test_trials_choose_as_for_the_command_line(run: Run) -> None:
+    frame, labels = rows(5_500)
+    model = Classifier("lr", l2=0.0)
+    assert_as_by_command(run, frame, labels, ".csv", ("--model", "lr", "--l2", 0), model)
+    assert model.trials_ == RUN.read(Path("run")).summary.trials
+    assert len(model.trials_) > 1
+    assert Classifier("lr", selection="never").fit(frame, labels).trials_ == ()
 
 
 def test_each_setting_of_a_model_and_its_training_is_a_parameter() -> None:

@@ -1,8 +1,9 @@
 """The classifier in scikit-learn's pipelines, searches and folds, copied and kept."""
 
 import copy
+import io
 import pickle
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import joblib
@@ -22,13 +23,15 @@ POLARS, LABELS = rows()
 FRAME = POLARS.to_pandas()
 
 
-def test_it_is_searched_and_validated_in_folds() -> None:
+def test_it_is_searched_validated_in_folds_and_calibrated() -> None:
     scores = cross_val_score(small(epochs=3), FRAME, LABELS.to_pandas(), cv=3, scoring="roc_auc")
     assert (scores > 0.55).all()
     search = GridSearchCV(small(), {"lr": [1e-6, 0.05], "epochs": [3]}, cv=2, scoring="roc_auc")
     search.fit(FRAME, LABELS.to_pandas())
     assert search.best_params_ == {"lr": 0.05, "epochs": 3}
     assert search.predict_proba(FRAME).shape == (len(FRAME), 2)
+    calibrated = CalibratedClassifierCV(small(), cv=2).fit(FRAME, LABELS.to_pandas())
+    assert calibrated.predict_proba(FRAME).shape == (len(FRAME), 2)
 
 
 def without_tags(frame: pd.DataFrame) -> pd.DataFrame:
@@ -46,27 +49,16 @@ def test_it_ends_a_pipeline() -> None:
     assert frame[-1].columns_["remainder__color"] == "category"
 
 
-def test_it_is_calibrated() -> None:
-    model = CalibratedClassifierCV(small(), cv=2).fit(FRAME, LABELS.to_pandas())
-    assert model.predict_proba(FRAME).shape == (len(FRAME), 2)
+def by_joblib(model: Classifier) -> Any:
+    file = io.BytesIO()
+    joblib.dump(model, file)
+    return joblib.load(io.BytesIO(file.getvalue()))
 
 
-def _joblib(model: Classifier, folder: Path) -> Any:
-    joblib.dump(model, folder / "model")
-    return joblib.load(folder / "model")
-
-
-WAYS = {
-    "pickle": lambda model, folder: pickle.loads(pickle.dumps(model)),
-    "deepcopy": lambda model, folder: copy.deepcopy(model),
-    "joblib": _joblib,
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_copy_predicts_and_learns_the_same(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("copied", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy, by_joblib])
+def test_a_copy_predicts_and_learns_the_same(copied: Callable[[Classifier], Any]) -> None:
     model = small(target_rate=0.3, l21=None, dropout=0.2).fit(FRAME, LABELS)
-    other = WAYS[way](model, tmp_path)
+    other = copied(model)
     np.testing.assert_array_equal(other.predict_proba(FRAME), model.predict_proba(FRAME))
     before = model.predict_proba(FRAME)
     for one in (model, other):

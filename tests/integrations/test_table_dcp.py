@@ -116,7 +116,7 @@ def test_training_goes_on_to_the_same_bits(kind: str, flat: bool, tmp_path: Path
 
     fresh, its_optimizer = made(kind)
     state = dict(zip(("model", "optimizer"), get_state_dict(fresh, its_optimizer, options=options), strict=True))
-    dcp.load(state, checkpoint_id=tmp_path, planner=TableLoadPlanner(), no_dist=True)
+    load(state, tmp_path)
     set_state_dict(
         fresh, its_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=options
     )
@@ -173,42 +173,44 @@ def test_a_sharded_head_beside_a_table_as_a_stateful(tmp_path: Path) -> None:
     assert torch.equal(first[0].head.weight.full_tensor(), second[0].head.weight.full_tensor())
 
 
-def test_plain_state_dicts_on_the_top_level(tmp_path: Path) -> None:
-    model, optimizer = made()
+def trained_and_saved(kind: str, folder: Path) -> tuple[Clicks, GroupOptimizer]:
+    model, optimizer = made(kind)
     train(model, optimizer, 5, seed=1)
-    dcp.save(model.state_dict(), checkpoint_id=tmp_path, no_dist=True)
-    fresh, _ = made()
+    states = {"optimizer": {"state": optimizer.state_dict()["state"]}}
+    dcp.save(model.state_dict(), checkpoint_id=folder / "model", no_dist=True)
+    dcp.save(states, checkpoint_id=folder / "optimizer", no_dist=True)
+    return model, optimizer
+
+
+def load(state: dict[str, Any], folder: Path, **options: Any) -> None:
+    dcp.load(state, checkpoint_id=folder, no_dist=True, **{"planner": TableLoadPlanner(), **options})
+
+
+def test_state_dicts_of_a_model_and_of_an_optimizer(tmp_path: Path) -> None:
+    model, optimizer = trained_and_saved("plain", tmp_path)
+    fresh, its_optimizer = made()
     state = fresh.state_dict()
     with pytest.raises(dcp.api.CheckpointException, match="Size mismatch"):
-        dcp.load(dict(state), checkpoint_id=tmp_path, no_dist=True)
-    dcp.load(state, checkpoint_id=tmp_path, planner=TableLoadPlanner(), no_dist=True)
+        load(dict(state), tmp_path / "model", planner=None)
+    load(state, tmp_path / "model")
     fresh.load_state_dict(state)
     same(fresh.state_dict(), model.state_dict())
+    train(fresh, its_optimizer, 1, seed=3)
+    states = {"optimizer": {"state": its_optimizer.state_dict()["state"]}}
+    load(states, tmp_path / "optimizer")
+    same(states["optimizer"]["state"], optimizer.state_dict()["state"])
 
 
-def test_an_entry_that_dcp_would_lose_is_told(tmp_path: Path) -> None:
-    model, optimizer = made("policies")
-    train(model, optimizer, 5, seed=1)
-    dcp.save(model.state_dict(), checkpoint_id=tmp_path, no_dist=True)
+def test_an_entry_that_dcp_would_lose_is_named(tmp_path: Path) -> None:
+    model, _ = trained_and_saved("policies", tmp_path)
     fresh, _ = made("policies")
     state = fresh.state_dict()
     with pytest.raises(dcp.api.CheckpointException, match=r"state_dict\['table\.\w+'\] = torch\.empty\(0\)"):
-        dcp.load(state, checkpoint_id=tmp_path, planner=TableLoadPlanner(), no_dist=True)
+        load(state, tmp_path / "model")
     state |= {f"table.{name}": torch.empty(0) for name in ("candidates", "candidate_counts", "counters")}
-    dcp.load(state, checkpoint_id=tmp_path, planner=TableLoadPlanner(), no_dist=True)
+    load(state, tmp_path / "model")
     fresh.load_state_dict(state)
     same(fresh.state_dict(), model.state_dict())
-
-
-def test_a_checkpoint_of_an_optimizers_own_state_dict(tmp_path: Path) -> None:
-    model, optimizer = made()
-    train(model, optimizer, 5, seed=1)
-    dcp.save({"optimizer": {"state": optimizer.state_dict()["state"]}}, checkpoint_id=tmp_path, no_dist=True)
-    fresh, its_optimizer = made()
-    train(fresh, its_optimizer, 1, seed=3)
-    state = {"optimizer": {"state": its_optimizer.state_dict()["state"]}}
-    dcp.load(state, checkpoint_id=tmp_path, planner=TableLoadPlanner(), no_dist=True)
-    same(state["optimizer"]["state"], optimizer.state_dict()["state"])
 
 
 def test_other_modules_keys_keep_their_size(tmp_path: Path) -> None:
@@ -217,7 +219,7 @@ def test_other_modules_keys_keep_their_size(tmp_path: Path) -> None:
     dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
     other = {"memory": {"keys": torch.arange(4), "weight": torch.ones(4, 2)}}
     with pytest.raises(dcp.api.CheckpointException, match="Size mismatch"):
-        dcp.load(other, checkpoint_id=tmp_path, planner=TableLoadPlanner(), no_dist=True)
+        load(other, tmp_path)
 
 
 def test_a_fresh_optimizers_state_changes_nothing() -> None:

@@ -140,9 +140,6 @@ def test_nothing_is_written_over_or_left_behind(tmp_path: Path) -> None:
         export_scored(Branching(), out, overwrite=True)
     assert read_manifest(out) == first
     assert export_scored(Scored(), out, dtype="int8", formats=[], overwrite=True) == read_manifest(out) != first
-    (out / "thesis.txt").write_text("all of it")
-    with pytest.raises(ExportError, match=r"holds thesis\.txt, which is no part of an export"):
-        export_scored(Scored(), out, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -153,10 +150,9 @@ def test_damage_to_any_file_is_found_and_named(tmp_path: Path) -> None:
     for number, name in enumerate(manifest.files):
         path, like = tmp_path / "out" / name, model if number % 2 else None
         whole = path.read_bytes()
-        for damaged in (whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:], whole[:100]):
-            path.write_bytes(damaged)
-            with pytest.raises(ExportError, match=rf"{re.escape(name)}: damaged"):
-                load_export(tmp_path / "out", like)
+        path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
+        with pytest.raises(ExportError, match=rf"{re.escape(name)}: damaged"):
+            load_export(tmp_path / "out", like)
         path.unlink()
         with pytest.raises(ExportError, match=rf"{re.escape(name)}: missing"):
             load_export(tmp_path / "out", like)

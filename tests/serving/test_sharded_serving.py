@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cli_cases import click_log
-from command import Run, call
+from command import Run
 from distributed_cases import Ranks
 from sharded_cases import first_ranks
 from sparsegroup import HashEmbedding
@@ -24,19 +24,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "one table": (),
     "tables": ("--set", "model.dims={color: 2}", "--set", "model.fallback=true"),
 }
-
-
-@pytest.fixture(scope="module", params=SETTINGS)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a log, the next day's, and a run on the first."""
-    folder = tmp_path_factory.mktemp("trained")
-    click_log(folder / "log.csv", 600)
-    click_log(folder / "next.csv", 300)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        options = ("--dim", 4, "--lr", 0.05, "--l21", 1e-3, *SETTINGS[request.param])
-        assert call(patch, "train", "log.csv", "--out", "run", *options) == 0
-    return folder
 
 
 def rewritten(run: Path, count: int) -> None:
@@ -59,20 +46,23 @@ def rewritten(run: Path, count: int) -> None:
     checkpoints.save(step + 2, model, optimizer, extra=extra)
 
 
-@pytest.fixture(params=[1, 3])
-def runs(request: pytest.FixtureRequest, trained: Path, tmp_path: Path, four_ranks: Ranks) -> Path:
-    """A folder with the runs `one`, of one process, and `ranks`, of the same rows on several."""
-    folder = shutil.copytree(trained, tmp_path / "trained")
-    for name, count in (("one", 0), ("ranks", request.param)):
-        run = shutil.copytree(folder / "run", folder / name)
+@pytest.fixture(params=[("one table", 1), ("tables", 3)], ids=str)
+def runs(request: pytest.FixtureRequest, tmp_path: Path, run: Run, four_ranks: Ranks) -> None:
+    """A folder with a log and the next day's; of the first a run `one`, of one process, and `ranks`, on several."""
+    settings, ranks = request.param
+    click_log(tmp_path / "log.csv", 600)
+    click_log(tmp_path / "next.csv", 300)
+    options = ("--dim", 4, "--lr", 0.05, "--l21", 1e-3, *SETTINGS[settings])
+    assert run("train", "log.csv", "--out", "run", *options).returncode == 0
+    for name, count in (("one", 0), ("ranks", ranks)):
+        copy = shutil.copytree(tmp_path / "run", tmp_path / name)
         if count:
-            four_ranks.call(rewritten, run, count)
+            four_ranks.call(rewritten, copy, count)
         else:
-            rewritten(run, 0)
-        manifest = CHECKPOINT.read(RunFolder(run).last_checkpoint())
+            rewritten(copy, 0)
+        manifest = CHECKPOINT.read(RunFolder(copy).last_checkpoint())
         assert manifest.parent is not None
         assert {facts.rank for _, facts in manifest.tables.values()} == ({*range(count)} if count else {None})
-    return folder
 
 
 def told(run: Run, *arguments: Any) -> dict[str, Any]:
@@ -87,8 +77,8 @@ def has_deltas(run: str) -> bool:
     return len(open_trained(run).rows) == 1
 
 
-def test_all_that_opens_a_run(runs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(runs)
+@pytest.mark.usefixtures("runs")
+def test_all_that_opens_a_run(run: Run) -> None:
     ours, theirs = load_run("ranks"), load_run("one")
     assert ours.model.embedding.field_counts() == theirs.model.embedding.field_counts()
     assert ours.model.embedding.num_seen == theirs.model.embedding.num_seen

@@ -10,12 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from over import over
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.settings.auto import RULES, Rule
 from sparsegroup.settings.declared import SHORT
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
 from sparsegroup.training.build import read_config
+
+LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
 
 
 def test_checking_settings_builds_no_module_and_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +35,7 @@ def test_checking_settings_builds_no_module_and_draws_no_random_numbers(monkeypa
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
+@over(
     ("settings", "message"),
     [
         ({"optimizer": "adam", "options": {"betas": 3}}, r"betas must be two numbers in \[0, 1\), got 3 \(GroupAdam\)"),
@@ -45,6 +48,12 @@ def test_checking_settings_builds_no_module_and_draws_no_random_numbers(monkeypa
         ({"optimizer": "adam", "options": {"groups": "columns"}}, "embeddings need groups='rows', got 'columns'"),
         ({"optimizer": "adam", "options": {"capturable": True}}, "cannot have capturable=True"),
         ({"lr": float("inf")}, "lr must be finite and >= 0, got inf"),
+        ({"least_features": 10, "l21": 0.0}, "least_features need target_rate"),
+        ({"target_rate": 0.1, "target_bytes": "1MB"}, "target_rate and target_bytes exclude each other"),
+        ({"target_bytes": "1MB", "l21": 1e-3}, "target_bytes sets l21 during training: give one of them"),
+        ({"state_dtype": "float16"}, "state_dtype"),
+        ({"options": {"state_dtype": "bfloat16"}}, "setting of its own"),
+        ({"optimizer": "momentum", "lr": 0.1, "l21": 0.0, "penalty": "lasso", "eps": 1e-3}, "eps"),
     ],
 )
 def test_the_optimizers_options_are_checked_by_its_rules_declaration(settings, message):
@@ -66,24 +75,21 @@ class TestWhatTheLogDecides:
         monkeypatch.setitem(RULES, "training.batch_size", rule)  # type: ignore[misc]
 
     def test_what_is_said_stays_even_where_it_is_the_default(self) -> None:
-        log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
         config = Config.of(schedule="constant", l21=1e-4)
-        resolved = config.resolved_for(log)
+        resolved = config.resolved_for(LOG)
         assert (resolved.training.batch_size, resolved.optimizer.schedule) == (100, "constant")
         assert resolved.optimizer.l21 == 1e-4
         assert resolved.resolved_for(synthetic_log(SyntheticConfig(rows=2_000), seed=0)) == resolved
 
     def test_what_is_open_stays_open_when_something_else_is_replaced(self) -> None:
-        log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
         replaced = Config.of(seed=1).replace(l21=0.0, dim=3)
-        assert replaced.resolved_for(log).training.batch_size == 100
-        assert replaced.replace(batch_size=512).resolved_for(log).training.batch_size == 512
+        assert replaced.resolved_for(LOG).training.batch_size == 100
+        assert replaced.replace(batch_size=512).resolved_for(LOG).training.batch_size == 512
 
     def test_a_file_of_a_run_says_all(self, tmp_path: Path) -> None:
-        log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
-        resolved = Config.of().resolved_for(log)
+        resolved = Config.of().resolved_for(LOG)
         (tmp_path / "config.yaml").write_text(resolved.as_yaml())
-        for other in (log, synthetic_log(SyntheticConfig(rows=2_000), seed=0)):
+        for other in (LOG, synthetic_log(SyntheticConfig(rows=2_000), seed=0)):
             assert read_config(tmp_path / "config.yaml", {}).resolved_for(other) == resolved
         changed = read_config(tmp_path / "config.yaml", {"training.batch_size": 7})
         assert (changed.training.batch_size, changed.given) == (7, ("training.batch_size",))
@@ -97,12 +103,12 @@ OTHER_VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", [None, *OTHER_VALUES])
-@pytest.mark.parametrize(
-    "before", [{}, {"seed": 1}, {"target_rate": 0.2}, {"l21": 0.0, "optimizer": "ftrl", "lr": 0.1}]
-)
+BEFORE: list[dict[str, Any]] = [{}, {"seed": 1}, {"target_rate": 0.2}, {"l21": 0.0, "optimizer": "ftrl", "lr": 0.1}]
+NAMES = [None, *OTHER_VALUES]
+
+
+@over(("before", "name"), [(BEFORE[others * (1 + i % 3)], name) for others in (0, 1) for i, name in enumerate(NAMES)])
 def test_given_settings_stay_apart_from_defaults(before: dict[str, Any], name: str | None, tmp_path: Path) -> None:
-    log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
     more = {} if name is None else {name: OTHER_VALUES[name]}
     try:
         config = Config.of(**{**before, **more})
@@ -110,14 +116,14 @@ def test_given_settings_stay_apart_from_defaults(before: dict[str, Any], name: s
         with pytest.raises(SettingsError):
             Config.of(**before).replace(**more)
         return
-    resolved = config.resolved_for(log)
+    resolved = config.resolved_for(LOG)
     file = tmp_path / "settings.yaml"
     file.write_text(config.as_yaml())
     again = read_config(file, {})
     file.write_text(Config.of(**before).as_yaml())
     by_assignment = read_config(file, {SHORT[name]: value for name, value in more.items()})  # --set
     for same in (Config.of(**before).replace(**more), again, again.replace(), copy.deepcopy(config), by_assignment):
-        assert (same, same.given_sections(), same.resolved_for(log)) == (config, config.given_sections(), resolved)
+        assert (same, same.given_sections(), same.resolved_for(LOG)) == (config, config.given_sections(), resolved)
     file.write_text(resolved.as_yaml())
     assert read_config(file, {}) == resolved == pickle.loads(pickle.dumps(resolved))
     assert resolved.given_sections() == config.given_sections()
@@ -126,12 +132,15 @@ def test_given_settings_stay_apart_from_defaults(before: dict[str, Any], name: s
 def test_a_setting_has_the_effect_of_its_default_or_is_decided() -> None:
     """No declared default differs from the value in force, unless the setting is recorded as decided."""
     config = Config.of()
-    resolved = config.resolved_for(synthetic_log(SyntheticConfig(rows=1_000), seed=0))
+    resolved = config.resolved_for(LOG)
     before, after = (
         {f"{s}.{n}": v for s, of in c.as_dict().items() for n, v in of.items()} for c in (config, resolved)
     )
     assert {key for key in before if before[key] != after[key]} <= set(RULES)
     assert all(before[key] is None for key in RULES)
+    of_numbers = Config.of(number_buckets=4, model="auto").resolved_for(LOG).model
+    assert (of_numbers.standardize, of_numbers.number_buckets, of_numbers.base_rate) == (True, 4, True)
+    assert of_numbers.name == "dcn"
 
 
 def test_a_resolved_config_is_decided_again_for_a_longer_log_where_its_length_matters() -> None:
@@ -143,14 +152,6 @@ def test_a_resolved_config_is_decided_again_for_a_longer_log_where_its_length_ma
     assert (again.model, again.optimizer, again.training.epochs) == (resolved.model, resolved.optimizer, 2)
     given = Config.of(batch_size=64).resolved_for(short).resolved_again_for(long)
     assert (given.training.batch_size, given.training.shuffle_buffer) == (64, 225_000)
-
-
-def test_the_rules_say_what_numbers_and_logits_start_from() -> None:
-    log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
-    resolved = Config.of(number_buckets=4, model="auto").resolved_for(log)
-    assert (resolved.model.standardize, resolved.model.number_buckets, resolved.model.base_rate) == (True, 4, True)
-    assert resolved.model.name == "dcn"
-    assert resolved.resolved_for(log) == resolved
 
 
 @pytest.mark.parametrize(
@@ -166,42 +167,28 @@ def test_the_rules_say_what_numbers_and_logits_start_from() -> None:
     ],
 )
 def test_where_no_size_is_said_a_tenth_of_the_features_is_kept(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    log = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
-    resolved = Config.of(**given).resolved_for(log)
+    resolved = Config.of(**given).resolved_for(LOG)
     assert {name: getattr(resolved.optimizer, name) for name in expected} == expected
     assert resolved.model.fallback == (expected["target_rate"] is not None)
-    assert resolved.resolved_for(log) == resolved
+    assert resolved.resolved_for(LOG) == resolved
 
 
-def test_the_state_of_the_embeddings_alone_is_bfloat16_where_that_is_asked_for() -> None:
+@over(
+    ("name", "given", "expected"),
+    [
+        ("state_dtype", {}, [None, None]),
+        ("state_dtype", {"state_dtype": "float32"}, [None, None]),
+        ("state_dtype", {"state_dtype": "bfloat16"}, [torch.bfloat16, None]),
+        ("eps", {}, [1e-10, 1e-10]),
+        ("eps", {"eps": 1e-3}, [1e-3, 1e-10]),
+        ("eps", {"eps": 0.0}, [0.0, 1e-10]),
+        ("eps", {"options": {"eps": 1e-4}, "eps": 1e-3}, [1e-3, 1e-4]),
+    ],
+)
+def test_what_is_set_for_the_embeddings_only(name: str, given: dict[str, Any], expected: list[Any]) -> None:
     model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1))
-    for given, expected in (
-        ({}, None),
-        ({"state_dtype": "float32"}, None),
-        ({"state_dtype": "bfloat16"}, torch.bfloat16),
-    ):
-        groups = Config.of(optimizer="adam", l21=0.0, penalty="lasso", **given).optimizer.make(model).param_groups
-        assert [group["state_dtype"] for group in groups] == [expected, None]
-    with pytest.raises(SettingsError, match="state_dtype"):
-        Config.of(state_dtype="float16")
-    with pytest.raises(SettingsError, match="setting of its own"):
-        Config.of(options={"state_dtype": "bfloat16"})
-
-
-def test_eps_is_that_of_the_embeddings_alone() -> None:
-    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1))
-    for given, expected in (({}, [1e-10, 1e-10]), ({"eps": 1e-3}, [1e-3, 1e-10]), ({"eps": 0.0}, [0.0, 1e-10])):
-        config = Config.of(optimizer="adagrad", l21=0.0, penalty="lasso", **given)
-        assert [group["eps"] for group in config.optimizer.make(model).param_groups] == expected
-    of_all = Config.of(optimizer="adagrad", l21=0.0, penalty="lasso", options={"eps": 1e-4}, eps=1e-3)
-    assert [group["eps"] for group in of_all.optimizer.make(model).param_groups] == [1e-3, 1e-4]
-    with pytest.raises(SettingsError, match="eps"):
-        Config.of(optimizer="momentum", lr=0.1, l21=0.0, penalty="lasso", eps=1e-3)
-
-
-def test_a_setting_that_keeps_features_needs_a_rate() -> None:
-    with pytest.raises(SettingsError, match="least_features need target_rate"):
-        Config.of(least_features=10, l21=0.0)
+    config = Config.of(optimizer="adagrad", l21=0.0, penalty="lasso", **given)
+    assert [group[name] for group in config.optimizer.make(model).param_groups] == expected
 
 
 @pytest.mark.parametrize(
@@ -219,33 +206,29 @@ def test_batches_grow_with_the_log_and_short_logs_are_shuffled(rows: int, batch_
     assert RULES["training.shuffle_buffer"].decide(facts, by_time) == 0, "the log's own time goes by its order"
 
 
-LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
-
-
 class TestAskingForASize:
     """What nobody has chosen is what is recommended with a size; what somebody has stays."""
-
-    @pytest.mark.parametrize("size", [{"target_rate": 0.1}, {"target_bytes": "1MB"}])
-    def test_takes_the_recommended_recipe(self, size: dict[str, Any]) -> None:
-        config = Config.of(**size).resolved_for(LOG)
-        optimizer = config.optimizer
-        assert (optimizer.name, optimizer.lr, optimizer.penalty.plain, optimizer.l21) == ("adagrad", 0.1, "hard", 0.0)
-        assert optimizer.network_lr == 0.03
-        assert config.model.fallback
 
     @pytest.mark.parametrize(
         ("given", "name", "lr"),
         [
-            ({"optimizer": "adam"}, "adam", None),
-            ({"optimizer": "adagrad"}, "adagrad", None),
-            ({"lr": 0.01}, "adagrad", 0.01),
-            ({"optimizer": "ftrl", "lr": 0.01}, "ftrl", 0.01),
+            ({"target_rate": 0.1}, "adagrad", 0.1),
+            ({"target_bytes": "1MB"}, "adagrad", 0.1),
+            ({"target_rate": 0.1, "optimizer": "adam"}, "adam", None),
+            ({"target_rate": 0.1, "optimizer": "adagrad"}, "adagrad", None),
+            ({"target_rate": 0.1, "lr": 0.01}, "adagrad", 0.01),
+            ({"target_rate": 0.1, "optimizer": "ftrl", "lr": 0.01}, "ftrl", 0.01),
         ],
     )
-    def test_leaves_what_was_chosen(self, given: dict[str, Any], name: str, lr: float | None) -> None:
-        optimizer = Config.of(target_rate=0.1, **given).resolved_for(LOG).optimizer
-        assert (optimizer.name, optimizer.lr) == (name, lr)
-        config = Config.of(target_rate=0.1, fallback=False, penalty="lasso").resolved_for(LOG)
+    def test_takes_the_recommended_recipe_but_for_what_was_chosen(
+        self, given: dict[str, Any], name: str, lr: float | None
+    ) -> None:
+        config = Config.of(**given).resolved_for(LOG)
+        optimizer = config.optimizer
+        assert (optimizer.name, optimizer.lr, optimizer.penalty.plain, optimizer.l21) == (name, lr, "hard", 0.0)
+        assert optimizer.network_lr == (0.03 if lr == 0.1 else None)
+        assert config.model.fallback
+        config = Config.of(fallback=False, penalty="lasso", **given).resolved_for(LOG)
         assert (config.model.fallback, config.optimizer.penalty.plain) == (False, "lasso")
 
     def test_what_a_file_leaves_open_is_left_to_the_options(self, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -42,6 +43,11 @@ def rows_of(log: PreparedLog, start: int = 0, stop: int | None = None, size: int
     )
 
 
+def assert_equal(ours: Whole, theirs: Whole) -> None:
+    for name, values in vars(theirs).items():
+        np.testing.assert_array_equal(getattr(ours, name), values, err_msg=name)
+
+
 def log_at(name: str) -> Path:
     """A public log, where the folder with them lies beside the checkout."""
     path = DATA / name
@@ -52,6 +58,17 @@ def log_at(name: str) -> Path:
 
 def written(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def write(frame: pl.DataFrame, path: Path, rows: int | None = None) -> Path:
+    """A file of the suffix's kind; in Parquet and Arrow, groups or batches of so many rows."""
+    if path.suffix == ".csv":
+        frame.write_csv(path)
+    elif path.suffix == ".parquet":
+        frame.write_parquet(path, row_group_size=rows)
+    else:
+        frame.write_ipc(path, record_batch_size=rows)
     return path
 
 

@@ -48,10 +48,11 @@ def _quiet():
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def test_what_is_drawn_lies_within_the_bounds_of_the_table():
+def test_what_is_drawn_lies_within_the_bounds_of_the_table_and_goes_with_the_network():
     space = space_of()
     of_network = {one.key: one for one in space.parameters}
-    for settings in draws(space):
+    found = draws(space)
+    for settings in found:
         assert settings.keys() == set(space.keys)
         assert settings["model.name"] in of_network["model.name"].values
         rate = next(one for one in space.parameters if one.key == "optimizer.lr" and one.is_active(settings))
@@ -59,20 +60,16 @@ def test_what_is_drawn_lies_within_the_bounds_of_the_table():
         assert float(f"{settings['optimizer.lr']:.3g}") == settings["optimizer.lr"]
         assert 0.029 <= settings["optimizer.network_lr"] / settings["optimizer.lr"] <= 3.02
         assert settings["model.number_buckets" if "model.number_buckets" in settings else "optimizer.l2"] >= 0
-
-
-def test_a_parameter_without_a_say_is_left_to_the_network():
-    found = draws(space_of())
+        dim = settings["model.dim"]
+        assert dim is None if settings["model.name"] == "lr" else 4 <= dim <= 32
     without_layers = [one for one in found if one["model.name"] in ("lr", "fm")]
     assert without_layers
     assert all(one["model.hidden"] is None and one["model.dropout"] is None for one in without_layers)
-    assert all(one["model.dim"] is None for one in found if one["model.name"] == "lr")
-    assert all(4 <= one["model.dim"] <= 32 for one in found if one["model.name"] != "lr")
 
 
 def test_every_draw_is_a_config_that_can_be_built():
     space = space_of(Numbered())
-    for settings in draws(space):
+    for settings in draws(space, 30):
         model, optimizer = space.config(settings).build_for(Numbered().schema)
         assert optimizer.param_groups[0]["lr"] == settings["optimizer.lr"]
         assert isinstance(model.network, torch.nn.Module)
@@ -106,20 +103,20 @@ def test_what_is_given_or_has_no_effect_is_not_searched(log, given, searched, fi
         assert config.optimizer.lr == given.get("lr", config.optimizer.lr)
 
 
-def test_a_condition_that_always_holds_is_left_out():
-    rates = [one for one in space_of(optimizer="adam").parameters if one.key == "optimizer.lr"]
-    assert [one.only for one in rates] == [None]
-
-
 @pytest.mark.parametrize(("given", "unsuited"), [({"hidden": (16,)}, {"lr", "fm"}), ({"dim": 8}, {"lr"})])
 def test_networks_that_do_not_go_with_what_is_given_are_not_drawn(given, unsuited):
     names = next(one for one in space_of(**given).parameters if one.key == "model.name").values
     assert set(names) == set(NETWORKS) - unsuited
 
 
+def test_a_condition_that_always_holds_is_left_out():
+    assert [one.only for one in space_of(optimizer="adam").parameters if one.key == "optimizer.lr"] == [None]
+
+
 def test_all_have_the_size_that_is_asked_for():
-    for settings in draws(space_of(target_rate=0.07), 20):
-        optimizer = space_of(target_rate=0.07).config(settings).optimizer
+    space = space_of(target_rate=0.07)
+    for settings in draws(space, 20):
+        optimizer = space.config(settings).optimizer
         assert (optimizer.target_rate, optimizer.l21, optimizer.penalty.plain) == (0.07, 0.0, "hard")
 
 
