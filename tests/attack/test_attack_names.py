@@ -70,8 +70,8 @@ def test_every_command_takes_every_name(
         print(f"\n{name}: {dict(found)}")
 
 
-def test_the_home_folder_is_not_meant(run: Run, tmp_path: Path) -> None:
-    assert run("synthesize", "~root.csv", "--rows", "200").returncode == 0
+def test_the_home_folder_is_not_meant(ok: Run, tmp_path: Path) -> None:
+    ok("synthesize", "~root.csv", "--rows", "200")
     assert (tmp_path / "~root.csv").is_file()
     assert len(open_log("~root.csv")) == 200
 
@@ -96,12 +96,11 @@ def test_of_a_folder_the_name_that_is_no_text_is_told(tmp_path: Path) -> None:
             open_log(log)
 
 
-def test_brackets_and_emoji_in_columns_are_printed_as_they_are(run: Run, tmp_path: Path) -> None:
+def test_brackets_and_emoji_in_columns_are_printed_as_they_are(ok: Run, run: Run, tmp_path: Path) -> None:
     rows = "".join(f"{number % 2},v{number % 5},[/b]{number % 3}\n" for number in range(200))
     Path("log.csv").write_text("label,[/red],a:smile:[b]\n" + rows)
-    assert run("train", "log.csv", "--out", "run", "--model", "lr", "--no-baseline").returncode == 0
-    shown = run("evaluate", "run", "log.csv", "--by", "[/red]", "--by", "a:smile:[b]")
-    assert shown.returncode == 0
+    ok("train", "log.csv", "--out", "run", "--model", "lr", "--no-baseline")
+    shown = ok("evaluate", "run", "log.csv", "--by", "[/red]", "--by", "a:smile:[b]")
     assert "[/red]" in shown.stdout
     assert "a:smile:[b]" in shown.stdout
     assert "a:smile:[b]" in run("columns", "log.csv").stdout
