@@ -124,7 +124,7 @@ def test_a_run_on_any_kind_of_log_is_resumed_to_the_same_bits(
         raw, *options = command[1:]
         ok("prepare", raw, "folder", *options)
         command = ["folder"]
-    whole = ok("train", *command, "--out", "whole", *TRAIN)
+    ok("train", *command, "--out", "whole", *TRAIN)
     with monkeypatch.context() as patch:
         cut_off_at(patch, Session, "checkpoint", 2, after=True)
         with pytest.raises(CutOffError):
@@ -138,7 +138,7 @@ def test_the_settings_of_a_run_on_a_prepared_log_train_it_again(tmp_path: Path, 
     ok("prepare", "log.csv", "folder")
     ok("train", "folder", "--out", "run", *TRAIN)
     assert "rows:" not in (tmp_path / "run" / "config.yaml").read_text()  # the size of a synthetic log
-    again = ok("train", "run/config.yaml", "--out", "again")
+    ok("train", "run/config.yaml", "--out", "again")
     assert state_of(tmp_path / "again") == state_of(tmp_path / "run")
     other = run("train", "run/config.yaml", "--out", "other", "--columns", "categorical")
     assert "--columns is for raw logs; folder is a folder, prepared already" in other.stderr
