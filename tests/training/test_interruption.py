@@ -16,20 +16,8 @@ from kill_runs import differences, outcome_of
 from sparsegroup.cli.runs import Interruption
 from sparsegroup.training import Session, Trainer
 
-TRAIN = (
-    "--rows",
-    600,
-    "--model",
-    "lr",
-    "--batch-size",
-    80,
-    "--checkpoint-minutes",
-    0,
-    "--epochs",
-    2,
-    "--keep-checkpoints",
-    1,
-)
+TRAIN = ("--rows", 600, "--model", "lr", "--batch-size", 80, "--epochs", 2)
+TRAIN += ("--checkpoint-minutes", 0, "--keep-checkpoints", 1)
 SAYS = "interrupted at row 160 of 1,080; the last checkpoint is run/checkpoints/step-000000000002; continue with "
 
 

@@ -106,8 +106,3 @@ def test_a_run_that_holds_runs_is_meant_itself(tmp_path: Path, ok: Run, run: Run
     old, new = (run("predict", f"runs/log{below}", log).stdout for below in ("", "/latest"))
     assert old != new
     assert old == run("predict", "runs/log", log).stdout
-
-
-def test_overwrite_is_for_out(tmp_path: Path, run: Run) -> None:
-    done = run("train", click_log(tmp_path / "log.csv", 600), "--overwrite")
-    assert (done.returncode, "--overwrite needs --out" in done.stderr) == (2, True)

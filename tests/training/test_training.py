@@ -139,20 +139,3 @@ def test_a_saved_run_predicts_the_same(log: MemoryLog, tmp_path: Path) -> None:
     np.testing.assert_array_equal(predict(again, log.batches(log.train_rows, len(log), 4096)).probabilities(), expected)
     run = load_run(tmp_path / "run")
     assert (run.config, run.summary, run.history) == (session.config, summary, session.trainer.history)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"l21": -0.1}, "l21 must be >= 0, got -0.1"),
-        ({"lr": -1.0}, "lr must be finite and >= 0, got -1"),
-        ({"model": "ffm"}, "config: model.name: input should be 'lr', 'fm', .*, 'dcnv2' or 'xdeepfm', got 'ffm'"),
-        ({"optimizer": "lion"}, "config: optimizer.name: 'lion' is not one of 'sgd', 'momentum', "),
-        ({"optimizer": "ftrl"}, "ftrl has no default learning rate: give lr"),
-        ({"dim": 0}, "model.dim: input should be greater than or equal to 1, got 0"),
-        ({"batch_size": 0}, "training.batch_size: input should be greater than or equal to 1, got 0"),
-    ],
-)
-def test_settings_are_checked_when_made(setting: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Config.of(**setting)
