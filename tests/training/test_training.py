@@ -132,7 +132,7 @@ def test_pruning_keeps_the_rows_of_largest_norm() -> None:
 
 
 def test_a_saved_run_predicts_the_same(log: MemoryLog, tmp_path: Path) -> None:
-    session = Session.begin(tmp_path / "run", Config.of(model="opnn", lr=1e-2, l21=1e-3, dim=4), log)
+    session = Session.begin(tmp_path / "run", Config.of(model="opnn", lr=1e-2, l21=1e-3, dim=4, selection="never"), log)
     summary = session.train()
     expected = predict(session.model, log.batches(log.train_rows, len(log), 4096)).probabilities()
     again = load_model(tmp_path / "run")
