@@ -55,11 +55,11 @@ def test_a_folder_a_pattern_and_a_list_train_to_the_bits_of_the_one_file(tmp_pat
     in_parts(one, tmp_path / "logs")
     ok("train", one, *SMALL, "--out", "one")
     expected = state_of(tmp_path / "one")
-    for name, paths in {"pattern": ["logs/*.csv"], "list": [f"logs/part-{n}.csv" for n in (10, 8, 11, 9)]}.items():
+    for name, paths in {"folder": ["logs"], "list": [f"logs/part-{n}.csv" for n in (10, 8, 11, 9)]}.items():
         ok("train", *paths, *SMALL, "--out", name)
         assert state_of(tmp_path / name) == expected
     assert summary_of(tmp_path / "list")["log"] == "logs/part-10.csv and 3 more"
-    ok("train", "logs", *SMALL)
+    ok("train", "logs/*", *SMALL)
     assert state_of(tmp_path / "runs" / "logs" / "latest") == expected
     ok("train", "list/config.yaml", "--out", "again")  # which names several files
     assert state_of(tmp_path / "again") == expected
@@ -79,7 +79,8 @@ def test_every_command_takes_a_folder_of_files(tmp_path: Path, ok: Run) -> None:
     assert (tmp_path / "one-scores.csv").read_bytes() == (tmp_path / "scores.csv").read_bytes()
     own = ok("export", "run", "served", "--no-onnx", "--test", tmp_path / "logs")
     assert "200 rows of" in own.stdout  # the test rows
-    assert "399 rows of logs/part-1*" in ok("export", "run", "two", "--no-onnx", "--test", "logs/part-1*").stdout
+    other = ok("export", "run", "served", "--no-onnx", "--overwrite", "--test", "logs/part-1*")
+    assert "399 rows of logs/part-1*" in other.stdout
     ok("train", *parts[:2], "--continue", "run", "--out", "next")
 
 
