@@ -55,6 +55,8 @@ WRONG = [
     ("train log.csv --warmup 1", "optimizer.warmup: input should be less than 1"),
     ("train log.csv --set model.dim=0", "model.dim: input should be greater than or equal to 1, got 0"),
     ("train log.csv --batch-size 0", "training.batch_size: input should be greater than or equal to 1, got 0"),
+    ("train log.csv --set training.batch_size=[1", "the value is not YAML"),
+    ("train log.csv --set 'optimizer.options={{betas: 3}}'", "betas"),
     ("train log.csv --norm l2", "'l2' is not one of 's'"),
     ("train log.csv --set optimizer.penalti=mcp", "'optimizer.penalti'; did you mean 'optimizer.penalty'?"),
     ("train log.csv --set optimiser.lr=1", "no setting 'optimiser.lr'; did you mean 'optimizer.lr'?"),
