@@ -1,85 +1,111 @@
-"""Attacks files in a process of its own, which may die: `attack_driver.py FOLDER MOST FIRST KIND…`.
+"""Reads damaged files in a process of its own, which may die of them: `attack_driver.py FOLDER`, with jobs on stdin.
 
-Of each kind MOST forged files are tried, drawn by a fixed seed, 0 for all, from number FIRST on. A line of JSON before
-each says which it is, and one after it what came of it.
+A job is the name of a target and the number of a damage. A line of JSON says what came of each: "read", "refused", or a
+failure: "unnamed", where the error does not name the file, "raised", where it is no error for users, or "died".
 """
 
 import faulthandler
 import json
 import os
-import random
-import re
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 _HERE = Path(__file__).parent
-sys.path[:0] = map(str, (_HERE, _HERE.parent / "support", _HERE.parents[1] / "benchmarks"))
-
 SECONDS = 120
-"""For one forged file; longer is a hang."""
+"""For one damaged file; longer is a hang."""
 
 BYTES = 8 << 30
 """Address space beside what is taken when the attack begins."""
 
-_NAMES = re.compile(r"\.(json|jsonl|yaml|safetensors|parquet)\b|step-\d{12}|export|delta|/run: ")
+
+class Attacked(Protocol):
+    """What is attacked."""
+
+    def damage(self, number: int) -> str:
+        """Write the damage of a number, and say what it is."""
+
+    def use(self) -> object:
+        """Read what is damaged, and use what was read."""
+
+    def restore(self) -> None:
+        """Undo the damage."""
+
+    def is_named(self, error: str) -> bool:
+        """Whether an error names the file."""
 
 
-def attack(folder: Path, kind: str, most: int, first: int) -> None:
-    """Try the forged files of a kind."""
-    from attack_targets import targets
+@dataclass
+class Outcomes:
+    """What damaged files of a target came to: how many to each outcome, and the failures in words."""
 
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+def attack(folder: Path, jobs: Sequence[tuple[str, int]]) -> dict[str, Outcomes]:
+    """What comes of jobs, on a copy of a folder, in processes of which another follows one that has died."""
+    found: dict[str, Outcomes] = defaultdict(Outcomes)
+    while jobs:
+        command = [sys.executable, __file__, str(folder)]
+        ended = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, check=False)
+        answers = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('["')]
+        if len(answers) < len(jobs):
+            answers.append(("died", f"exit status {ended.returncode}: {ended.stderr[-2000:]}"))
+        for (name, number), (outcome, said) in zip(jobs, answers, strict=False):
+            found[name].counts[outcome] += 1
+            if outcome not in ("read", "refused"):
+                found[name].failures.append(f"{name} {number}: {outcome}: {said}")
+        jobs = jobs[len(answers) :]
+    return found
+
+
+def _outcome(attacked: Attacked, number: int) -> tuple[str, str]:
     from sparsegroup.errors import UserError
 
-    target = targets(folder)[kind]
-    target.use(folder)  # what is valid works
-    touched = [folder / name for name in (target.file, target.manifest) if name is not None]
-    whole = [path.read_bytes() for path in touched]
-    forgeries = list(target.forgeries(folder))
-    chosen = range(len(forgeries))
-    if 0 < most < len(forgeries):
-        chosen = sorted(random.Random(0).sample(chosen, most))  # type: ignore[assignment]
-    for number in chosen:
-        if number < first:
-            continue
-        what, forge = forgeries[number]
-        _tell(kind=kind, begin=number, what=what)
+    what = attacked.damage(number)
+    try:
+        attacked.use()
+    except UserError as error:
+        return "refused" if attacked.is_named(str(error)) else "unnamed", f"{what}: {error}"[:600]
+    except FloatingPointError:  # other numbers, from which training diverges, and says so
+        pass
+    except Exception:
+        return "raised", f"{what}: {traceback.format_exc()[-1500:]}"
+    finally:
+        attacked.restore()
+    return "read", what
+
+
+def _main(folder: Path) -> None:
+    from attack_targets import targets
+    from mutated_files import mutated_logs
+
+    jobs = json.load(sys.stdin)
+    made: dict[str, Attacked] = {}
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + BYTES, taken + BYTES))
+    os.chdir(folder)
+    for name, number in jobs:
+        if name not in made:
+            made[name] = mutated_logs(folder, name) or targets(folder)[name]
         faulthandler.dump_traceback_later(SECONDS, exit=True)
-        try:
-            forge()
-            target.use(folder)
-            _tell(outcome="works")
-        except UserError as error:
-            _tell(outcome="refused" if _NAMES.search(str(error)) else "names no file", error=str(error)[:400])
-        except FloatingPointError:  # other numbers, from which training diverges, and says so
-            _tell(outcome="works")
-        except Exception as error:
-            place = error.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            where = "" if place is None else f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
-            _tell(outcome="raised", error=f"{type(error).__name__}: {str(error)[:300]} ({where})")
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-            for path, content in zip(touched, whole, strict=True):
-                path.write_bytes(content)
-
-
-def _tell(**facts: object) -> None:
-    print(json.dumps(facts), flush=True)
+        print(json.dumps(_outcome(made[name], number)), flush=True)
+        faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
-    given, most, first, *kinds = sys.argv[1:]
+    sys.path[:0] = map(str, (_HERE, _HERE.parent / "support", _HERE.parents[1] / "benchmarks"))
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
-        mine = Path(shutil.copytree(given, Path(place) / "folders"))
-        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (taken + BYTES, taken + BYTES))
-        os.chdir(mine)
-        for kind in kinds:
-            attack(mine, kind, int(most), int(first))
+        _main(Path(shutil.copytree(sys.argv[1], Path(place) / "folders")))

@@ -4,10 +4,11 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,42 +29,61 @@ from sparsegroup.training.session import Session
 PREPARED, RUN, EXPORT, DELTA, CUT, CHAIN = "prepared-log", "run", "export", "delta", "cut-off", "chain"
 
 
-@dataclass(frozen=True)
-class Target:
-    """A file, and what reads it.
+KINDS = (
+    *("checkpoint", "changes", "table", "changed table", "state", "run's checkpoint", "run's table"),
+    *("cut-off run's checkpoint", "cut-off run's state", "provenance.json", "summary.json", "columns.json", "log.json"),
+    *("manifest.json", "embeddings", "network", "delta", "upserts", "tombstones"),
+)
+_NAMES = re.compile(r"\.(json|jsonl|yaml|safetensors|parquet)\b|step-\d{12}|export|delta|/run: ")
 
-    Attributes:
-        file: As seen from the folder of all folders.
+
+class Target:
+    """A file that is forged, and what reads it.
+
+    Args:
+        folder: The folder of all folders.
+        file: As seen from there.
         use: Reads the file, and uses what was read; given the folder of all folders.
-        manifest: The manifest that has its facts; None where it is one itself, or nobody has them.
-        sealed: Whether it has a checksum of its own.
+        manifest: The manifest that has its facts; None where it is one itself, or nothing has them.
+        sealed: Whether it has a checksum.
     """
 
-    file: str
-    use: Callable[[Path], object]
-    manifest: str | None = None
-    sealed: bool = True
+    def __init__(
+        self, folder: Path, file: str, use: Callable[[Path], object], manifest: str | None = None, sealed: bool = True
+    ) -> None:
+        self._folder, self._path, self._use = folder, folder / file, use
+        self._manifest, self._sealed = None if manifest is None else folder / manifest, sealed
+        self._whole = {path: path.read_bytes() for path in (self._path, self._manifest) if path is not None}
 
-    def forgeries(self, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-        """What is forged, and what writes it."""
-        path = folder / self.file
-        if path.suffix == ".safetensors":
-            for what, tensors in forged_tensors(path):
-                yield what, lambda make=tensors: self._write(folder, make())
-        else:
-            for what, make in forged_documents(json.loads(path.read_text())):
-                yield what, lambda make=make: self._write(folder, make())
+    @cached_property
+    def forgeries(self) -> list[tuple[str, Callable[[], Any]]]:
+        """What is forged, and what makes it."""
+        if self._path.suffix == ".safetensors":
+            return list(forged_tensors(self._path))
+        return list(forged_documents(json.loads(self._path.read_text())))
 
-    def _write(self, folder: Path, content: Any) -> None:
-        path = folder / self.file
+    def damage(self, number: int) -> str:
+        what, make = self.forgeries[number]
+        content = make()
         if isinstance(content, bytes):
-            path.write_bytes(content)
-        elif self.sealed:
-            write_sealed(path, content)
+            self._path.write_bytes(content)
+        elif self._sealed:
+            write_sealed(self._path, content)
         else:
-            path.write_text(json.dumps(content))
-        if self.manifest is not None:
-            seal_file(folder / self.manifest, path.name)
+            self._path.write_text(json.dumps(content))
+        if self._manifest is not None:
+            seal_file(self._manifest, self._path.name)
+        return what
+
+    def use(self) -> object:
+        return self._use(self._folder)
+
+    def restore(self) -> None:
+        for path, content in self._whole.items():
+            path.write_bytes(content)
+
+    def is_named(self, error: str) -> bool:
+        return _NAMES.search(error) is not None
 
 
 def write_log(path: Path, seed: int) -> None:
@@ -103,17 +123,8 @@ def write_folders(folder: Path) -> None:
     command("train", "day2.csv", "--continue", RUN, "--out", "next", *schema)
     command("export", "next", DELTA, "--since", EXPORT, "--no-onnx")
     shutil.rmtree("next")
-    config = Config.of(
-        model="mlp",
-        dim=2,
-        hidden=[4],
-        batch_size=16,
-        l21=1e-3,
-        windows=4,
-        checkpoint_steps=3,
-        keep_checkpoints=3,
-        log=PREPARED,
-    )
+    often = {"batch_size": 16, "windows": 4, "checkpoint_steps": 3, "keep_checkpoints": 3}
+    config = Config.of(model="mlp", dim=2, hidden=[4], l21=1e-3, log=PREPARED, **often)
     Session.begin(folder / CUT, config, PreparedLog(folder / PREPARED)).train()
     (folder / CUT / "summary.json").unlink()
     shutil.rmtree(sorted((folder / CUT / "checkpoints").iterdir())[-1])
@@ -134,28 +145,28 @@ def targets(folder: Path) -> dict[str, Target]:
     of_run, cut = last_checkpoint(folder / RUN), last_checkpoint(folder / CUT)
     manifest, state, table = "checkpoint.json", "state.safetensors", "table-users.safetensors"
     run_table = next(path for path in of_run.iterdir() if path.name.startswith("table"))
-    found = {
-        "checkpoint": Target(name(base / manifest), load_base),
-        "changes": Target(name(last / manifest), load_last),
-        "table": Target(name(base / table), load_base, name(base / manifest)),
-        "changed table": Target(name(last / table), load_last, name(last / manifest)),
-        "state": Target(name(last / state), load_last, name(last / manifest)),
-        "run's checkpoint": Target(name(of_run / manifest), open_run),
-        "run's table": Target(name(run_table), open_run, name(of_run / manifest)),
-        "cut-off run's checkpoint": Target(name(cut / manifest), resume),
-        "cut-off run's state": Target(name(cut / state), resume, name(cut / manifest)),
-        "provenance.json": Target(f"{CUT}/provenance.json", resume, sealed=False),
-        "summary.json": Target(f"{RUN}/summary.json", continue_run),
-        "columns.json": Target(f"{RUN}/columns.json", continue_run, f"{RUN}/summary.json", sealed=False),
-        "log.json": Target(f"{PREPARED}/log.json", read_log),
-        "manifest.json": Target(f"{EXPORT}/manifest.json", serve),
-        "embeddings": Target(f"{EXPORT}/embeddings.safetensors", serve, f"{EXPORT}/manifest.json"),
-        "network": Target(f"{EXPORT}/network.safetensors", serve, f"{EXPORT}/manifest.json"),
-        "delta": Target(f"{DELTA}/manifest.json", serve_delta),
-        "upserts": Target(f"{DELTA}/upserts.safetensors", serve_delta, f"{DELTA}/manifest.json"),
-        "tombstones": Target(f"{DELTA}/tombstones.safetensors", serve_delta, f"{DELTA}/manifest.json"),
+    found: dict[str, Any] = {
+        "checkpoint": (name(base / manifest), load_base),
+        "changes": (name(last / manifest), load_last),
+        "table": (name(base / table), load_base, name(base / manifest)),
+        "changed table": (name(last / table), load_last, name(last / manifest)),
+        "state": (name(last / state), load_last, name(last / manifest)),
+        "run's checkpoint": (name(of_run / manifest), open_run),
+        "run's table": (name(run_table), open_run, name(of_run / manifest)),
+        "cut-off run's checkpoint": (name(cut / manifest), resume),
+        "cut-off run's state": (name(cut / state), resume, name(cut / manifest)),
+        "provenance.json": (f"{CUT}/provenance.json", resume, None, False),
+        "summary.json": (f"{RUN}/summary.json", continue_run),
+        "columns.json": (f"{RUN}/columns.json", continue_run, f"{RUN}/summary.json", False),
+        "log.json": (f"{PREPARED}/log.json", read_log),
+        "manifest.json": (f"{EXPORT}/manifest.json", serve),
+        "embeddings": (f"{EXPORT}/embeddings.safetensors", serve, f"{EXPORT}/manifest.json"),
+        "network": (f"{EXPORT}/network.safetensors", serve, f"{EXPORT}/manifest.json"),
+        "delta": (f"{DELTA}/manifest.json", serve_delta),
+        "upserts": (f"{DELTA}/upserts.safetensors", serve_delta, f"{DELTA}/manifest.json"),
+        "tombstones": (f"{DELTA}/tombstones.safetensors", serve_delta, f"{DELTA}/manifest.json"),
     }
-    return found
+    return {name: Target(folder, *facts) for name, facts in found.items()}
 
 
 def _load(path: Path) -> None:

@@ -9,6 +9,9 @@ from attack_targets import write_folders
 from hostile_names import Originals
 
 from command import call
+from endings import ok, refused
+
+__all__ = ["ok", "refused"]
 
 
 @pytest.fixture(scope="session")

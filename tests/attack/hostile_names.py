@@ -1,13 +1,13 @@
 """File names that programs stumble over, and for each command what it reads and writes under such a name.
 
-`ATTEMPTS` lists them: a command line with the name as the log, the model, the settings or the output, and how to tell
-that the result is there, under the name as it was given.
+`ATTEMPTS` lists them: a command line with the name as the log, the model, the settings or the output, and whether the
+result is there, under that name.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,8 +59,9 @@ NAMES = {
 AT_ONCE = "s3:[red]* ?'\"$x_{y}$\n%41:smile:"
 """Much of it in one name."""
 
-TUNE = ("--trials", "1", "--tune-rows", "200", "--set", "model.name=lr")
-TINY = ("--model", "lr", "--batch-size", "64", "--no-baseline", "--threads", "1")
+TUNE = "--trials 1 --tune-rows 200 --set model.name=lr"
+TINY = "--model lr --batch-size 64 --no-baseline --threads 1"
+PATH = "--rates .5 --batch-size 64 --model lr --no-fallback"
 
 
 def file_name(name: str, end: str) -> str:
@@ -79,7 +80,7 @@ def is_refused(name: str) -> bool:
 
 
 class Originals:
-    """A log, and what is made of it when first asked for, under names that nobody stumbles over.
+    """A log, and what is made of it when first asked for, under names that cause no trouble.
 
     Args:
         folder: Empty.
@@ -92,21 +93,25 @@ class Originals:
         self.settings = folder / "settings.yaml"
         self.settings.write_text(f"data: {{log: {json.dumps(str(self.log))}}}\n")
 
-    def _made(self, name: str, *command: object) -> Path:
-        assert self._run(*command) == 0
+    def arguments(self, command: str, it: str = "") -> list[str]:
+        """The words of a command, with paths in the place of `{log}`, `{run}` and alike, and of `{it}`."""
+        return [word.format(o=self, it=it) for word in command.replace("{", "{o.").replace("{o.it", "{it").split()]
+
+    def _made(self, name: str, command: str) -> Path:
+        assert self._run(*self.arguments(command, str(self._folder / name))) == 0
         return self._folder / name
 
     @cached_property
     def schema(self) -> Path:
-        return self._made("schema.yaml", "columns", self.log, "--schema", self._folder / "schema.yaml")
+        return self._made("schema.yaml", "columns {log} --schema {it}")
 
     @cached_property
     def prepared(self) -> Path:
-        return self._made("prepared", "prepare", self.log, self._folder / "prepared", "--vocabulary")
+        return self._made("prepared", "prepare {log} {it} --vocabulary")
 
     @cached_property
     def run(self) -> Path:
-        return self._made("run", "train", self.log, "--out", self._folder / "run", *TINY)
+        return self._made("run", "train {log} --out {it} " + TINY)
 
     @cached_property
     def begun(self) -> Path:
@@ -117,11 +122,28 @@ class Originals:
 
     @cached_property
     def export(self) -> Path:
-        return self._made("export", "export", self.run, self._folder / "export", "--no-onnx")
+        return self._made("export", "export {run} {it} --no-onnx")
 
     @cached_property
     def study(self) -> Path:
-        return self._made("study", "tune", self.log, "--out", self._folder / "study", *TUNE)
+        return self._made("study", "tune {log} --out {it} " + TUNE)
+
+
+def _is_log(place: Path) -> bool:
+    return len(open_log(str(place))) > 0
+
+
+def _is_model(place: Path) -> bool:
+    return bool(open_trained(place).columns.fields)
+
+
+def _holds(*names: str) -> Callable[[Path], bool]:
+    return lambda place: all((place / name).stat().st_size for name in names)
+
+
+def _one_below(parent: str) -> Callable[[Path], bool]:
+    """One folder of runs has been made, of which the latest is a whole one."""
+    return lambda place: [any(made.rglob("*.json")) for made in Path(parent).iterdir()] == [True]
 
 
 @dataclass(frozen=True)
@@ -129,182 +151,83 @@ class Attempt:
     """A command with a hostile name in it.
 
     Attributes:
-        what: What it does, for a reader.
-        prepare: Puts what the command reads in the place that it is given.
-        end: What the name of that place ends with.
-        command: The arguments, of the originals and the place as it is named on the command line.
-        check: Whether the result is there, of the place and of the folder that the command ran in.
+        command: With `{it}` for the place of that name; see `Originals.arguments`.
+        source: The original that the place is a copy of; "folder": a folder with the log; "": nothing is there.
+        end: What the name of the place ends with.
+        check: The words that are printed, or whether the result is there.
     """
 
-    what: str
-    prepare: Callable[[Originals, Path], object]
+    command: str
+    source: str
     end: str
-    command: Callable[[Originals, str], Sequence[object]]
-    check: Callable[[Path, Done], object]
+    check: str | Callable[[Path], bool]
+
+    def prepare(self, originals: Originals, place: Path) -> None:
+        """Put what the command reads in the place that it is given."""
+        if self.source == "folder":
+            place.mkdir()
+            shutil.copyfile(originals.log, place / "a.csv")
+        elif self.source:
+            source = getattr(originals, self.source)
+            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, place)
+
+    def has_worked(self, place: Path, done: Done) -> bool:
+        return self.check in done.stdout + done.stderr if isinstance(self.check, str) else self.check(place)
 
 
-def _copied(original: str) -> Callable[[Originals, Path], object]:
-    def copy(originals: Originals, place: Path) -> None:
-        source = getattr(originals, original)
-        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, place)
-
-    return copy
-
-
-def _folder_of_logs(originals: Originals, place: Path) -> None:
-    place.mkdir()
-    shutil.copyfile(originals.log, place / "a.csv")
-
-
-def _nothing(originals: Originals, place: Path) -> None:
-    pass
-
-
-def _said(words: str) -> Callable[[Path, Done], None]:
-    def check(place: Path, done: Done) -> None:
-        assert words in done.stdout + done.stderr
-
-    return check
-
-
-def _is_log(place: Path, done: Done) -> None:
-    assert len(open_log(str(place))) > 0
-
-
-def _is_model(place: Path, done: Done) -> None:
-    assert open_trained(place).columns.fields
-
-
-def _holds(*names: str) -> Callable[[Path, Done], None]:
-    def check(place: Path, done: Done) -> None:
-        assert all((place / name).stat().st_size for name in names)
-
-    return check
-
-
-def _is_file(place: Path, done: Done) -> None:
-    assert place.stat().st_size
-
-
-def _one_below(parent: str) -> Callable[[Path, Done], None]:
-    """One folder of runs has been made, of which the latest is a whole one."""
-
-    def check(place: Path, done: Done) -> None:
-        (made,) = Path(parent).iterdir()
-        assert any(made.rglob("*.json"))
-
-    return check
-
-
-_PATH = ("--rates", ".5", "--batch-size", "64", "--model", "lr", "--no-fallback")
-
+_IS_FILE = _holds("")
 ATTEMPTS = (
-    Attempt("columns of a file", _copied("log"), ".csv", lambda o, p: ("columns", p), _said("color")),
-    Attempt("columns of a folder", _folder_of_logs, "", lambda o, p: ("columns", p), _said("color")),
-    Attempt("prepare a file", _copied("log"), ".csv", lambda o, p: ("prepare", p, "out"), _said("300")),
-    Attempt("prepare a folder", _folder_of_logs, "", lambda o, p: ("prepare", p, "out"), _said("300")),
-    Attempt(
-        "prepare by a schema",
-        _copied("schema"),
-        ".yaml",
-        lambda o, p: ("prepare", o.log, "out", "--schema", p),
-        _said("300"),
-    ),
-    Attempt(
-        "prepare a test log", _copied("log"), ".csv", lambda o, p: ("prepare", o.log, "out", "--test", p), _said("600")
-    ),
-    Attempt("train on a file", _copied("log"), ".csv", lambda o, p: ("train", p, *TINY), _one_below("runs")),
-    Attempt("train on a folder", _folder_of_logs, "", lambda o, p: ("train", p, *TINY), _one_below("runs")),
-    Attempt("train on a prepared log", _copied("prepared"), "", lambda o, p: ("train", p, *TINY), _one_below("runs")),
-    Attempt("train on settings", _copied("settings"), ".yaml", lambda o, p: ("train", p, *TINY), _one_below("runs")),
-    Attempt(
-        "continue a run",
-        _copied("run"),
-        "",
-        lambda o, p: ("train", o.log, "--continue", p, "--out", "out"),
-        _said("log loss"),
-    ),
-    Attempt("resume a run", _copied("begun"), "", lambda o, p: ("train", "--resume", p), _is_model),
-    Attempt("evaluate a model", _copied("run"), "", lambda o, p: ("evaluate", p, o.log), _said("log loss")),
-    Attempt("evaluate on a file", _copied("log"), ".csv", lambda o, p: ("evaluate", o.run, p), _said("log loss")),
-    Attempt("evaluate on a folder", _folder_of_logs, "", lambda o, p: ("evaluate", o.run, p), _said("log loss")),
-    Attempt("predict by a model", _copied("run"), "", lambda o, p: ("predict", p, o.log), _said("row,")),
-    Attempt("predict by an export", _copied("export"), "", lambda o, p: ("predict", p, o.log), _said("row,")),
-    Attempt("predict a file", _copied("log"), ".csv", lambda o, p: ("predict", o.run, p), _said("row,")),
-    Attempt("predict a prepared log", _copied("prepared"), "", lambda o, p: ("predict", o.run, p), _said("row,")),
-    Attempt("export a run", _copied("run"), "", lambda o, p: ("export", p, "out", "--no-onnx"), _said("feature rate")),
-    Attempt(
-        "export and test",
-        _copied("log"),
-        ".csv",
-        lambda o, p: ("export", o.run, "out", "--test", p, "--no-onnx"),
-        _said("feature rate"),
-    ),
-    Attempt(
-        "export since",
-        _copied("export"),
-        "",
-        lambda o, p: ("export", o.run, "out", "--since", p),
-        _said("feature rate"),
-    ),
-    Attempt("inspect a run", _copied("run"), "", lambda o, p: ("inspect", p), _said("Feature rate")),
-    Attempt("inspect an export", _copied("export"), "", lambda o, p: ("inspect", p), _said("Feature rate")),
-    Attempt("path on a file", _copied("log"), ".csv", lambda o, p: ("path", p, *_PATH), _one_below("paths")),
-    Attempt("tune on a file", _copied("log"), ".csv", lambda o, p: ("tune", p, *TUNE), _said("sparsegroup train")),
-    Attempt("what tune searches", _copied("log"), ".csv", lambda o, p: ("tune", p, "--trials", "0"), _said("lr")),
-    Attempt(
-        "resume a study",
-        _copied("study"),
-        "",
-        lambda o, p: ("tune", "--resume", p, "--trials", "1"),
-        _said("sparsegroup train"),
-    ),
-    Attempt("synthesize a text", _nothing, ".csv", lambda o, p: ("synthesize", p, "--rows", "200"), _is_log),
-    Attempt("synthesize Parquet", _nothing, ".parquet", lambda o, p: ("synthesize", p, "--rows", "200"), _is_log),
-    Attempt("write a schema", _nothing, ".yaml", lambda o, p: ("columns", o.log, "--schema", p), _is_file),
-    Attempt("prepare into", _nothing, "", lambda o, p: ("prepare", o.log, p), _is_log),
-    Attempt("prepare with names into", _nothing, "", lambda o, p: ("prepare", o.log, p, "--vocabulary"), _is_log),
-    Attempt("train into", _nothing, "", lambda o, p: ("train", o.log, "--out", p, *TINY), _is_model),
-    Attempt(
-        "train over",
-        _copied("run"),
-        "",
-        lambda o, p: ("train", o.prepared, "--out", p, "--overwrite", *TINY),
-        _is_model,
-    ),
-    Attempt("predict into", _nothing, ".csv", lambda o, p: ("predict", o.run, o.log, "--out", p), _is_file),
-    Attempt("predict into gzip", _nothing, ".csv.gz", lambda o, p: ("predict", o.run, o.log, "--out", p), _is_file),
-    Attempt("predict into Parquet", _nothing, ".parquet", lambda o, p: ("predict", o.run, o.log, "--out", p), _is_file),
-    Attempt("export into", _nothing, "", lambda o, p: ("export", o.run, p, "--no-onnx"), _is_model),
-    Attempt(
-        "export a program into", _nothing, "", lambda o, p: ("export", o.run, p, "--no-onnx", "--program"), _is_model
-    ),
-    Attempt(
-        "export over", _copied("export"), "", lambda o, p: ("export", o.run, p, "--no-onnx", "--overwrite"), _is_model
-    ),
-    Attempt(
-        "export a difference into",
-        _nothing,
-        "",
-        lambda o, p: ("export", o.run, p, "--since", o.export),
-        _holds("manifest.json"),
-    ),
-    Attempt("write a page", _nothing, ".html", lambda o, p: ("inspect", o.run, "--html", p), _is_file),
-    Attempt(
-        "path into", _nothing, "", lambda o, p: ("path", o.log, "--out", p, *_PATH), _holds("path.json", "path.svg")
-    ),
-    Attempt("tune into", _nothing, "", lambda o, p: ("tune", o.log, "--out", p, *TUNE), _holds("best.yaml")),
+    Attempt("columns {it}", "log", ".csv", "color"),
+    Attempt("columns {it}", "folder", "", "color"),
+    Attempt("prepare {it} out", "log", ".csv", "300"),
+    Attempt("prepare {it} out", "folder", "", "300"),
+    Attempt("prepare {log} out --schema {it}", "schema", ".yaml", "300"),
+    Attempt("prepare {log} out --test {it}", "log", ".csv", "600"),
+    Attempt("train {it} " + TINY, "log", ".csv", _one_below("runs")),
+    Attempt("train {it} " + TINY, "folder", "", _one_below("runs")),
+    Attempt("train {it} " + TINY, "prepared", "", _one_below("runs")),
+    Attempt("train {it} " + TINY, "settings", ".yaml", _one_below("runs")),
+    Attempt("train {log} --continue {it} --out out", "run", "", "log loss"),
+    Attempt("train --resume {it}", "begun", "", _is_model),
+    Attempt("evaluate {it} {log}", "run", "", "log loss"),
+    Attempt("evaluate {run} {it}", "log", ".csv", "log loss"),
+    Attempt("evaluate {run} {it}", "folder", "", "log loss"),
+    Attempt("predict {it} {log}", "run", "", "row,"),
+    Attempt("predict {it} {log}", "export", "", "row,"),
+    Attempt("predict {run} {it}", "log", ".csv", "row,"),
+    Attempt("predict {run} {it}", "prepared", "", "row,"),
+    Attempt("export {it} out --no-onnx", "run", "", "feature rate"),
+    Attempt("export {run} out --test {it} --no-onnx", "log", ".csv", "feature rate"),
+    Attempt("export {run} out --since {it}", "export", "", "feature rate"),
+    Attempt("inspect {it}", "run", "", "Feature rate"),
+    Attempt("inspect {it}", "export", "", "Feature rate"),
+    Attempt("path {it} " + PATH, "log", ".csv", _one_below("paths")),
+    Attempt("tune {it} " + TUNE, "log", ".csv", "sparsegroup train"),
+    Attempt("tune {it} --trials 0", "log", ".csv", "lr"),
+    Attempt("tune --resume {it} --trials 1", "study", "", "sparsegroup train"),
+    Attempt("synthesize {it} --rows 200", "", ".csv", _is_log),
+    Attempt("synthesize {it} --rows 200", "", ".parquet", _is_log),
+    Attempt("columns {log} --schema {it}", "", ".yaml", _IS_FILE),
+    Attempt("prepare {log} {it}", "", "", _is_log),
+    Attempt("prepare {log} {it} --vocabulary", "", "", _is_log),
+    Attempt("train {log} --out {it} " + TINY, "", "", _is_model),
+    Attempt("train {prepared} --out {it} --overwrite " + TINY, "run", "", _is_model),
+    Attempt("predict {run} {log} --out {it}", "", ".csv", _IS_FILE),
+    Attempt("predict {run} {log} --out {it}", "", ".csv.gz", _IS_FILE),
+    Attempt("predict {run} {log} --out {it}", "", ".parquet", _IS_FILE),
+    Attempt("export {run} {it} --no-onnx", "", "", _is_model),
+    Attempt("export {run} {it} --no-onnx --program", "", "", _is_model),
+    Attempt("export {run} {it} --no-onnx --overwrite", "export", "", _is_model),
+    Attempt("export {run} {it} --since {export}", "", "", _holds("manifest.json")),
+    Attempt("inspect {run} --html {it}", "", ".html", _IS_FILE),
+    Attempt("path {log} --out {it} " + PATH, "", "", _holds("path.json", "path.svg")),
+    Attempt("tune {log} --out {it} " + TUNE, "", "", _holds("best.yaml")),
 )
 
-
-SHORT = (
-    *("columns of a file", "prepare a folder", "train on a prepared log", "evaluate on a file", "inspect a run"),
-    *("synthesize a text", "synthesize Parquet", "write a schema", "prepare with names into"),
-    *("predict into Parquet", "write a page"),
-)
+SHORT = [ATTEMPTS[place] for place in (0, 3, 8, 13, 22, 28, 29, 30, 32, 37, 42)]
 """Attempts that go through most of what reads and writes."""
 
-LONG = ("export into", "export a program into")
+LONG = ATTEMPTS[38:40]
 """Attempts that take many seconds."""
 
 

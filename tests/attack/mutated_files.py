@@ -1,28 +1,10 @@
-"""Files of every format that the package reads, damaged in seeded ways, and what reading each of them ends in.
+"""Files of every format that the package reads, damaged in seeded ways."""
 
-As a program it reads such files in a process of its own, which may die of them:
-
-    python tests/attack/mutated_files.py FOLDER FORMAT FIRST STOP
-"""
-
-import json
-import queue
 import random
-import subprocess
-import sys
-import threading
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # as a program, the other tests' cases are to be found
-
-from unharmed_files import FORMATS, Sound
-
-SECONDS = 30
-"""What reading one small file may take before it counts as a hang; where others use the machine, a second is little."""
+from unharmed_files import FORMATS
 
 _PIECES = [b'"', b'""', b",", b"\t", b"|", b":", b" ", b"\0", b"\r", b"\n", b"\r\n", b"\xef\xbb\xbf", b"\xff", b"\xc3"]
 _PIECES += [
@@ -39,49 +21,9 @@ _PIECES += [
     b"&a",
     b"*a",
 ]
-_PIECES += [
-    "\u2028é\u0301日\U0001f600".encode(),
-    b"x" * 70_000,
-    b"x" * 1_100_000,
-    b'"' * 999,
-    b",\n" * 99,
-    b"# ",
-    b"!!int ",
-]
-_NUMBERS = [
-    0,
-    1,
-    2,
-    127,
-    128,
-    255,
-    256,
-    1 << 15,
-    1 << 16,
-    (1 << 31) - 1,
-    1 << 31,
-    (1 << 32) - 1,
-    1 << 40,
-    (1 << 63) - 1,
-]
-
-
-@dataclass
-class Outcomes:
-    """What reading damaged files of a format ended in.
-
-    Attributes:
-        counts: Outcome → number of files: "read", "refused", or a failure: "foreign", "unnamed", "crash", "hang".
-        failures: The failures, each with the file's number and what was said.
-    """
-
-    counts: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    def add(self, name: str, number: int, outcome: str, said: str) -> None:
-        self.counts[outcome] += 1
-        if outcome not in ("read", "refused"):
-            self.failures.append(f"{name} {number}: {outcome}: {said}")
+_PIECES += ["\u2028é\u0301日\U0001f600".encode(), b"x" * 70_000, b"x" * 1_100_000, b'"' * 999, b",\n" * 99, b"# "]
+_PIECES += [b"!!int ", b"&a", b"*a"]
+_NUMBERS = [0, 1, 2, 127, 128, 255, 256, 1 << 40, *((1 << bits) - less for bits in (15, 31, 32, 63) for less in (0, 1))]
 
 
 def mutated(content: bytes, draw: random.Random, *, text: bool) -> bytes:
@@ -191,108 +133,37 @@ _OF_BYTES = [_flip, _length, _length, _length]
 _OF_TEXT = [_piece, _piece, _piece, _quote_cell, _quote_cell, _lines, _lines]
 
 
-def damaged(sound: Sound, name: str, number: int) -> tuple[Path, random.Random]:
-    """File `number` of a format, damaged, and what goes on to be drawn."""
-    draw = random.Random(f"{name}/{number}")
-    content = sound.content
-    if sound.pack is not None and draw.random() < 0.5:  # a sound compression of a damaged text
-        content = sound.pack(mutated(content, draw, text=True))
-    elif sound.pack is not None:
-        content = mutated(sound.pack(content), draw, text=False)
-    else:
-        content = mutated(content, draw, text=sound.text)
-    sound.path.write_bytes(content)
-    return sound.path, draw
+class MutatedLogs:
+    """Small sound files of a format, damaged in seeded ways."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir()
+        self._name, self._sounds = name, FORMATS[name](folder)
+
+    def damage(self, number: int) -> str:
+        draw = random.Random(f"{self._name}/{number}")
+        sound = self._sounds[number % len(self._sounds)]
+        content = sound.content
+        if sound.pack is not None and draw.random() < 0.5:  # a sound compression of a damaged text
+            content = sound.pack(mutated(content, draw, text=True))
+        elif sound.pack is not None:
+            content = mutated(sound.pack(content), draw, text=False)
+        else:
+            content = mutated(content, draw, text=sound.text)
+        sound.path.write_bytes(content)
+        self._damaged, self._draw = sound, draw
+        return sound.path.name
+
+    def use(self) -> None:
+        self._damaged.read(self._damaged.path, self._draw)
+
+    def restore(self) -> None:
+        """The next damage is written over this one."""
+
+    def is_named(self, error: str) -> bool:
+        return self._damaged.path.name in error
 
 
-def outcome_of(sound: Sound, draw: random.Random) -> tuple[str, str]:
-    """What reading a file ends in."""
-    from sparsegroup.errors import UserError
-
-    try:
-        sound.read(sound.path, draw)
-    except UserError as error:
-        named = sound.path.name in str(error)
-        return "refused" if named else "unnamed", str(error)
-    except BaseException:
-        return "foreign", traceback.format_exc()
-    return "read", ""
-
-
-def read_damaged(folder: Path, names: list[str], first: int, stop: int) -> dict[str, Outcomes]:
-    """What reading files `first` to `stop` of each format ends in, in processes that may die of it."""
-    found = {name: Outcomes() for name in names}
-    jobs = [(name, number) for name in names for number in range(first, stop)]
-    while jobs:
-        done = 0
-        for name, number, outcome, said in _worker(folder, jobs):
-            assert (name, number) == jobs[done]
-            found[name].add(name, number, outcome, said)
-            done += 1
-        assert done, "no file could be read at all"
-        jobs = jobs[done:]
-    return found
-
-
-def _worker(folder: Path, jobs: list[tuple[str, int]]) -> Iterator[tuple[str, int, str, str]]:
-    """What the files end in, as far as a process comes: the last one may be a crash or a hang."""
-    with (
-        (folder / "stderr.txt").open("w+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-
-        def listen() -> None:
-            for line in process.stdout or ():
-                lines.put(line)
-            lines.put("")
-
-        threading.Thread(target=listen, daemon=True).start()
-
-        def tell() -> None:
-            try:
-                json.dump(jobs, process.stdin)  # type: ignore[arg-type]
-                process.stdin.close()  # type: ignore[union-attr]
-            except BrokenPipeError:
-                pass
-
-        threading.Thread(target=tell, daemon=True).start()
-        wait = 4 * SECONDS  # until it has imported all
-        for name, number in jobs:
-            try:
-                line = lines.get(timeout=wait)
-            except queue.Empty:
-                process.kill()
-                yield name, number, "hang", f"more than {wait} s"
-                return
-            if not line:
-                errors.seek(0)
-                yield name, number, "crash", f"exit status {process.wait()}: {errors.read()[-2000:]}"
-                return
-            outcome, said = json.loads(line)
-            yield name, number, outcome, said
-            wait = SECONDS
-
-
-def main(folder: Path) -> None:
-    """Read damaged files, and say of each what that ended in."""
-    made: dict[str, list[Sound]] = {}
-    for name, number in json.load(sys.stdin):
-        if name not in made:
-            (folder / name).mkdir(exist_ok=True)
-            made[name] = FORMATS[name](folder / name)
-        sound = made[name][number % len(made[name])]
-        _, draw = damaged(sound, name, number)
-        print(json.dumps(outcome_of(sound, draw)), flush=True)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def mutated_logs(folder: Path, name: str) -> MutatedLogs | None:
+    """Those of a format, if it is one."""
+    return MutatedLogs(folder / name, name) if name in FORMATS else None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mutated_files import read_damaged
+from attack_driver import attack
 from unharmed_files import FORMATS, arrow_bytes, typed_table
 
 from data_cases import written
@@ -27,7 +27,7 @@ def test_the_sound_files_are_read(name: str, tmp_path: Path) -> None:
 
 
 def test_a_few_damaged_files_of_each_format_are_read_or_refused(tmp_path: Path) -> None:
-    for outcomes in read_damaged(tmp_path, list(FORMATS), 0, SHORT).values():
+    for outcomes in attack(tmp_path, [(name, number) for name in FORMATS for number in range(SHORT)]).values():
         assert outcomes.counts.total() == SHORT
         assert not outcomes.failures, "\n".join(outcomes.failures)
 
@@ -37,7 +37,7 @@ def test_a_few_damaged_files_of_each_format_are_read_or_refused(tmp_path: Path) 
 def test_ten_thousand_damaged_files_are_read_or_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcomes = read_damaged(tmp_path, [name], 0, WHOLE)[name]
+    outcomes = attack(tmp_path, [(name, number) for number in range(WHOLE)])[name]
     with capsys.disabled():
         print(f"\n{name}: {dict(outcomes.counts)}")
     assert outcomes.counts.total() == WHOLE

@@ -102,10 +102,9 @@ def test_a_key_that_a_file_has_twice_is_refused_with_its_line(tmp_path: Path, ru
     assert "line" in done.stderr
 
 
-def test_what_is_harmless_works(log: str, run: Run) -> None:
+def test_what_is_harmless_works(log: str, ok: Run) -> None:
     settings = ["optimizer.options={maximize: false, eps: 1.0e-10}", "training.batch_size='32'", "model.fallback=false"]
-    done = run("train", log, *(word for one in settings for word in ("--set", one)))
-    assert done.returncode == 0, done.stderr
+    ok("train", log, *(word for one in settings for word in ("--set", one)))
 
 
 @pytest.mark.parametrize(
@@ -117,11 +116,10 @@ def test_what_is_harmless_works(log: str, run: Run) -> None:
     ],
 )
 def test_a_run_that_has_learnt_nothing_says_so(
-    tmp_path: Path, run: Run, options: tuple[object, ...], warning: str
+    tmp_path: Path, ok: Run, options: tuple[object, ...], warning: str
 ) -> None:
     log = click_log(tmp_path / "log.csv", rows=1_000)
-    done = run("train", log, *options)
-    assert done.returncode == 0, done.stderr
+    done = ok("train", log, *options)
     assert any(part in done.stderr for part in warning.split("|"))
 
 

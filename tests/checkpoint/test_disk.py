@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 from checkpoint_cases import Training, bits, clicks, fresh_facts, unchanged
 from sparsegroup.artifact import folder, tensor_file
 from sparsegroup.checkpoint import Checkpoints
-from sparsegroup.cli import main
-from sparsegroup.kernels.cpu import threads
 
 
 class FullDisk:
@@ -107,38 +104,6 @@ def test_the_systems_own_refusal_names_the_file(tmp_path: Path, small_files: Any
         assert list(tmp_path.iterdir()) == [first]
     assert len(named) > 1
     checkpoints.save(2, training.model, training.optimizers)
-
-
-def test_the_command_says_which_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], disk: FullDisk
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(threads, "_number", None)
-    lines = ["label,a,b", *(f"{i % 3 // 2},x{i % 7},y{i % 11}" for i in range(100))]
-    Path("log.csv").write_text("\n".join(lines) + "\n")
-    small = ["--dim", "2", "--set", "model.hidden=[2]", "--batch-size", "30", "--checkpoint-steps", "1"]
-
-    def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["sparsegroup", "train", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), capsys.readouterr().err
-
-    assert run("log.csv", "--out", "whole", *small)[0] == 0
-    folder = disk.done
-    for allowed in (0, 3, 9, 13, 17, 20, folder // 2, folder - 4):
-        disk.left = allowed
-        code, error = run("log.csv", "--out", f"run-{allowed}", *small)
-        assert code == 1
-        *told, why = error.splitlines()
-        assert why.startswith(f"error: run-{allowed}")
-        assert why.endswith(": No space left on device")
-        assert not any("error" in line for line in told)
-        disk.left = float("inf")
-        if (Path(f"run-{allowed}") / "config.yaml").exists():
-            assert run("--resume", f"run-{allowed}")[0] == 0
-        else:
-            assert run("log.csv", "--out", f"run-{allowed}", *small)[0] == 0
 
 
 def test_a_save_that_failed_is_made_up_for_by_the_next_one(tmp_path: Path, disk: FullDisk) -> None:

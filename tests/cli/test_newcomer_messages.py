@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from over import over
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag
 
 KEYS = torch.tensor([1, 2, 3])
@@ -29,7 +30,7 @@ GIVEN: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("params", "message"), GIVEN)
+@over(("params", "message"), GIVEN)
 def test_an_optimizer_says_what_to_give_in_place_of_what_is_no_parameters(
     params: Callable[[], Any], message: str
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_misspelt_option_of_an_optimizer_has_its_near_match(options: dict[str,
             GroupAdam([{"params": [nn.Parameter(torch.ones(2))], **options}])
 
 
-@pytest.mark.parametrize(
+@over(
     ("make", "message"),
     [
         (lambda: HashEmbedding(10_000, 8), r"a table grows by itself: HashEmbedding\(dim\)"),  # type: ignore
@@ -78,7 +79,7 @@ def test_a_table_says_what_it_has_in_place_of_arguments_that_it_has_not(make: Ca
         make()
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SparseAdam", "SGD", "Adagrad", "RMSprop"])
+@over("name", ["Adam", "AdamW", "SparseAdam", "SGD", "Adagrad", "RMSprop"])
 def test_an_optimizer_of_torch_raises_and_changes_nothing(name: str) -> None:
     table = HashEmbedding(2)
     table(KEYS).sum().backward()

@@ -26,6 +26,7 @@ PLAIN = [
 ]
 """What stands for something else in the state of a checkpoint."""
 
+DTYPES = {"I64": "<i8", "I32": "<i4", "U8": "u1", "F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
 FEW = 3
 """Items of a list that are forged, and as many of a mapping of many alike."""
 
@@ -141,9 +142,8 @@ def joined(header: Document, data: bytes) -> bytes:
 
 
 def array_of(header: dict[str, Any], data: bytes, name: str) -> np.ndarray[Any, Any]:
-    dtypes = {"I64": "<i8", "I32": "<i4", "U8": "u1", "F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
     begin, end = header[name]["data_offsets"]
-    return np.frombuffer(data[begin:end], dtypes[header[name]["dtype"]]).reshape(header[name]["shape"]).copy()
+    return np.frombuffer(data[begin:end], DTYPES[header[name]["dtype"]]).reshape(header[name]["shape"]).copy()
 
 
 def forged_tensors(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -192,15 +192,7 @@ def _limit(array: np.ndarray[Any, Any], last: int) -> Any:
 
 def with_array(header: dict[str, Any], data: bytes, name: str, other: np.ndarray[Any, Any]) -> bytes:
     """A safetensors file with another array in the place of one."""
-    names = {
-        "int64": "I64",
-        "int32": "I32",
-        "uint8": "U8",
-        "float64": "F64",
-        "float32": "F32",
-        "float16": "F16",
-        "bool": "BOOL",
-    }
+    names = {str(np.dtype(code)): name for name, code in DTYPES.items()}
     made: dict[str, Any] = {}
     pieces: list[bytes] = []
     end = 0

@@ -1,6 +1,9 @@
 import pytest
 
+from endings import ok, refused
 from sparsegroup.reporting import page
+
+__all__ = ["ok", "refused"]
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from sparsegroup.training.callbacks import check_tracking, tracking_callbacks
 from sparsegroup.training.callbacks.figures import flat_settings, scalars
 from sparsegroup.training.trainer import TrainedBatch
 
+FAST = ("--batch-size", 100, "--selection", "never", "--no-baseline")
 POINT = HistoryPoint(100, float("nan"), 0.5, 0.9, 1.0, 0.1, 10, 100, 4_000, 1.0, 100.0)
 
 
@@ -264,10 +265,10 @@ def test_what_mlflow_misses_while_it_is_away_is_logged_later(
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_a_run_is_logged_with_settings_metrics_and_report(tmp_path: Path, run: Run, mlflow: MLflowDouble) -> None:
+def test_a_run_is_logged_with_settings_metrics_and_report(tmp_path: Path, ok: Run, mlflow: MLflowDouble) -> None:
     log = click_log(tmp_path / "log.csv", 1_000)
-    options = ["--out", "run", "--mlflow", "clicks", "--lr", 0.05, "--set", "training.windows=3", "--batch-size", 100]
-    assert run("train", log, *options, "--checkpoint-steps", 4).returncode == 0
+    options = ["--out", "run", "--mlflow", "clicks", "--lr", 0.05, "--set", "training.windows=3", *FAST]
+    ok("train", log, *options, "--checkpoint-steps", 4)
     (logged,) = mlflow.runs.values()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (logged["name"], logged["status"], mlflow.uri) == ("run", "FINISHED", None)
@@ -281,8 +282,7 @@ def test_a_run_is_logged_with_settings_metrics_and_report(tmp_path: Path, run: R
     last = max((tmp_path / "run" / "checkpoints").iterdir())
     for file in last.iterdir():
         file.unlink()
-    resumed = run("train", "--resume", "run")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = ok("train", "--resume", "run")
     assert "resumed at row 800" in resumed.stderr
     assert list(mlflow.runs) == ["run0"]
     assert mlflow.steps("run0", "progressive/auc") == steps
@@ -290,13 +290,13 @@ def test_a_run_is_logged_with_settings_metrics_and_report(tmp_path: Path, run: R
 
 
 def test_a_run_that_fails_is_marked_as_such(tmp_path: Path, run: Run, mlflow: MLflowDouble) -> None:
-    assert run("train", click_log(tmp_path / "log.csv"), "--lr", 1e30, "--mlflow", "clicks").returncode == 2
+    assert run("train", click_log(tmp_path / "log.csv", 300), "--lr", 1e30, "--mlflow", "clicks").returncode == 2
     assert [logged["status"] for logged in mlflow.runs.values()] == ["FAILED"]
 
 
 def test_a_server_that_cannot_be_reached_is_an_error_at_once(tmp_path: Path, run: Run, mlflow: MLflowDouble) -> None:
     mlflow.down = True
-    done = run("train", click_log(tmp_path / "log.csv"), "--mlflow", "http://nowhere:5000")
+    done = run("train", click_log(tmp_path / "log.csv", 300), "--mlflow", "http://nowhere:5000")
     assert done.returncode == 2
     assert "error: MLflow at http://nowhere:5000, experiment 'sparsegroup': no route to host" in done.stderr
 
@@ -318,38 +318,36 @@ def test_mlflow_itself_takes_what_it_is_given(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("number", [7, 9])
 def test_a_run_writes_events_into_its_folder_and_resumes_them(
-    number: int, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ok: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # TensorBoard reads its files by name, where the tenth of a process and second stands before the ninth
     files = pytest.importorskip("tensorboard.summary.writer.event_file_writer", reason="tensorboard")
-    monkeypatch.setattr(files, "_global_uid", files.AtomicCounter(number))
+    monkeypatch.setattr(files, "_global_uid", files.AtomicCounter(9))
     log = click_log(tmp_path / "log.csv", 1_000)
-    options = ["--lr", 0.05, "--set", "training.windows=3", "--batch-size", 100, "--checkpoint-steps", 4]
-    assert run("train", log, "--out", "run", "--tensorboard", "auto", *options).returncode == 0
+    options = ["--lr", 0.05, "--set", "training.windows=3", *FAST, "--checkpoint-steps", 4]
+    ok("train", log, "--out", "run", "--tensorboard", "auto", *options)
     folder = tmp_path / "run"
     (folder / "summary.json").unlink()
     for file in max((folder / "checkpoints").iterdir()).iterdir():
         file.unlink()
-    assert run("train", "--resume", "run").returncode == 0
+    ok("train", "--resume", "run")
     logged = events_of(folder / "tensorboard")
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert logged["progressive/log_loss"] == [(one["samples"], pytest.approx(one["log_loss"])) for one in history]
     test = json.loads((folder / "summary.json").read_text())["test"]
     assert logged["test/auc"][-1] == (900, pytest.approx(test["auc"]))
-    again = run("train", log, "--out", "run", "--overwrite", "--tensorboard", "auto", *options)
-    assert again.returncode == 0, again.stderr
+    ok("train", log, "--out", "run", "--overwrite", "--tensorboard", "auto", *options)
     assert events_of(folder / "tensorboard")["progressive/log_loss"] == logged["progressive/log_loss"]
-    assert run("train", log, "--out", "run", "--overwrite", *options).returncode == 0
+    ok("train", log, "--out", "run", "--overwrite", *options)
     assert not (folder / "tensorboard").exists()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_events_of_several_runs_lie_beside_each_other(tmp_path: Path, run: Run) -> None:
+def test_events_of_several_runs_lie_beside_each_other(tmp_path: Path, ok: Run) -> None:
     log = click_log(tmp_path / "log.csv", 600)
     for arguments in ([], ["--out", "mine"]):
-        assert run("train", log, "--tensorboard", "events", *arguments).returncode == 0
+        ok("train", log, "--tensorboard", "events", *FAST, *arguments)
     assert {path.name for path in (tmp_path / "events").iterdir()} == {"log", "mine"}
 
 

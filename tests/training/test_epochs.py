@@ -17,7 +17,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import FIELD_BITS, keys_of
 from sparsegroup.models import MLP
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training import Config, Trainer
+from sparsegroup.training import Trainer
 from sparsegroup.training.model import ClickModel
 from sparsegroup.training.selection.sizes import train_and_test
 
@@ -244,5 +244,3 @@ class TestPlan:
     def test_all_rows_cannot_be_held_out(self) -> None:
         with pytest.raises(SettingsError, match=r"training.validation=0.9 leaves none of 1 rows to train on"):
             plain(validation=0.9).training.plan(1)
-        with pytest.raises(SettingsError, match=r"training.patience needs rows that are held out: give training.val"):
-            Config.of(patience=1, validation=0.0)

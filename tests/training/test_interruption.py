@@ -16,20 +16,8 @@ from kill_runs import differences, outcome_of
 from sparsegroup.cli.runs import Interruption
 from sparsegroup.training import Session, Trainer
 
-TRAIN = (
-    "--rows",
-    600,
-    "--model",
-    "lr",
-    "--batch-size",
-    80,
-    "--checkpoint-minutes",
-    0,
-    "--epochs",
-    2,
-    "--keep-checkpoints",
-    1,
-)
+TRAIN = ("--rows", 600, "--model", "lr", "--batch-size", 80, "--epochs", 2)
+TRAIN += ("--checkpoint-minutes", 0, "--keep-checkpoints", 1)
 SAYS = "interrupted at row 160 of 1,080; the last checkpoint is run/checkpoints/step-000000000002; continue with "
 
 
@@ -49,9 +37,9 @@ def at_a_batch(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) -
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_interrupted_is_saved_and_resumed_to_the_same_bits(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+    tmp_path: Path, ok: Run, run: Run, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    assert run("train", "--out", "whole", *TRAIN).returncode == 0
+    ok("train", "--out", "whole", *TRAIN)
     before = signal.getsignal(by)
     with monkeypatch.context() as patch:
         at_a_batch(patch, 2, lambda: signal.raise_signal(by))
@@ -59,12 +47,12 @@ def test_a_run_that_is_interrupted_is_saved_and_resumed_to_the_same_bits(
     assert (done.returncode, done.stdout) == (128 + by, "")
     assert done.stderr == SAYS + "`sparsegroup train --resume run`\n"
     assert signal.getsignal(by) == before
-    assert run("train", "--resume", "run").returncode == 0
+    ok("train", "--resume", "run")
     assert not differences(outcome_of(tmp_path / "whole"), outcome_of(tmp_path / "run"))
 
 
 def test_a_second_interruption_ends_at_once_and_a_second_request_to_end_does_not(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ok: Run, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     def twice(second: signal.Signals) -> None:
@@ -82,11 +70,11 @@ def test_a_second_interruption_ends_at_once_and_a_second_request_to_end_does_not
     assert done.stderr == (
         "interrupted; there is no checkpoint yet; continue with `sparsegroup train --resume other`\n"
     )
-    assert run("train", "--resume", "other").returncode == 0
+    ok("train", "--resume", "other")
 
 
 def test_an_interruption_while_nothing_is_trained_ends_at_once(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ok: Run, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Session.checkpoint
 
@@ -103,7 +91,7 @@ def test_an_interruption_while_nothing_is_trained_ends_at_once(
         "interrupted; the last checkpoint is run/checkpoints/step-000000000014; continue with "
         "`sparsegroup train --resume run`\n"
     )
-    assert run("train", "--resume", "run").returncode == 0
+    ok("train", "--resume", "run")
 
 
 def test_a_signal_that_the_process_ignores_remains_ignored() -> None:

@@ -8,8 +8,6 @@ import pytest
 from following import Each
 from plain_settings import plain
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
-from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training import Config
 from sparsegroup.training.build import rate_factor
 
 
@@ -54,16 +52,3 @@ def test_without_a_schedule_there_is_no_scheduler(log: MemoryLog) -> None:
     model, optimizer = config.build(log)
     assert config.trainer(model, optimizer, config.training.plan(900)).scheduler is None
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"network_lr": -1.0}, "optimizer: network_lr: lr must be finite and >= 0, got -1"),
-        ({"schedule": "step"}, "optimizer.schedule: input should be 'constant', 'linear' or 'cosine'"),
-        ({"warmup": 1.0}, "optimizer.warmup: input should be less than 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        Config.of(**settings)

@@ -70,14 +70,14 @@ def test_a_restarted_job_does_not_take_another_jobs_run(tmp_path: Path, job: Cal
 
 
 def test_a_restarted_job_resumes_its_run_though_a_later_one_is_the_latest(
-    tmp_path: Path, run: Run, job: Callable[[], Job], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ok: Run, job: Callable[[], Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     click_log(tmp_path / "clicks.csv", 600)
     first = job()
     cut_off(monkeypatch, lambda: first("clicks.csv"))
     runs = tmp_path / "runs" / "clicks"
     own = runs / (runs / "latest").readlink()
-    assert run("train", "clicks.csv", *TRAIN, "--seed", 1).returncode == 0
+    ok("train", "clicks.csv", *TRAIN, "--seed", 1)
     later = runs / (runs / "latest").readlink()
     before = state_of(later)
     resumed = first("clicks.csv", restarts=1)
@@ -91,11 +91,11 @@ def test_a_restarted_job_resumes_its_run_though_a_later_one_is_the_latest(
 
 
 def test_a_run_that_replaces_the_latest_stays_in_its_folder(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ok: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     click_log(tmp_path / "clicks.csv", 600)
     for seed in (0, 1):
-        assert run("train", "clicks.csv", *TRAIN, "--seed", seed).returncode == 0
+        ok("train", "clicks.csv", *TRAIN, "--seed", seed)
     first, second = sorted(path for path in (tmp_path / "runs" / "clicks").iterdir() if not path.is_symlink())
     before, real = state_of(first), Session.checkpoint
 
@@ -104,8 +104,7 @@ def test_a_run_that_replaces_the_latest_stays_in_its_folder(
         return real(self, **keywords)
 
     monkeypatch.setattr(Session, "checkpoint", moved)
-    done = run("train", "clicks.csv", *TRAIN, "--seed", 2, "--out", "runs/clicks/latest", "--overwrite")
-    assert done.returncode == 0, done.stderr
+    ok("train", "clicks.csv", *TRAIN, "--seed", 2, "--out", "runs/clicks/latest", "--overwrite")
     assert state_of(first) == before
     assert "seed: 2" in (second / "config.yaml").read_text()
 

@@ -117,31 +117,28 @@ KINDS = (
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_run_on_any_kind_of_log_is_resumed_to_the_same_bits(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Path], list[str]]
+    tmp_path: Path, ok: Run, run: Run, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Path], list[str]]
 ) -> None:
     command = kind(tmp_path)
     if command[0] == "prepare":
         raw, *options = command[1:]
-        assert run("prepare", raw, "folder", *options).returncode == 0
+        ok("prepare", raw, "folder", *options)
         command = ["folder"]
-    whole = run("train", *command, "--out", "whole", *TRAIN)
-    assert whole.returncode == 0, whole.stderr
+    ok("train", *command, "--out", "whole", *TRAIN)
     with monkeypatch.context() as patch:
         cut_off_at(patch, Session, "checkpoint", 2, after=True)
         with pytest.raises(CutOffError):
             run("train", *command, "--out", "run", *TRAIN)
-    resumed = run("train", "--resume", "run")
-    assert resumed.returncode == 0, resumed.stderr
+    ok("train", "--resume", "run")
     assert not differences(outcome_of(tmp_path / "whole"), outcome_of(tmp_path / "run"))
 
 
-def test_the_settings_of_a_run_on_a_prepared_log_train_it_again(tmp_path: Path, run: Run) -> None:
+def test_the_settings_of_a_run_on_a_prepared_log_train_it_again(tmp_path: Path, ok: Run, run: Run) -> None:
     csv(tmp_path)
-    assert run("prepare", "log.csv", "folder").returncode == 0
-    assert run("train", "folder", "--out", "run", *TRAIN).returncode == 0
+    ok("prepare", "log.csv", "folder")
+    ok("train", "folder", "--out", "run", *TRAIN)
     assert "rows:" not in (tmp_path / "run" / "config.yaml").read_text()  # the size of a synthetic log
-    again = run("train", "run/config.yaml", "--out", "again")
-    assert again.returncode == 0, again.stderr
+    ok("train", "run/config.yaml", "--out", "again")
     assert state_of(tmp_path / "again") == state_of(tmp_path / "run")
     other = run("train", "run/config.yaml", "--out", "other", "--columns", "categorical")
     assert "--columns is for raw logs; folder is a folder, prepared already" in other.stderr

@@ -79,11 +79,10 @@ def test_names_for_other_places(tmp_path: Path) -> None:
     assert run_name(tmp_path / "mine") == run_name(RunFolder.replacing(tmp_path / "mine").path) == "mine"
 
 
-def test_each_run_has_a_folder_and_commands_take_the_latest(tmp_path: Path, run: Run) -> None:
+def test_each_run_has_a_folder_and_commands_take_the_latest(tmp_path: Path, ok: Run) -> None:
     log = click_log(tmp_path / "log.csv", 600)
-    assert run("train", log).returncode == 0
-    done = run("train", log, "--seed", 1)
-    assert done.returncode == 0, done.stderr
+    ok("train", log)
+    done = ok("train", log, "--seed", 1)
     runs = tmp_path / "runs" / "log"
     first, second = sorted(path for path in runs.iterdir() if not path.is_symlink())
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", first.name)
@@ -91,26 +90,19 @@ def test_each_run_has_a_folder_and_commands_take_the_latest(tmp_path: Path, run:
     assert re.search(rf"^ *written to +runs/log/{second.name} *$", done.stdout, re.MULTILINE)
     assert state_of(first) != state_of(second)
     for number, name in enumerate(("runs/log", "runs/log/latest", f"runs/log/{second.name}")):
-        exported = run("export", name, f"served{number}", "--no-onnx")
-        assert exported.returncode == 0, exported.stderr
+        ok("export", name, f"served{number}", "--no-onnx")
     rows = [(tmp_path / f"served{number}" / "embeddings.safetensors").read_bytes() for number in range(3)]
     assert rows[0] == rows[1] == rows[2]
-    assert run("train", log, "--continue", "runs/log", "--out", "next").returncode == 0
+    ok("train", log, "--continue", "runs/log", "--out", "next")
     (second / "summary.json").unlink()
-    resumed = run("train", "--resume", "runs/log")
-    assert resumed.returncode == 0, resumed.stderr
+    ok("train", "--resume", "runs/log")
     assert (second / "summary.json").is_file()
 
 
-def test_a_run_that_holds_runs_is_meant_itself(tmp_path: Path, run: Run) -> None:
+def test_a_run_that_holds_runs_is_meant_itself(tmp_path: Path, ok: Run, run: Run) -> None:
     log = click_log(tmp_path / "log.csv", 600)
-    assert run("train", log, "--out", "runs/log").returncode == 0
-    assert run("train", log, "--seed", 1).returncode == 0
+    ok("train", log, "--out", "runs/log")
+    ok("train", log, "--seed", 1)
     old, new = (run("predict", f"runs/log{below}", log).stdout for below in ("", "/latest"))
     assert old != new
     assert old == run("predict", "runs/log", log).stdout
-
-
-def test_overwrite_is_for_out(tmp_path: Path, run: Run) -> None:
-    done = run("train", click_log(tmp_path / "log.csv", 600), "--overwrite")
-    assert (done.returncode, "--overwrite needs --out" in done.stderr) == (2, True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from over import over
 from sparsegroup import FieldTables, GroupAdam, HashEmbedding
 from sparsegroup.models import MLP
 from sparsegroup.training import ClickModel, Trainer
@@ -20,6 +21,11 @@ LABELS = torch.tensor([0, 1, 1, 0])
 def parts() -> tuple[MLP, HashEmbedding]:
     torch.manual_seed(0)
     return MLP(fields=3, dim=2, hidden=(4,)), HashEmbedding(2)
+
+
+def made() -> Trainer:
+    model, table = parts()
+    return Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
 
 
 class TestOptimizers:
@@ -70,14 +76,6 @@ WRONG = {
 }
 
 
-def fit(trainer: Trainer, stream: list[tuple[Tensor, Tensor]]) -> None:
-    trainer.fit(stream)
-
-
-def evaluate(trainer: Trainer, stream: list[tuple[Tensor, Tensor]]) -> None:
-    trainer.evaluate(stream)
-
-
 @pytest.mark.parametrize(
     ("sample", "error", "message"),
     [
@@ -91,37 +89,31 @@ def evaluate(trainer: Trainer, stream: list[tuple[Tensor, Tensor]]) -> None:
     ],
 )
 def test_a_batch_of_another_kind_is_named(sample: Any, error: type[Exception], message: str) -> None:
-    model, table = parts()
-    trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
+    trainer = made()
     with pytest.raises(error, match=message):
         trainer.fit([sample])
 
 
 class TestLabels:
-    @pytest.mark.parametrize("use", [fit, evaluate])
-    @pytest.mark.parametrize("value", WRONG)
-    def test_others_than_0_and_1_are_named_with_their_place(
-        self, value: str, use: Callable[[Trainer, list[tuple[Tensor, Tensor]]], None]
-    ) -> None:
-        model, table = parts()
-        trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
-        before = copy.deepcopy(model.state_dict())
+    @over("use", [Trainer.fit, Trainer.evaluate])
+    @over("value", WRONG)
+    def test_others_than_0_and_1_are_named_with_their_place(self, value: str, use: Callable[..., object]) -> None:
+        trainer = made()
+        before = copy.deepcopy(trainer.network.state_dict())
         message = rf"labels must be 0 or 1, got {value} in row 2 of batch 1 of the stream"
         with pytest.raises(ValueError, match=message):
             use(trainer, [(KEYS, LABELS), (KEYS + 100, WRONG[value])])
-        assert not table.contains(KEYS + 100).any()
-        for name, tensor in model.state_dict().items():
+        assert not trainer.table.contains(KEYS + 100).any()
+        for name, tensor in trainer.network.state_dict().items():
             assert torch.equal(tensor, before[name]), "nothing was trained with the batch before it"
 
-    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64])
+    @over("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64])
     def test_0_and_1_may_have_any_dtype(self, dtype: torch.dtype) -> None:
-        model, table = parts()
-        trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
+        trainer = made()
         assert trainer.fit([(KEYS, LABELS.to(dtype))])[-1].samples == 4
 
     def test_a_prediction_asks_for_no_labels(self) -> None:
-        model, table = parts()
-        trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
+        trainer = made()
         unknown = torch.full((4,), float("nan"))
         assert np.isfinite(trainer.predict([(KEYS, unknown)])).all()
 
@@ -141,8 +133,7 @@ def test_the_clock_stops_where_training_fails(monkeypatch: pytest.MonkeyPatch) -
             raise OSError("the disk is gone")
 
     monkeypatch.setattr("sparsegroup.training.state.perf_counter", clock)
-    model, table = parts()
-    trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
+    trainer = made()
     with pytest.raises(OSError, match="the disk is gone"):
         trainer.fit(stream(broken=True))
     spent = trainer.seconds

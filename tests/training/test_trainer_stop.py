@@ -87,7 +87,7 @@ def resumed(stopped: Training, folder: Path, **more: Any) -> Training:
 
 
 @pytest.mark.parametrize("admit_after", [1, 2])
-@pytest.mark.parametrize("at", [1, 2, 3, 6, 7, 8, 14])
+@pytest.mark.parametrize("at", [1, 3, 7, 8, 14])
 def test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, at: int, admit_after: int) -> None:
     whole = Training(admit_after=admit_after)
     whole.fit(epochs=2)

@@ -1,0 +1,153 @@
+"""What a user may type wrongly: each is named in one line, with status 2, and nothing is written."""
+
+import shlex
+from pathlib import Path
+
+from cli_cases import click_log
+from command import Run
+
+FILES = {
+    "wrong.yaml": "data: {log: log.csv}\noptimizer: {nrom: s}\n",
+    "list.yaml": "- 1\n",
+    "empty.csv": "",
+    "one.csv": "label,color\n1,red\n",
+    "rubbish.csv.gz": "label,a\n0,x\n",
+    "other.csv": "label,a,b\n" + "0,1,2\n1,2,3\n" * 25,
+    "unlabelled.csv": "id,ts,color,size\n1,1,c1,2\n",
+    "s.yaml": "label: label\ncategorical: [color, size]\n",
+    "shade.csv": "label,shade,size\n1,x,2\n",
+    "shade.yaml": "label: label\ncategorical: [shade, size]\n",
+    "full/mine.txt": "not a run",
+}
+WRONG = [
+    # train: the log
+    ("train no.csv", "error: no.csv: no such file\n"),
+    ("train log.csv --label bought", "error: log.csv:1: no label column 'bought'; name it with --label, such as"),
+    ("train log.csv --schema s.yaml --label label", "--label and --schema cannot both be given"),
+    ("train one.csv", "error: one.csv: has 1 row, 1 for training; a run needs at least 2 rows to train on\n"),
+    ("train log.csv --test-fraction 1", "data.test_fraction: input should be less than 1, got '1'"),
+    ("train log.csv --max-bad few", "data.max_bad: must be a share like 5% or .05, got 'few'"),
+    ("train log.csv --max-bad few%", "data.max_bad: must be a share like 5% or .05, got 'few%'"),
+    ("train log.csv --continue no", "no: no run (there is no such folder)"),
+    ("train --continue {run}", "error: --continue needs the log to train on next\n"),
+    ("train log.csv --continue {run} --out next --model mlp",
+     "model.name cannot change to mlp: the run to continue has dcn"),
+    ("train log.csv --continue {run} --out next --exclude size",
+     "log.csv: its fields are color; the run was trained with color, size"),
+    ("train log.csv --continue {run} --out next --set 'model.dims={{color: 4}}'",
+     "model.dims cannot change to {'color': 4}"),
+    ("train log.csv --continue {run} --out next --epochs 2 --after-first-epoch reset",
+     "give --epochs=1, or --after-first-epoch=train or freeze\n"),
+    ("train log.csv --continue {run} --out {run} --overwrite", "is the run to continue; give another --out"),
+    ("train log.csv --overwrite", "--overwrite needs --out"),
+    ("train log.csv --out full", "error: full is not empty; give another --out, or --overwrite\n"),
+    ("train log.csv --out full --overwrite", "full holds no run to overwrite"),
+    ("train --resume {run} --l21 0 --checkpoint-minutes 0",
+     "--resume takes everything from the run, and no l21, checkpoint-minutes"),
+    ("train log.csv -q -v", "--quiet and --verbose cannot both be given"),
+    ("train --colour", "No such option: --colour"),
+    # train: settings
+    ("train log.csv --l21 -1", "error: the command line: optimizer: l21 must be >= 0, got -1"),
+    ("train log.csv --lr nan", "lr must be finite and >= 0, got nan"),
+    ("train log.csv --optimizer ftrl", "the optimizer ftrl has no default learning rate: give lr"),
+    ("train log.csv --network-lr -1", "optimizer: network_lr: lr must be finite and >= 0, got -1"),
+    ("train log.csv --schedule step", "'constant', 'linear'"),
+    ("train log.csv --warmup 1", "optimizer.warmup: input should be less than 1"),
+    ("train log.csv --set model.dim=0", "model.dim: input should be greater than or equal to 1, got 0"),
+    ("train log.csv --batch-size 0", "training.batch_size: input should be greater than or equal to 1, got 0"),
+    ("train log.csv --set training.batch_size=[1", "the value is not YAML"),
+    ("train log.csv --set 'optimizer.options={{betas: 3}}'", "betas"),
+    ("train log.csv --norm l2", "'l2' is not one of 's'"),
+    ("train log.csv --set optimizer.penalti=mcp", "'optimizer.penalti'; did you mean 'optimizer.penalty'?"),
+    ("train log.csv --set optimiser.lr=1", "no setting 'optimiser.lr'; did you mean 'optimizer.lr'?"),
+    ("train log.csv --set optimizer=adam", "optimizer has settings of its own, as in optimizer.name; got 'adam'"),
+    ("train log.csv --set lr", "--set wants key=value, as in optimizer.l21=1e-3, got 'lr'"),
+    ("train log.csv --set model.hidden=[0]", "model.hidden.0: input should be greater than or equal to 1, got 0"),
+    ("train log.csv --set model.name=ffm", "model.name: input should be 'lr', 'fm', "),
+    ("train wrong.yaml", "wrong.yaml: no setting 'optimizer.nrom'; did you mean 'optimizer.norm'?"),
+    ("train no.yaml", "no.yaml: No such file"),
+    ("train list.yaml", "list.yaml: keys and values are expected, got list"),
+    ("train log.csv --patience 1", "training.patience needs rows that are held out: give training.validation, such as"),
+    ("train log.csv --validation 1", "training.validation: input should be less than 1, got '1'"),
+    ("train log.csv --epochs 0", "training.epochs: input should be greater than or equal to 1, got 0"),
+    ("train log.csv --target-rate .1 --l21 .5", "target_rate sets l21 during training"),
+    ("train log.csv --target-rate .1 --target-bytes 1MB", "exclude each other"),
+    ("train log.csv --target-rate 1.5", "target_rate"),
+    ("train log.csv --target-bytes many", "a size must be a number of bytes"),
+    ("train log.csv --max-table-bytes lots", "200MB"),
+    ("train log.csv --max-table-bytes 1000", "model.max_table_bytes must be at least"),
+    ("train log.csv --admit-after 2 --admit-sketch 10", "sketch_bytes must be >= 4,096"),
+    ("train log.csv --evict-unseen -1", "wants a number of steps, such as 5000, or a time, such as 90s"),
+    ("train log.csv --evict-unseen '3 fortnights'", "got '3 fortnights'"),
+    ("train --rows 1000 --evict-unseen 7d",
+     "model.evict_unseen: 7d goes by the log's own clock, but synthetic has no column of times"),
+    ("train log.csv --model lr --dim 4", "LR has one weight per feature: dim must be 1, got 4"),
+    ("train log.csv --model fm --set model.hidden=[4]", "FM has no hidden layers: leave hidden out"),
+    ("train log.csv --set 'model.options={{rank: 2}}'", "DCN has no option 'rank'; it has cross_layers"),
+    ("train log.csv --set 'model.dims={{colour: 2}}'",
+     "there is no field 'colour'; did you mean 'color'? the fields are color, size"),
+    ("train log.csv --set 'model.dims={{color: 0}}'", "model.dims.color: input should be greater than or equal to 1"),
+    ("train log.csv --model lr --set 'model.dims={{color: 1}}'", "dims: lr has one weight per feature"),
+    ("train log.csv --max-table-bytes 1MB --set 'model.dims={{color: 2}}'", "max_table_bytes is the limit of one"),
+    ("train log.csv --pairs color*x", "model.pairs: 'color*x' is not of two fields of one value; those are color"),
+    ("train log.csv --pairs color", "model.pairs: 'color' is not of two fields of one value"),
+    # path
+    *((f"path log.csv --rates '{rates}'", "--rates wants feature rates between 0 and") for rates in ("", ".1,1", "a")),
+    ("path log.csv --set data.test_fraction=0", "has no test rows"),
+    # prepare
+    ("prepare missing.parquet out", "missing.parquet"),
+    ("prepare log.csv out --test missing.csv", "missing.csv: no such file"),
+    ("prepare void out", "void: holds no files"),
+    ("prepare . out", "out: lies in ., all of whose files are the log; give another folder"),
+    ("prepare log.csv log.csv", "log.csv: File exists"),
+    ("prepare log.csv full", "full: holds mine.txt, which is no part of a prepared log; give an empty folder"),
+    ("prepare log.csv out --max-bad 2", "data.max_bad: input should be less than 1"),
+    ("prepare log.csv out --max-bad=-1%", "data.max_bad: input should be greater than or equal to 0"),
+    ("prepare log.csv out --schema s.yaml --dataset criteo", "--schema and --dataset cannot both be given"),
+    ("prepare log.csv out --exclude C1 --dataset criteo",
+     "--exclude is for logs whose columns come from a header; the format 'criteo' is fixed"),
+    ("prepare log.csv out --test log.csv --test-fraction .2", "--test-fraction and --test cannot both be given"),
+    ("prepare log.csv out --schema missing.yaml", "no schema missing.yaml; say with --schema what the"),
+    ("prepare log.csv out --schema log.csv", "log.csv: keys and values are expected, got str"),
+    ("prepare log.csv out --dataset avazu", "log.csv:1: no column 'click'; the columns are label, "),
+    ("prepare empty.csv out", "empty.csv: the file is empty"),
+    ("prepare rubbish.csv.gz out", "rubbish.csv.gz:1: damaged or truncated compressed file"),
+    # what a model is used for
+    ("predict {run} other.csv", "other.csv:1: no column 'color'; the columns are label, a, b"),
+    ("predict none log.csv", "error: none"),
+    ("predict {run} log.csv --out scores.txt", "--out must end with .csv, .csv.gz, .parquet, got 'scores.txt'"),
+    ("predict {run} log.csv --json", "--json wants --out"),
+    ("predict {run} log.csv --schema none.yaml", "no schema none.yaml; say with --schema"),
+    ("predict {run} shade.csv --schema shade.yaml", "shade.csv: its fields are shade, size"),
+    ("predict {run} log.csv --avazu-hour raw", "the format 'avazu' is fixed"),
+    ("evaluate {run} log.csv --by colour", "has no field 'colour'; did you mean 'color'? its fields are color, size"),
+    ("export {run} full", "full: is not empty; give another folder, or --overwrite"),
+    ("export {run} full --overwrite", "full: holds no export that could be overwritten"),
+    ("export nothing new", "nothing: no run"),
+    ("export {run} new --test other.csv", "other.csv:1: no column 'color'; the columns are label, a, b"),
+    ("export {run} new --no-onnx --test unlabelled.csv", "unlabelled.csv: has no labels, which a test set needs\n"),
+    ("export {run} new --since {run}", "no export (manifest.json is missing)"),
+    ("export {run} new --since {served} --onnx", "a delta holds no model"),
+    ("apply {served} new", "BASE DELTA... OUT"),
+    ("apply {served} {served} new", "a whole export, no delta"),
+]  # fmt: skip
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_wrong_arguments_are_named_and_nothing_is_written(trained: Path, tmp_path: Path, run: Run) -> None:
+    click_log(tmp_path / "log.csv", rows=60)
+    for name in ("void", "full"):
+        (tmp_path / name).mkdir()
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    before, failures = [files(tmp_path), files(trained)], []
+    for command, message in WRONG:
+        done = run(*shlex.split(command.format(run=trained / "run", served=trained / "served")))
+        said = " ".join(done.stderr.replace("│", " ").split()) + "\n"
+        one_error = (done.returncode, done.stdout, "Traceback" in said) == (2, "", False) and said.count("error: ") <= 1
+        if not (one_error and message in said and [files(tmp_path), files(trained)] == before):
+            failures.append(f"{command}: {message}: {done}")
+    assert not failures, "\n".join(failures)
