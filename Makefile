@@ -23,7 +23,7 @@ WORKERS := $(PARALLEL) --dist loadfile
 test: check  ## Lint, types and the whole test suite
 	$(RUN)/pytest $(WORKERS)
 
-FAST = $(addprefix tests/,rules penalties optim kernels table artifact house settings models)
+FAST = $(addprefix tests/,rules penalties objectives optim kernels table artifact house settings models)
 
 test-fast: $(VENV)/.installed-dev  ## What to run while working: mathematics, kernels, tables, settings; no commands or processes
 	$(RUN)/pytest $(WORKERS) --ignore-glob='*gpu*' --ignore-glob='*device*' \

@@ -23,7 +23,7 @@ FLOORS = (
     ("artifact",),
     ("table", "sparsity"),
     ("checkpoint", "integrations"),
-    ("models", "data", "settings"),
+    ("models", "data", "settings", "objectives"),
     ("training", "reporting"),
     ("serving", "tuning"),
     ("estimator",),

@@ -104,14 +104,22 @@ def modules_of_a_log_line(action: Callable[[], object]) -> list[str]:
     return sorted(name for name in modules if name.split(".")[0] not in ("table", "kernels", "optim", "rules"))
 
 
-def test_a_line_of_a_log_passes_eight_modules_to_the_plan_of_an_epoch(tmp_path: Path) -> None:
+def test_a_line_of_a_log_passes_nine_modules_to_the_plan_of_an_epoch(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("click,user,price\n" + "".join(f"{row % 2},u{row % 7},{row}.5\n" for row in range(300)))
     log = open_log(path, columns={"click": "label", "user": "category", "price": "number"})
     plan = EpochPlan(log.train_rows, 64, shuffle_buffer=100)
     passed = modules_of_a_log_line(lambda: list(plan.batches(log, 0)))
     raw = {"data.raw.encode", "data.raw.files", "data.raw.raw_log", "data.raw.text"}
-    assert set(passed) <= {*raw, "data.schema", "data.keys", "data.batches", "data.order", "training.plan"}, passed
+    assert set(passed) <= {
+        *raw,
+        "data.schema",
+        "data.kinds",
+        "data.keys",
+        "data.batches",
+        "data.order",
+        "training.plan",
+    }, passed
 
 
 def test_a_target_rate_is_declared_decided_and_used_in_three_modules_before_the_target() -> None:

@@ -62,7 +62,7 @@ class FormatOptions(TypedDict, total=False):
             column. None: what `columns` say, or, if they are inferred, one of numbers >= 0 that is called `weight`,
             `sample_weight` or the like.
         negatives_kept: Share, in (0, 1], of the negatives that the log still has, of one from which the others were
-            left out at random: each counts as many times as it stands for, so that predictions and metrics are those of
+            left out at random: each counts as many times as it stands for, so that predictions and metrics hold for
             the whole log.
         positive_weight: How much a row with label 1 counts against one with label 0.
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set, of a log with a header and

@@ -316,7 +316,7 @@ def _lag_note(history: Sequence[HistoryPoint]) -> str:
 def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None, *, is_binary: bool = True) -> list[Chart]:
     """The reliability plot and the gains of a model, with the baseline's where there are some; empty without any.
 
-    Of an objective that is not binary, labels by prediction.
+    If labels are numbers, the reliability plot is of their means.
     """
     if model is None or not model.reliability:
         return []

@@ -136,8 +136,8 @@ class HistoryPoint:
         samples: Samples trained on so far, earlier passes included.
         auc: Progressive AUC of the samples since the last point: each is predicted before the model learns from it.
         log_loss, normalized_entropy, calibration: The same samples' other measures; see `Metrics`.
-        loss, relative_loss, rmse, mae: The same where labels are numbers, see `NumberMetrics`; then those of `Metrics`
-            are None but the calibration.
+        loss, relative_loss, rmse, mae: The same where labels are numbers, see `NumberMetrics`; the measures of
+            probabilities are None then, and these None otherwise.
         live_rows, features_seen, feature_rate: Live features, features seen so far, and their quotient.
         table_bytes: Bytes of the table's index and rows, including the optimizer's state.
         seconds: How long training has taken so far, without evaluation.
@@ -154,6 +154,9 @@ class HistoryPoint:
     __pydantic_config__: ClassVar = STRICT
 
     samples: Count
+    auc: Number | None
+    log_loss: Number | None
+    normalized_entropy: Number | None
     calibration: Number
     feature_rate: Number
     live_rows: Count
@@ -161,9 +164,6 @@ class HistoryPoint:
     table_bytes: Count
     seconds: Real = field(compare=False)
     samples_per_s: Number = field(compare=False)
-    auc: Number | None = None
-    log_loss: Number | None = None
-    normalized_entropy: Number | None = None
     loss: Number | None = None
     relative_loss: Number | None = None
     rmse: Number | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from sparsegroup.errors import MissingExtraError, missing, require
+from sparsegroup.objectives import LOGISTIC
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.tracing import quiet, reason
 
@@ -72,7 +73,7 @@ def save_onnx(
     program: ExportedProgram,
     path: Path,
     inputs: Sequence[str],
-    outputs: Sequence[str],
+    outputs: Sequence[str] = (LOGISTIC.prediction,),
     *,
     metadata: Mapping[str, str],
     external_bytes: int = EXTERNAL_BYTES,

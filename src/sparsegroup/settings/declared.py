@@ -219,7 +219,7 @@ class DataSettings(StrictSettings):
     it."""
     negatives_kept: Rate | None = setting(None, LOG, words="1")
     """Share of the negatives that the log still has, such as .1, if the others were left out at random: predictions and
-    metrics are then those of the whole log."""
+    metrics then hold for the whole log."""
     positive_weight: float | None = setting(None, LOG, words="1", gt=0, allow_inf_nan=False)
     """How much a positive counts against a negative, in the loss and the metrics; predictions are no longer
     probabilities."""

@@ -418,7 +418,7 @@ class Trainer:
             "scheduled_rate": None if target is None else target.scheduled_rate,
         }
         if not self.ranks.rank:
-            facts |= asdict(window.metrics())
+            facts |= dict.fromkeys(("auc", "log_loss", "normalized_entropy")) | asdict(window.metrics())
             for more in figures:
                 facts |= more
             record.points.append(HistoryPoint(**facts))
