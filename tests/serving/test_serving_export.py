@@ -137,7 +137,7 @@ def test_a_probability_that_is_no_number_in_one_of_the_models_fails_the_self_tes
         return lambda batch: np.where(np.arange(len(batch)) == 0, first, 0.5).astype(np.float32)
 
     batches = random_batches(torch.arange(4), LogSchema(("a", "b"), (), ()), 8)
-    with pytest.raises(ExportError, match=f"^{name} gives a probability that is no number"):
+    with pytest.raises(ExportError, match=f"^{name} gives a prediction that is no number"):
         compare(batches, {of: scorer(of) for of in dict.fromkeys([*wrong, "export"])}, torch.nn.Identity())
 
 

@@ -129,7 +129,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> FrameLog:
         """Make the model for these rows and labels, with settings by trials if it `tries` them.
 
-        `name`: the label's, if the rows could be those of a file; `decided`: settings where none are given.
+        `name`: the label's, if a file could have these rows; `decided`: settings where none are given.
         """
         kinds = _column_kinds(frame, self.columns or {})
         columns = kinds if name in (None, "", *kinds) else {**kinds, str(name): "label"}  # as in a file of these rows

@@ -330,7 +330,7 @@ def compare(
                     with numbers_named(test.log, test.start), suppress(FloatingPointError):
                         check_logits(model, batch, torch.from_numpy(predictions), rows)
                 raise ExportError(
-                    f"{name} gives a {model.objective.prediction} that is no number in the rows of the test"
+                    f"{name} gives a prediction that is no number in the rows of the test"
                 )
             parts[name].append(predictions)
         labels.append(batch.labels.numpy())
