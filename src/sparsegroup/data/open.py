@@ -68,7 +68,7 @@ class FormatOptions(TypedDict, total=False):
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set, of a log with a header and
             without a column `split`; by default a tenth.
         test_from: Date or time in ISO 8601, see `moment_of`, from which on all rows are the test set, of a log with a
-            time of its own.
+            column of times.
         criteo_numbers: What becomes of Criteo's integers; other than "log" for Criteo's log alone.
         avazu_hour: What becomes of Avazu's hour; other than "hour" for Avazu's log alone.
     """

@@ -169,7 +169,7 @@ def encode_frame(
 
 
 def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
-    """The rows with labels, as numbers in a column of their own: the label's may also be a field."""
+    """The rows with labels, as numbers in another column: the label's may also be a field."""
     if not log.labelled:
         return frame
     labels = log.reader.read(frame[log.label])
