@@ -42,6 +42,7 @@ BENCHMARKS = {
     "default_settings": ("default_settings.py", "--data", DATA),
     "out_of_the_box": ("out_of_the_box.py", "--data", DATA),
     "sharded": ("sharded.py", "--data", DATA),
+    "objectives": ("objectives.py",),
 }
 """Name of the result → script and arguments. `{criteo}`: a log of Criteo's size, `{data}`: the public logs."""
 

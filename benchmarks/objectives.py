@@ -229,15 +229,16 @@ def compared(target: Target, rows: int, folder: Path) -> dict[str, tuple[float, 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET")
+    parser.add_argument("--rows", type=int, default=60_000, help="of each log; default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="6,000 rows")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as a flat object")
     given = parser.parse_args(argv)
     print(timing.machine(), flush=True)
     figures: dict[str, float] = {}
     for name in given.only:
         target = TARGETS[name]
         with tempfile.TemporaryDirectory() as folder:
-            found = compared(target, 6_000 if given.quick else 60_000, Path(folder))
+            found = compared(target, 6_000 if given.quick else given.rows, Path(folder))
         rows = [[method, f"{loss:.4f}", f"{seconds:,.0f}"] for method, (loss, seconds) in found.items()]
         timing.show(f"{name}: {target.objective}", ("", "relative loss", "seconds"), rows)
         slug = name.replace(" %", "").replace(" ", "_")

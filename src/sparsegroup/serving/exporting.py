@@ -329,9 +329,7 @@ def compare(
                 if test is not None:  # if a number that the model needs is missing in the log, this names it
                     with numbers_named(test.log, test.start), suppress(FloatingPointError):
                         check_logits(model, batch, torch.from_numpy(predictions), rows)
-                raise ExportError(
-                    f"{name} gives a prediction that is no number in the rows of the test"
-                )
+                raise ExportError(f"{name} gives a prediction that is no number in the rows of the test")
             parts[name].append(predictions)
         labels.append(batch.labels.numpy())
         weights += [] if batch.weights is None else [batch.weights.numpy()]
