@@ -71,8 +71,8 @@ def test_a_trial_that_is_pruned_ends_and_the_others_are_told(monitor: str) -> No
 
 
 def test_a_figure_that_there_is_not_is_named() -> None:
-    with pytest.raises(ValueError, match=r"monitor must be one of .*validation_auc.*, got 'loss'"):
-        OptunaPruningCallback(optuna.create_study().ask(), "loss")
+    with pytest.raises(ValueError, match=r"monitor must be one of .*validation_auc.*, got 'lost'"):
+        OptunaPruningCallback(optuna.create_study().ask(), "lost")
 
 
 def test_the_example_finds_a_better_trial_than_its_first(

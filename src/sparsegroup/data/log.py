@@ -17,6 +17,8 @@ from sparsegroup.data.kinds import ColumnFinding
 from sparsegroup.data.local_files import names_of
 from sparsegroup.data.schema import LogSchema
 
+Float64s = npt.NDArray[np.float64]
+
 _READ = 4096
 """Rows that are read at a time."""
 
@@ -114,13 +116,14 @@ class Log(ABC):
             return {}
         return names_of(self.vocabulary, keys)
 
-    def sampled_labels(self, rows: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Labels and weights `[n]` of the first training rows, at most `rows` of them."""
-        labels, weights = [np.zeros(0)], [np.zeros(0)]
+    def sample(self, rows: int) -> tuple[Float64s, Float64s, torch.Tensor]:
+        """Labels `[n]`, weights `[n]` and numbers `[n, numbers]` of the first training rows, at most `rows` of them."""
+        labels, weights, numbers = [np.zeros(0)], [np.zeros(0)], [torch.empty(0, len(self.numbers))]
         for batch in self.batches(0, min(self.train_rows, rows), _READ):
             labels.append(batch.labels.double().numpy())
             weights.append(np.ones(len(batch)) if batch.weights is None else batch.weights.double().numpy())
-        return np.concatenate(labels), np.concatenate(weights)
+            numbers.append(batch.numbers)
+        return np.concatenate(labels), np.concatenate(weights), torch.cat(numbers)
 
     @property
     def schema(self) -> LogSchema:

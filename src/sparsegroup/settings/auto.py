@@ -93,7 +93,7 @@ def _label_scale(log: "Log", given: Given) -> float:
     from sparsegroup.objectives import LOGISTIC, Objective
 
     objective = Objective.of(given.get("training", {}).get("objective") or LOGISTIC)
-    return objective.unit_of(*log.sampled_labels(SAMPLE_ROWS)) if objective.scaled else 1.0
+    return objective.unit_of(*log.sample(SAMPLE_ROWS)[:2]) if objective.scaled else 1.0
 
 
 RULES: Mapping[str, Rule] = {

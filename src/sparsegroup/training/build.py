@@ -54,7 +54,6 @@ from sparsegroup.training.averaging import AveragedNetwork
 from sparsegroup.training.model import NETWORKS, ClickModel, logit_bias_of
 from sparsegroup.training.network_step import WORTH_COMPILING
 from sparsegroup.training.plan import EpochPlan
-from sparsegroup.training.predictions import EVALUATED
 from sparsegroup.training.trainer import Callback, Trainer
 
 OPTIMIZERS: Mapping[OptimizerName, type[GroupOptimizer]] = {
@@ -514,13 +513,13 @@ def start_network(network: nn.Module, log: Log, objective: Objective = LOGISTIC,
     """
     encoders = [module for module in network.modules() if isinstance(module, NumberEncoder)]
     bias = logit_bias_of(network) if base_rate else None
-    if encoders:
-        batches = log.batches(0, min(log.train_rows, SAMPLE_ROWS), EVALUATED)
-        sample = torch.cat([torch.empty(0, len(log.numbers)), *(batch.numbers for batch in batches)])
-        for encoder in encoders:
-            encoder.fit(sample)
+    if not encoders and bias is None:
+        return
+    labels, weights, numbers = log.sample(SAMPLE_ROWS)
+    for encoder in encoders:
+        encoder.fit(numbers)
     if bias is not None:
-        nn.init.constant_(bias, objective.start(*log.sampled_labels(SAMPLE_ROWS)))
+        nn.init.constant_(bias, objective.start(labels, weights))
 
 
 def rate_factor(kind: ScheduleName, steps: int, warmup: float, step: int) -> float:
