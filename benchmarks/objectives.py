@@ -6,7 +6,7 @@ objective; LightGBM and CatBoost choose among settings by early stopping on the 
 then fitted to all of them. The figure is the relative loss on the last tenth of the log: that over the loss of the best
 constant prediction, 1 - R² for squared errors.
 
-    python benchmarks/objectives.py --json objectives.json     # 60,000 rows each; half an hour
+    python benchmarks/objectives.py --json objectives.json     # 60,000 rows each
     python benchmarks/objectives.py --quick                    # 6,000 rows
 """
 

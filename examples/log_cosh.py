@@ -15,7 +15,6 @@ class LogCosh(Objective):
     """Any number, by its mean, where far labels count less: ln cosh of the error in standard deviations of labels."""
 
     name = "log_cosh"
-    error = "log-cosh loss"
     scaled = True
     scale: float = parameter(1.0, above(0))
 

@@ -21,7 +21,6 @@ class Logistic(Objective):
     name = "logistic"
     is_binary = True
     prediction = "probability"
-    error = "log loss"
     least = 0.0
     highest = 50.0
 
@@ -76,7 +75,6 @@ class Squared(Objective):
     """Any number, by its mean: half the squared error, in units of the labels' standard deviation."""
 
     name = "squared"
-    error = "squared error"
     scaled = True
     scale: float = parameter(1.0, above(0))
 
@@ -103,7 +101,6 @@ class Huber(Objective):
     """
 
     name = "huber"
-    error = "Huber loss"
     scaled = True
     delta: float = parameter(1.0, above(0))
     scale: float = parameter(1.0, above(0))
@@ -139,7 +136,6 @@ class Quantile(Objective):
     """
 
     name = "quantile"
-    error = "pinball loss"
     scaled = True
     alpha: float = parameter(0.5, Range(0, 1, includes_low=False))
     scale: float = parameter(1.0, above(0))
@@ -185,7 +181,6 @@ class Poisson(_Logarithmic, Objective):
     """Counts, or other numbers ≥ 0 whose variance grows like their mean, by the mean."""
 
     name = "poisson"
-    error = "Poisson deviance"
 
     @staticmethod
     def residual(score: Any, label: Any, shape: Any) -> Any:
@@ -207,7 +202,6 @@ class Gamma(_Logarithmic, Objective):
     """Numbers > 0 whose standard deviation grows like their mean, by the mean."""
 
     name = "gamma"
-    error = "gamma deviance"
     includes_least = False
 
     @staticmethod
@@ -232,7 +226,6 @@ class Tweedie(_Logarithmic, Objective):
     """
 
     name = "tweedie"
-    error = "Tweedie deviance"
     power: float = parameter(1.5, Range(1, 2, includes_low=False))
 
     @property

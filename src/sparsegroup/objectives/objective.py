@@ -1,6 +1,7 @@
 """What a model learns: the loss of a score and a label, and the prediction that a score means."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -18,7 +19,7 @@ _STEPS = 100
 """Of a bisection."""
 
 
-class Objective(NamedChoice, kind="objective"):
+class Objective(NamedChoice, ABC, kind="objective"):
     """The loss of a network's scores, and the predictions that they stand for.
 
     A subclass sets `name`, `residual` and what else differs; it is a frozen dataclass whose fields, declared by
@@ -31,7 +32,6 @@ class Objective(NamedChoice, kind="objective"):
             it by Numba, training runs it on tensors.
         is_binary: Whether labels are 0 or 1, and predictions probabilities.
         prediction: What a prediction is called: the column of files of predictions, the output of an ONNX model.
-        error: What the mean of `deviance` is called in reports.
         least, includes_least: The smallest label; and whether it is one itself.
         scaled: Whether scores are predictions over `scale`, so that learning rates do not depend on a label's unit.
         scale: Unit of the scores, > 0.
@@ -46,7 +46,6 @@ class Objective(NamedChoice, kind="objective"):
     residual: ClassVar[Callable[..., Any]]
     is_binary: ClassVar[bool] = False
     prediction: ClassVar[str] = "prediction"
-    error: ClassVar[str]
     least: ClassVar[float] = -math.inf
     includes_least: ClassVar[bool] = True
     scaled: ClassVar[bool] = False
@@ -87,9 +86,9 @@ class Objective(NamedChoice, kind="objective"):
         deviation = math.sqrt(np.average((labels - mean) ** 2, weights=weights))
         return deviation if 0 < deviation < math.inf else 1.0
 
+    @abstractmethod
     def losses(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The losses `[n]` of scores `[n]` and labels `[n]`, which autograd can derive by the scores."""
-        raise NotImplementedError
 
     def mean_loss(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, total: bool = False) -> Tensor:
         """The mean `[]` of the losses of n samples, or their `total`, each times its weight `[n]`."""
@@ -110,9 +109,9 @@ class Objective(NamedChoice, kind="objective"):
         """Predictions `[n]` of scores `[n]`, of the same dtype."""
         return scores * self.scale if self.scaled else scores
 
+    @abstractmethod
     def deviance(self, labels: Float64s, predictions: Float64s) -> Float64s:
         """How far predictions `[n]` are from labels `[n]`, `[n]` ≥ 0: a loss that is 0 where they agree."""
-        raise NotImplementedError
 
     def calibration(self, labels: Float64s, predictions: Float64s, weights: Float64s) -> float:
         """Sum of predictions `[n]` over the sum of labels `[n]`, each times its weight `[n]`; NaN where that is 0."""
