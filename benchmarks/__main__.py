@@ -43,6 +43,7 @@ BENCHMARKS = {
     "out_of_the_box": ("out_of_the_box.py", "--data", DATA),
     "sharded": ("sharded.py", "--data", DATA),
     "objectives": ("objectives.py",),
+    "column_selection": ("column_selection.py", "--data", DATA),
 }
 """Name of the result → script and arguments. `{criteo}`: a log of Criteo's size, `{data}`: the public logs."""
 

@@ -48,7 +48,17 @@ def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
     base_rate, train, recalibrate, evaluate = ["log.csv"], ["log.csv"], ["log.csv"], ["test.csv"]
     trained = [*base_rate, *train, *recalibrate, *evaluate]
     passes_of_baseline, names = 2 * [*train, *evaluate], ["log.csv"]
-    assert opens.files == [*head[0], *columns, *head[1], *count, *trained, *passes_of_baseline, *names]
+    assert opens.files == [
+        *head[0],
+        *columns,
+        *head[1],
+        *count,
+        *trained,
+        *passes_of_baseline,
+        *names,
+        "log.csv",
+        "test.csv",
+    ]  # and columns
     opens.files.clear()
     assert run("predict", "run", log, "--out", "scores.csv", "--threads", 1).returncode == 0
     assert opens.files == ["log.csv"] * 3  # head, count, predict

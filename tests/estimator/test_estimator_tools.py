@@ -9,9 +9,11 @@ from typing import Any
 import joblib
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
+from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -65,3 +67,22 @@ def test_a_copy_predicts_and_learns_the_same(copied: Callable[[Classifier], Any]
         one.partial_fit(FRAME, LABELS)
     np.testing.assert_array_equal(other.predict_proba(FRAME), model.predict_proba(FRAME))
     assert abs(before - model.predict_proba(FRAME)).max() > 1e-4
+
+
+def test_the_columns_that_say_something_are_chosen_by_scikit_learn() -> None:
+    draw = np.random.default_rng(0)
+    place, number = draw.integers(20, size=4_000), draw.normal(size=4_000)
+    odds = draw.normal(0, 2, 20)[place] + number
+    y = draw.random(4_000) < 1 / (1 + np.exp(-odds))
+    noise = {f"noise{one}": draw.integers(300, size=4_000).astype(str) for one in range(3)}
+    X = pl.DataFrame({**noise, "color": place.astype(str), "size": number}).to_pandas()
+    model = Classifier(columns=dict.fromkeys([*noise, "color"], "category"), epochs=2)
+    chosen = SelectFromModel(model, threshold=0.01).fit(X, y)
+    assert chosen.get_feature_names_out().tolist() == ["color", "size"]
+    whole = Classifier(columns=model.columns, epochs=2).fit(X, y)
+    assert whole.feature_importances_.tolist() == chosen.estimator_.feature_importances_.tolist()
+    with pytest.MonkeyPatch.context() as patch:  # measured on the way, which changes no bit
+        patch.setattr("sparsegroup.estimator.base._Ahead.between_batches", lambda *_: None)
+        apart = Classifier(columns=model.columns, epochs=2).fit(X, y)
+    assert apart.predict_proba(X).tolist() == whole.predict_proba(X).tolist()
+    assert not apart.feature_importances_.any()

@@ -17,7 +17,7 @@ from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.serving.inspection import Distances, Histogram, Threshold, inspect, quantiles_of, read_rows
 from sparsegroup.serving.inspection_views import render_inspection
 from sparsegroup.serving.opening import open_trained
-from sparsegroup.training.assessment import Largest
+from sparsegroup.training.assessment.features import Largest
 
 DIM = 4
 

@@ -20,7 +20,7 @@ from sparsegroup.data import FrameLog
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.training import evaluate, load_run
-from sparsegroup.training.assessment import Assessment, assess, metrics_lost
+from sparsegroup.training.assessment.verdict import Assessment, assess, metrics_lost
 from sparsegroup.training.metrics import curves_of, gains_of, reliability_of
 from sparsegroup.training.predictions import PredictionWindow
 from sparsegroup.training.run_folder import RUN

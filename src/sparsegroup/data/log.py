@@ -130,6 +130,15 @@ class Log(ABC):
         """The columns that a model reads."""
         return LogSchema(tuple(self.fields), tuple(self.lists), tuple(self.numbers), self.hash)
 
+    def made_of(self) -> dict[str, tuple[str, ...]]:
+        """Column of the source → the fields and numbers that are made of it, such as the hour and weekday of a time."""
+        made: dict[str, tuple[str, ...]] = {}
+        for name in (*self.fields, *self.numbers):
+            column, _, _ = name.rpartition(".")
+            column = column if name not in self.columns and column in self.columns else name
+            made[column] = (*made.get(column, ()), name)
+        return made
+
     @property
     def features(self) -> int | None:
         """Number of distinct features in the training rows; None where they have not been counted."""

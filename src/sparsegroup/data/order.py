@@ -1,14 +1,15 @@
 """Parts of a log and other orders of its rows: shuffled in blocks, and shared by several ranks."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 import numpy as np
 import torch
 
-from sparsegroup.data.batches import Batch, complete, read_ahead, rebatched, resized
+from sparsegroup.data.batches import Bags, Batch, complete, read_ahead, rebatched, resized
+from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log
 
 _READ = 16_384
@@ -62,6 +63,54 @@ class LogPart(LogView):
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """See `Log.batches`."""
         return self.log.batches(self.first + max(start, 0), self.first + min(stop, self._rows), size)
+
+
+class LogWithout(LogView):
+    """A log without some of its fields and numbers; the keys of the others have their new places.
+
+    Args:
+        log: The log.
+        names: Fields and numbers to leave out.
+
+    Examples:
+        >>> from sparsegroup.data import SyntheticConfig, synthetic_log
+        >>> from sparsegroup.data.order import LogWithout
+        >>> log = synthetic_log(SyntheticConfig(rows=200), seed=0)
+        >>> less = LogWithout(log, log.fields[1:])
+        >>> len(log.fields), less.fields == log.fields[:1], [*next(less.batches(0, 3, 3)).keys.shape]
+        (8, True, [3, 1])
+    """
+
+    def __init__(self, log: Log, names: Collection[str]) -> None:
+        super().__init__(log)
+        self.fields, self.lists, self.numbers = (
+            tuple(name for name in of if name not in names) for of in (log.fields, log.lists, log.numbers)
+        )
+        places = {name: place for place, name in enumerate(self.fields)}
+        single = [name for name in log.fields if name not in log.lists]
+        self._keys = [(place, places[name]) for place, name in enumerate(single) if name in places]
+        self._bags = [(place, places[name]) for place, name in enumerate(log.lists) if name in places]
+        self._numbers = [place for place, name in enumerate(log.numbers) if name in self.numbers]
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        """See `Log.batches`."""
+        for batch in self.log.batches(start, stop, size):
+            keys = [_as_field(batch.keys[:, place], field) for place, field in self._keys]
+            bags = (
+                Bags(_as_field(batch.bags[place].keys, field), batch.bags[place].offsets) for place, field in self._bags
+            )
+            yield replace(
+                batch,
+                keys=torch.stack(keys, 1) if keys else batch.keys[:, :0],
+                numbers=batch.numbers[:, self._numbers],
+                bags=tuple(bags),
+            )
+
+
+def _as_field(keys: torch.Tensor, field: int) -> torch.Tensor:
+    """The keys of the same values of a field of this number."""
+    values = keys.numpy().view(np.uint64) & np.uint64((1 << VALUE_BITS) - 1)
+    return torch.from_numpy((values | np.uint64(field << VALUE_BITS)).view(np.int64))
 
 
 class ShuffledLog(LogView):

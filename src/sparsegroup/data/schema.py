@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 import polars as pl
@@ -442,8 +443,11 @@ def read_schema(path: Path) -> LogFormat:
         raise ClickLogError(f"{path}: {error}") from error
 
 
-def write_schema(path: Path, log: LogFormat, source: str) -> None:
-    """Write the kinds of a log, and why they are so, as a schema file to be edited: `read_schema` gives `log` again."""
+def write_schema(path: Path, log: LogFormat, source: str, left_out: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write the kinds of a log, and why they are so, as a schema file to be edited: `read_schema` gives `log` again.
+
+    `left_out`: column → why it is to be ignored.
+    """
 
     def line(key: str, value: str) -> str:
         return yaml.safe_dump({key: value}, allow_unicode=True, width=1 << 20).strip()
@@ -454,8 +458,9 @@ def write_schema(path: Path, log: LogFormat, source: str) -> None:
     if log.label_rule and log.reader.is_binary:
         lines.append(line("label", str(log.reader)))
     lines += [line("separator", log.separator or ","), "columns:"]
-    why = {finding.name: finding.why for finding in log.findings}
-    columns = {name: f"  {line(name, kind)}" for name, kind in log.kinds.items()}
+    why = {finding.name: finding.why for finding in log.findings} | dict(left_out)
+    kinds = {name: "ignore" if name in left_out else kind for name, kind in log.kinds.items()}
+    columns = {name: f"  {line(name, kind)}" for name, kind in kinds.items()}
     width = min(max(map(len, columns.values()), default=0), 48)  # the comments below each other
     lines += [f"{text:{width}}  # {why[name]}" if why.get(name) else text for name, text in columns.items()]
     text = "\n".join(lines) + "\n"

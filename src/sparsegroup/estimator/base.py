@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from sparsegroup.data.batches import concatenated
 from sparsegroup.data.frames import FrameLog, columns_of, feature_format, polars_frame
 from sparsegroup.data.inference import kinds_of
 from sparsegroup.data.schema import LogSchema
@@ -23,10 +24,13 @@ from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import ExportManifest, TrainedModel, export_trained
 from sparsegroup.settings.declared import DECLARED
 from sparsegroup.settings.names import Dtype, ModelChoice
+from sparsegroup.training.assessment.columns import MOST_ROWS, rises
 from sparsegroup.training.build import Config
+from sparsegroup.training.model import ClickModel
 from sparsegroup.training.plan import EpochPlan
 from sparsegroup.training.predictions import EVALUATED, logits_in_float64
 from sparsegroup.training.selection.trials import settings_by_trials
+from sparsegroup.training.trainer import Callback, Trainer
 
 Labels = npt.NDArray[np.float32]
 
@@ -154,8 +158,11 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         return log
 
     def _fit(self, log: FrameLog) -> None:
-        """Train the new model on all rows."""
-        self._train(log, self.config_, self.config_.training.plan(log.train_rows))
+        """Train the new model on all rows, and measure what the columns are worth to it on the way."""
+        plan = self.config_.training.plan(log.train_rows)
+        ahead = _Ahead(log, plan, self.model_)
+        self._train(log, self.config_, plan, [ahead])
+        self.feature_importances_ = np.array([ahead.importances.get(name, 0.0) for name in self.columns_])
 
     def _continue(self, log: FrameLog) -> None:
         """Train once over these rows, in their order, at constant learning rates."""
@@ -169,14 +176,37 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             raise ClickLogError(f"X has {len(frame)} rows and y {len(labels)}: as many are expected")
         return FrameLog(frame, labels, columns=kinds, weights=_checked_weights(weight, len(frame)), name="X")
 
-    def _train(self, log: FrameLog, config: Config, plan: EpochPlan) -> None:
+    def _train(self, log: FrameLog, config: Config, plan: EpochPlan, callbacks: Sequence[Callback] = ()) -> None:
         with _own_random_numbers(self._random_numbers):
-            trainer = config.trainer(self.model_, self.optimizer_, plan)
+            trainer = config.trainer(self.model_, self.optimizer_, plan, callbacks)
             trainer.go_on_after(self.history_)
             trainer.fit_plan(plan, log)
             self._random_numbers = torch.get_rng_state()
         self.history_ = trainer.history
         self.model_.eval()
+
+
+class _Ahead(Callback):
+    """Measures a model's columns on the last tenth of the rows of the first pass, before they are trained on.
+
+    Attributes:
+        importances: Column → its importance there; empty before.
+    """
+
+    def __init__(self, log: FrameLog, plan: EpochPlan, model: ClickModel) -> None:
+        self.log, self.plan, self.model = log, plan, model
+        self.importances: dict[str, float] = {}
+
+    def between_batches(self, trainer: Trainer) -> None:
+        """See `Callback`."""
+        progress, plan = trainer.progress, self.plan
+        ahead = plan.rows - progress.position
+        if self.importances or progress.epoch or not 0 < ahead <= max(plan.rows // 10, plan.batch_size):
+            return
+        rows = concatenated(list(plan.batches(self.log, 0, progress.position)))[:MOST_ROWS]
+        found = rises(self.model, self.log, rows, shuffles=1)
+        self.importances = {name: one.importance.loss for name, one in found.items()}
+        self.model.train()
 
 
 @contextmanager

@@ -45,6 +45,10 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
         columns_: Column → its kind, inferred or given.
         config_: All settings of the training.
         feature_rate_: Live features over features seen.
+        feature_importances_: `[n_features_in_]` float64, of `fit`: by how much the log loss rises when a column is
+            shuffled among the last tenth of the rows of the first pass, before they are trained on. About 0, or below,
+            for a column that says nothing, and 0 if all rows are one batch. `sparsegroup.training.importances` measures
+            them on other rows, with standard errors.
         history_: Points along the training, see `HistoryPoint`.
         trials_: The trials that chose settings, see `settings_by_trials`; none after `partial_fit`, or where nothing
             was tried.
@@ -171,8 +175,8 @@ class Regressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
     `sparsegroup.objectives`, by its name, as a mapping such as `{"name": "quantile", "alpha": 0.9}`, or as an object.
 
     Attributes:
-        columns_, config_, feature_rate_, history_, trials_, model_, optimizer_, n_features_in_, feature_names_in_: See
-            `Classifier`.
+        columns_, config_, feature_rate_, feature_importances_, history_, trials_, model_, optimizer_, n_features_in_,
+            feature_names_in_: See `Classifier`.
 
     Examples:
         >>> import polars as pl

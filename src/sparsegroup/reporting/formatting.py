@@ -62,7 +62,7 @@ def size(value: float) -> str:
 
 def metric(value: float) -> str:
     """0.793129 → "0.7931"."""
-    return NONE if math.isnan(value) else f"{value:.4f}"
+    return NONE if math.isnan(value) else f"{value:z.4f}"
 
 
 def exact(value: float) -> str:

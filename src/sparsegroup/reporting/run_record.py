@@ -119,6 +119,53 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Importance:
+    """What a column is worth to a model, see `importances`.
+
+    Attributes:
+        loss: By how much the loss rises when the column's values are shuffled among the rows.
+        error: Standard error of it, over blocks of rows.
+        auc: By how much the AUC falls; NaN of numbers.
+    """
+
+    loss: Number
+    error: Number
+    auc: Number
+
+
+@dataclass(frozen=True)
+class ColumnFigures:
+    """A column of a log in the first test rows.
+
+    Attributes:
+        name: The column.
+        importance: What it is worth there.
+        psi: Population stability index against the last training rows: 0 for the same shares of values; above .25 is
+            usually called a shift.
+        unseen: Share of its values that those training rows do not have; 0 of numbers.
+    """
+
+    name: str
+    importance: Importance
+    psi: Number
+    unseen: Number
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The test rows with one value of a field, for which predictions surely do not add up to the positives."""
+
+    field: str
+    key: Key
+    value: str | None  # its text in the log, if that is known
+    rows: Count
+    calibration: Number  # predicted over real positives; NaN where there are none
+    low: Number  # of its interval
+    high: Number
+    log_loss: Number
+
+
+@dataclass(frozen=True)
 class RankFigures:
     """One of several ranks that trained together, since the run began or was last resumed."""
 
@@ -213,6 +260,8 @@ class Summary:
         largest: Features of the largest vectors.
         ranks: Figures of each of several ranks that trained together; empty for a single process.
         trials: Models by which settings were chosen before the run.
+        columns: What each column is worth on the first test rows, and how far it has moved; the most important first.
+        segments: Values for which the model is surely wrong there, the worst first.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -244,6 +293,8 @@ class Summary:
     largest: tuple[LargestFeature, ...] = ()
     ranks: tuple[RankFigures, ...] = ()
     trials: tuple[Trial, ...] = ()
+    columns: tuple[ColumnFigures, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True)

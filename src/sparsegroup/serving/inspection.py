@@ -24,7 +24,7 @@ from sparsegroup.serving.opening import SCANNED, Kind, RowSource, TrainedModel
 from sparsegroup.table import FieldCount, FieldTables
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import TableMemory
-from sparsegroup.training.assessment import Largest
+from sparsegroup.training.assessment.features import Largest
 
 Float64s = npt.NDArray[np.float64]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -5,7 +5,8 @@ from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
 
-from sparsegroup.reporting.run_record import HistoryPoint, Metrics, Summary, Trial
+from sparsegroup.reporting.run_record import HistoryPoint, Importance, Metrics, Summary, Trial
+from sparsegroup.training.assessment.columns import importances
 from sparsegroup.training.averaging import AveragedNetwork
 from sparsegroup.training.build import Config, OptimizerConfig, read_config
 from sparsegroup.training.callbacks.mlflow import MLflowCallback
@@ -15,6 +16,7 @@ from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.model import NETWORKS, ClickModel
 from sparsegroup.training.predictions import predict
 from sparsegroup.training.run_folder import TrainingRun, load_model, load_run
+from sparsegroup.training.selection.columns import ColumnSelection, select_columns
 from sparsegroup.training.selection.sizes import prune_rows
 from sparsegroup.training.selection.trials import settings_by_trials
 from sparsegroup.training.session import RunStoppedError, Session
@@ -25,8 +27,10 @@ __all__ = [
     "AveragedNetwork",
     "Callback",
     "ClickModel",
+    "ColumnSelection",
     "Config",
     "HistoryPoint",
+    "Importance",
     "MLflowCallback",
     "Metrics",
     "OptimizerConfig",
@@ -41,11 +45,13 @@ __all__ = [
     "TrainingRun",
     "Trial",
     "evaluate",
+    "importances",
     "load_model",
     "load_run",
     "predict",
     "prune_rows",
     "read_config",
+    "select_columns",
     "settings_by_trials",
 ]
 

@@ -212,13 +212,19 @@ def grouped_auc(groups: Int64s, labels: Float64s, probabilities: Float64s, weigh
 
 
 def metrics_by_value(
-    keys: Int64s, rows: Int64s, labels: Float64s, probabilities: Float64s, weights: Float64s, least_rows: int = 1
+    keys: Int64s,
+    rows: Int64s,
+    labels: Float64s,
+    probabilities: Float64s,
+    weights: Float64s,
+    least_rows: int = 1,
+    errors: float = SURE,
 ) -> list[ValueMetrics]:
     """Metrics for each value of a field, the one whose calibration is surely off the most first.
 
-    "Surely" is by a 95 % interval of a Poisson variable: so a value of a few rows does not come first by chance. `keys`
-    and `rows` `[m]` are each value's key and row: a row has several in a field of several values. The others are `[n]`,
-    by row. Values of fewer than `least_rows` rows are left out.
+    "Surely" is by an interval of a Poisson variable, of this number of standard errors, by default 95 %: so a value of
+    a few rows does not come first by chance. `keys` and `rows` `[m]` are each value's key and row: a row has several in
+    a field of several values. The others are `[n]`, by row. Values of fewer than `least_rows` rows are left out.
     """
     values, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
     kept = counts >= least_rows
@@ -232,7 +238,9 @@ def metrics_by_value(
     sums = [np.bincount(numbers, part, len(values)) for part in (w, w * y, w * p, w * losses, w * w)]
     found = []
     for key, count, area, total, positive, predicted, loss, squares in zip(values, counts, areas, *sums, strict=True):
-        interval = _calibration_interval(float(positive), float(predicted), float(squares / total) if total else 1.0)
+        interval = _calibration_interval(
+            float(positive), float(predicted), float(squares / total) if total else 1.0, errors
+        )
         mean_loss = float(loss / total) if total else math.nan
         found.append(
             ValueMetrics(int(key), int(count), float(positive), float(predicted), *interval, float(area), mean_loss)
@@ -240,13 +248,13 @@ def metrics_by_value(
     return sorted(found, key=lambda one: (-one.surely_off_by, -one.rows, one.key))
 
 
-def _calibration_interval(positives: float, predicted: float, weight: float) -> tuple[float, float]:
+def _calibration_interval(positives: float, predicted: float, weight: float, errors: float) -> tuple[float, float]:
     """Predicted over expected positives, each row counting about `weight`: Byar's approximation of the exact Poisson
     interval (Breslow and Day, Statistical Methods in Cancer Research II).
     """
     count = positives / weight
-    least = count * max(0.0, 1 - 1 / (9 * count) - SURE / (3 * math.sqrt(count))) ** 3 if count else 0.0
-    most = (count + 1) * (1 - 1 / (9 * (count + 1)) + SURE / (3 * math.sqrt(count + 1))) ** 3
+    least = count * max(0.0, 1 - 1 / (9 * count) - errors / (3 * math.sqrt(count))) ** 3 if count else 0.0
+    most = (count + 1) * (1 - 1 / (9 * (count + 1)) + errors / (3 * math.sqrt(count + 1))) ** 3
     return predicted / (most * weight), predicted / (least * weight) if least else math.inf
 
 

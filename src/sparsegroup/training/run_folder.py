@@ -27,7 +27,7 @@ from sparsegroup.errors import RunError
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary, Trial
 from sparsegroup.settings.yaml_settings import checked, read_yaml
-from sparsegroup.training.assessment import write_names
+from sparsegroup.training.assessment.features import write_names
 from sparsegroup.training.baseline import LogisticBaseline, baseline_of
 from sparsegroup.training.build import Config
 from sparsegroup.training.model import ClickModel

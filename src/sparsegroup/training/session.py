@@ -26,7 +26,9 @@ from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, RankF
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training.assessment import SHOWN, Assessment, assess, named_features
+from sparsegroup.training.assessment.columns import ColumnAssessment, assess_columns
+from sparsegroup.training.assessment.features import SHOWN, named_features
+from sparsegroup.training.assessment.verdict import Assessment, assess
 from sparsegroup.training.baseline import (
     MOST_ROWS,
     PASSES,
@@ -366,19 +368,19 @@ class Session:
         named = named_features(
             log, self.config.model.features(log.schema), self.model.rows.values(), ranks, self._pairs
         )
-        summary = self._summary(assessment, named)
+        summary = self._summary(assessment, assess_columns(self.model, log), named)
         finish = partial(self.run.finish, self.config, log, named, trainer.history, summary)
         ranks.on_rank_0(finish, "the run's files")
         for warning in summary.warnings:
             _logger.warning(warning)
         return summary
 
-    def _summary(self, assessment: Assessment, named: Sequence[LargestFeature]) -> Summary:
+    def _summary(self, assessment: Assessment, columns: ColumnAssessment, named: Sequence[LargestFeature]) -> Summary:
         log, history, progress = self.log, self.trainer.history, self.trainer.progress
         sizes, dropped = table_figures(self.model.embedding)
         counts, features = field_totals(self.model.embedding), self.config.model.features(log.schema)
         return Summary(
-            **vars(assessment),
+            **{**vars(assessment), **vars(columns), "warnings": (*assessment.warnings, *columns.warnings)},
             **sizes,
             **dropped,
             log=log.name,

@@ -16,7 +16,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.order import LogPart
 from sparsegroup.reporting.run_record import AnyMetrics, Metrics, Trial
 from sparsegroup.settings.auto import has_default_optimizer, has_default_target
-from sparsegroup.training.assessment import BEYOND_NOISE, by_block
+from sparsegroup.training.assessment.verdict import BEYOND_NOISE, by_block
 from sparsegroup.training.build import Config
 from sparsegroup.training.metrics import exceeds_noise
 from sparsegroup.training.predictions import predictions_of

@@ -1,0 +1,247 @@
+"""What each column of a log is worth to a model, how far it has moved, and for which values the model is wrong."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsegroup.data.batches import Batch, concatenated
+from sparsegroup.data.keys import Int64s
+from sparsegroup.data.log import Log
+from sparsegroup.reporting.run_record import ColumnFigures, Importance, Metrics, Segment
+from sparsegroup.training.assessment.verdict import by_block
+from sparsegroup.training.metrics import metrics_by_value
+from sparsegroup.training.model import LookupModel
+from sparsegroup.training.predictions import EVALUATED, PredictionWindow, numbers_named, predict
+
+MOST_ROWS = 20_000
+"""Test rows that are looked at, the first ones; and as many of the last training rows."""
+
+MOST_CELLS = 500_000
+"""Rows times columns that are shuffled at most, if that leaves `LEAST_ROWS`."""
+
+LEAST_ROWS = 1_000
+SEGMENT_ROWS = 100
+"""Rows of a value from which on it is a segment."""
+
+SEGMENTS = 10
+_SURE = 0.05
+_COMMON, _MOSTLY_UNSEEN = 20, 0.9
+
+Float64s = npt.NDArray[np.float64]
+
+
+def importances(
+    model: LookupModel, log: Log, rows: range | None = None, *, shuffles: int = 2, seed: int = 0
+) -> dict[str, Importance]:
+    """What each column of a log is worth to a model: how much worse it predicts when the column's values are shuffled.
+
+    Permutation importance (Breiman, 2001; Fisher, Rudin and Dominici, 2019), of the columns of the log's source: the
+    fields and numbers that are made of one, such as the hour and the weekday of a time, are shuffled together. A column
+    that training has memorized, such as a random identifier, is worth nothing on rows that were held out. Two columns
+    that say the same share what it is worth.
+
+    Args:
+        model: A `ClickModel`, such as `load_model` gives, or an export's. It is left in evaluation mode.
+        log: The log; its columns are the model's.
+        rows: Rows of the log that the model has not been trained on; None: its test rows.
+        shuffles: How often each column is shuffled.
+        seed: What it is shuffled with.
+
+    Returns:
+        Column → its importance, the highest first.
+
+    Raises:
+        ValueError: There are no such rows.
+        MissingNumberError: A number is missing that the model needs.
+
+    Examples:
+        >>> from sparsegroup.data import SyntheticConfig, synthetic_log
+        >>> from sparsegroup.training import Config, importances
+        >>> log = synthetic_log(SyntheticConfig(rows=500), seed=0)
+        >>> model, _ = Config.of(model="lr").build(log)
+        >>> len(importances(model, log)), len(log.fields)
+        (8, 8)
+    """
+    rows = range(log.train_rows, len(log)) if rows is None else rows
+    if not len(rows):
+        raise ValueError(f"{log.name} has no test rows: give `rows` that the model has not been trained on")
+    batch = concatenated(list(log.batches(rows.start, rows.stop, EVALUATED)))
+    with numbers_named(log, rows.start):
+        found = rises(model, log, batch, shuffles=shuffles, seed=seed)
+    return {name: one.importance for name, one in sorted(found.items(), key=lambda one: -one[1].importance.loss)}
+
+
+@dataclass(frozen=True)
+class Rise:
+    """By how much the loss rises when a column is shuffled, in each of at most 20 blocks of rows, and the AUC falls."""
+
+    losses: Float64s
+    auc: float
+
+    @property
+    def importance(self) -> Importance:
+        """The means, and their standard error."""
+        known = self.losses[~np.isnan(self.losses)]
+        error = float(known.std(ddof=1) / len(known) ** 0.5) if len(known) > 1 else float("nan")
+        return Importance(float(known.mean()) if len(known) else float("nan"), error, self.auc)
+
+
+def rises(model: LookupModel, log: Log, batch: Batch, *, shuffles: int, seed: int = 0) -> dict[str, Rise]:
+    """Column → by how much predictions of a batch become worse when it is shuffled; see `importances`."""
+    drawn = torch.Generator().manual_seed(seed)
+    before = _predicted(model, batch)
+    losses, auc = _losses(before), _auc(before)
+    found = {}
+    for column, parts in log.made_of().items():
+        orders = [torch.randperm(len(batch), generator=drawn) for _ in range(shuffles)]
+        after = [_predicted(model, with_values_of(batch, log, parts, order)) for order in orders]
+        rise = np.mean([_losses(one) for one in after], axis=0) - losses
+        found[column] = Rise(rise, auc - float(np.mean([_auc(one) for one in after])))
+    return found
+
+
+def with_values_of(batch: Batch, log: Log, names: Iterable[str], rows: Tensor) -> Batch:
+    """A batch whose row i has, in some fields and numbers, the values of its row `rows[i]`."""
+    single = [name for name in log.fields if name not in log.lists]
+    keys, numbers, bags = batch.keys.clone(), batch.numbers.clone(), list(batch.bags)
+    for name in names:
+        if name in log.lists:
+            bags[log.lists.index(name)] = bags[log.lists.index(name)][rows]
+        elif name in single:
+            keys[:, single.index(name)] = batch.keys[rows, single.index(name)]
+        else:
+            numbers[:, log.numbers.index(name)] = batch.numbers[rows, log.numbers.index(name)]
+    return replace(batch, keys=keys, numbers=numbers, bags=tuple(bags))
+
+
+def _predicted(model: LookupModel, batch: Batch) -> PredictionWindow:
+    return predict(model, (batch[first : first + EVALUATED] for first in range(0, len(batch), EVALUATED)))
+
+
+def _losses(window: PredictionWindow) -> Float64s:
+    return np.array([one.loss for one in by_block(window, window.probabilities())])
+
+
+def _auc(window: PredictionWindow) -> float:
+    metrics = window.metrics()
+    return metrics.auc if isinstance(metrics, Metrics) else float("nan")
+
+
+# The columns of a run's log
+
+
+@dataclass(frozen=True)
+class ColumnAssessment:
+    """The fields of a summary that the columns of the first test rows decide; empty without test rows."""
+
+    columns: tuple[ColumnFigures, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def assess_columns(model: LookupModel, log: Log) -> ColumnAssessment:
+    """Importance and drift of the columns, the most important first, and the values for which the model is wrong.
+
+    The first test rows, up to 20,000, are compared with as many of the last training rows. If several ranks share the
+    tables, all of them call it.
+    """
+    count = min(MOST_ROWS, max(LEAST_ROWS, MOST_CELLS // max(1, len(log.made_of()))))
+    first, last = max(0, log.train_rows - count), min(len(log), log.train_rows + count)
+    if last == log.train_rows:
+        return ColumnAssessment()
+    both = concatenated(list(log.batches(first, last, EVALUATED)))
+    train, test = both[: log.train_rows - first], both[log.train_rows - first :]
+    with numbers_named(log, log.train_rows):
+        worth, window = rises(model, log, test, shuffles=1), _predicted(model, test)
+    columns = []
+    for name, parts in log.made_of().items():
+        moved = [_drift(part, log, train, test) for part in parts]
+        psi, unseen = (max(values) for values in zip(*moved, strict=True))
+        columns.append(ColumnFigures(name, worth[name].importance, psi, unseen))
+    columns.sort(key=lambda one: (-one.importance.loss, one.name))
+    return ColumnAssessment(tuple(columns), _worst_segments(log, test, window), _drift_warnings(columns))
+
+
+def _values(name: str, log: Log, batch: Batch) -> tuple[Int64s, Int64s]:
+    """The keys `[m]` of a field in a batch, and the row `[m]` of each."""
+    if name in log.lists:
+        bags = batch.bags[log.lists.index(name)]
+        return bags.keys.numpy(), np.repeat(np.arange(len(bags)), np.diff(bags.offsets.numpy()))
+    single = [field for field in log.fields if field not in log.lists]
+    return batch.keys[:, single.index(name)].numpy(), np.arange(len(batch))
+
+
+def _drift(name: str, log: Log, train: Batch, test: Batch) -> tuple[float, float]:
+    """Population stability index of a field or number, and the share of its test values that are new.
+
+    The index of shares p and q of test and training rows is Σ (p - q) ln(p / q), over the 20 most frequent values of
+    the training rows and all others together, or over tenths of the training rows' numbers and missing ones; half a row
+    is added to each.
+    """
+    if name in log.fields:
+        before, after = _values(name, log, train)[0], _values(name, log, test)[0]
+        values, counts = np.unique(before, return_counts=True)
+        common = np.sort(values[np.argsort(-counts, kind="stable")[:_COMMON]])
+        unseen = float((~np.isin(after, values)).mean()) if len(after) else 0.0
+        return _psi(_counts(before, common), _counts(after, common)), unseen
+    numbers = [one.numbers[:, log.numbers.index(name)].double().numpy() for one in (train, test)]
+    known = numbers[0][np.isfinite(numbers[0])]
+    edges = np.unique(np.quantile(known, np.arange(1, 10) / 10)) if len(known) else np.zeros(0)
+    tenths = [np.where(np.isfinite(one), np.searchsorted(edges, one), len(edges) + 1) for one in numbers]
+    return _psi(*(np.bincount(one, minlength=len(edges) + 2) for one in tenths)), 0.0
+
+
+def _counts(keys: Int64s, common: Int64s) -> Int64s:
+    """How often each common key occurs, and, last, all others together."""
+    place = np.searchsorted(common, keys).clip(max=max(len(common) - 1, 0))
+    known = common[place] == keys if len(common) else np.zeros(len(keys), np.bool_)
+    return np.bincount(np.where(known, place, len(common)), minlength=len(common) + 1)
+
+
+def _psi(before: Int64s, after: Int64s) -> float:
+    there = before + after > 0
+    q, p = ((one[there] + 0.5) / (one[there] + 0.5).sum() for one in (before, after))
+    return float(((p - q) * np.log(p / q)).sum())
+
+
+def _drift_warnings(columns: Sequence[ColumnFigures]) -> tuple[str, ...]:
+    """A sentence on columns of which most test rows have values that the training rows before them do not have."""
+    names = [f"{one.name!r} ({one.unseen:.0%})" for one in columns if one.unseen > _MOSTLY_UNSEEN]
+    if not names:
+        return ()
+    return (
+        f"Most values of {', '.join(names[:5])} in the test rows are not in the last training rows: dates or "
+        "identifiers say nothing of later rows. Leave such columns out (exclude), or let them be read as times.",
+    )
+
+
+def _worst_segments(log: Log, batch: Batch, window: PredictionWindow) -> tuple[Segment, ...]:
+    """The values for which predictions surely do not add up to the positives, the farthest off first.
+
+    Surely: an error of 5 % for all values together (Bonferroni).
+    """
+    if not window.objective.is_binary:
+        return ()
+    labels, weights = window.labels().astype(np.float64), window.weights()
+    weighed = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
+    fields = {name: _values(name, log, batch) for name in log.fields}
+    counts = [np.unique(keys, return_counts=True)[1] for keys, _ in fields.values()]
+    values = sum(int((one >= SEGMENT_ROWS).sum()) for one in counts)
+    errors = NormalDist().inv_cdf(1 - _SURE / 2 / max(1, values))
+    found = [
+        (name, one)
+        for name, (keys, rows) in fields.items()
+        for one in metrics_by_value(keys, rows, labels, window.probabilities(), weighed, SEGMENT_ROWS, errors)
+        if one.surely_off_by > 0
+    ]
+    found.sort(key=lambda one: (-one[1].surely_off_by, one[0], one[1].key))
+    texts = log.values_of(np.array([one.key for _, one in found[:SEGMENTS]], np.int64), MOST_ROWS)
+    return tuple(
+        Segment(name, one.key, texts.get(one.key), one.rows, one.calibration, one.low, one.high, one.log_loss)
+        for name, one in found[:SEGMENTS]
+    )

@@ -1,0 +1,228 @@
+"""What columns are worth, how they have moved, and for which values a model is wrong: by known answers."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from command import Run
+from sparsegroup.data import FrameLog, open_log
+from sparsegroup.data.order import LogWithout
+from sparsegroup.models import LR
+from sparsegroup.table import HashEmbedding
+from sparsegroup.training import ClickModel, Config, importances, predict
+from sparsegroup.training.assessment.columns import assess_columns, with_values_of
+from sparsegroup.training.selection.columns import says, select_columns
+
+ROWS = 6_000
+
+
+class SplitFrame(FrameLog):
+    """A frame whose rows from `split` on are test rows."""
+
+    split = 0
+
+    @property
+    def train_rows(self) -> int:
+        return self.split or self.rows
+
+    @train_rows.setter
+    def train_rows(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+def split(frame: pl.DataFrame, labels: np.ndarray, at: int, **options: object) -> SplitFrame:
+    log = SplitFrame(frame, labels, **options)  # type: ignore[arg-type]
+    log.split = at
+    return log
+
+
+def fitted(log: FrameLog, **settings: object) -> ClickModel:
+    config = Config.of(**{"model": "lr", "baseline": False, **settings}).resolved_for(log)
+    model, optimizer = config.build(log)
+    plan = config.training.plan(log.train_rows)
+    config.trainer(model, optimizer, plan).fit_plan(plan, log)
+    return model
+
+
+def drawn(seed: int = 0) -> tuple[pl.DataFrame, np.ndarray, np.random.Generator]:
+    """Rows of a column that decides the labels' odds, its copy but for a few rows, noise, and a number."""
+    draw = np.random.default_rng(seed)
+    effects, place = draw.normal(0, 1.5, 12), draw.integers(12, size=ROWS)
+    number = draw.normal(size=ROWS)
+    labels = (draw.random(ROWS) < 1 / (1 + np.exp(-(effects[place] + 0.8 * number)))).astype(np.float32)
+    copy = np.where(draw.random(ROWS) < 0.01, draw.integers(12, size=ROWS), place)
+    frame = pl.DataFrame(
+        {
+            "noise": [f"n{one}" for one in draw.integers(40, size=ROWS)],
+            "color": [f"c{one}" for one in place],
+            "copy": [f"p{one}" for one in copy],
+            "size": number,
+            "id": [f"i{one}" for one in draw.integers(ROWS // 2, size=ROWS)],
+        }
+    )
+    return frame, labels, draw
+
+
+def test_importance_is_the_rise_of_the_loss_of_shuffled_rows() -> None:
+    frame, labels, _ = drawn()
+    log = split(frame.drop("copy"), labels, 5_000)
+    model = fitted(log)
+    found = importances(model, log, shuffles=30)
+    rows = next(log.batches(5_000, ROWS, ROWS))
+    before = predict(model, [rows]).metrics()
+    # Of a logit that is a sum, shuffling a column exchanges its term.
+    generator = torch.Generator().manual_seed(1)
+    column = log.fields.index("color")
+    losses = []
+    for _ in range(30):
+        keys = rows.keys.clone()
+        keys[:, column] = keys[torch.randperm(len(rows), generator=generator), column]
+        with torch.no_grad():
+            logits = model(keys, rows.numbers).double()
+        losses.append(torch.nn.functional.binary_cross_entropy_with_logits(logits, rows.labels.double()).item())
+    expected = np.mean(losses) - before.loss
+    assert found["color"].loss == pytest.approx(expected, abs=4 * np.std(losses) / 30**0.5)
+    assert [*found][:2] == ["color", "size"]
+    for name in ("noise", "id"):
+        assert abs(found[name].loss) < 3 * found[name].error
+        assert abs(found[name].auc) < 0.02
+    assert found["size"].loss > 5 * found["size"].error
+
+
+def test_a_column_that_no_weight_reads_is_worth_nothing() -> None:
+    frame, labels, _ = drawn()
+    log = split(frame, labels, 5_000)
+    table = HashEmbedding(1)
+    model = ClickModel(table, LR(len(log.fields), 1, len(log.numbers)))
+    found = importances(model, log)
+    assert {one.loss for name, one in found.items() if name != "size"} == {0.0}
+    with pytest.raises(ValueError, match="no test rows"):
+        importances(model, FrameLog(frame, labels))
+
+
+def test_what_is_made_of_a_column_is_shuffled_together() -> None:
+    times = [f"2026-0{1 + i % 3}-1{i % 10}T0{i % 7}:00:00" for i in range(50)]
+    frame = pl.DataFrame({"when": times, "tags": ["a|b" if i % 3 else "" for i in range(50)]})
+    log = FrameLog(frame, np.arange(50) % 2, columns={"when": "timestamp iso", "tags": "list |"})
+    assert log.made_of() == {"when": ("when.hour", "when.weekday"), "tags": ("tags",)}
+    batch = next(log.batches(0, 50, 50))
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    both = with_values_of(batch, log, ["when.hour", "when.weekday"], order)
+    assert torch.equal(both.keys, batch.keys[order])
+    lists = with_values_of(batch, log, ["tags"], order)
+    assert torch.equal(lists.keys, batch.keys)
+    assert torch.equal(lists.bags[0].offsets, batch.bags[0][order].offsets)
+    assert not torch.equal(batch.bags[0].offsets, lists.bags[0].offsets)
+
+
+def test_drift_and_segments_by_their_formulas() -> None:
+    draw = np.random.default_rng(0)
+    before, after = draw.choice(4, 3_000, p=(0.4, 0.3, 0.2, 0.1)), draw.choice(5, 2_000, p=(0.1, 0.3, 0.2, 0.1, 0.3))
+    place = np.concatenate([before, after])
+    labels = (draw.random(5_000) < np.where(place == 1, 0.1, 0.4)).astype(np.float32)
+    labels[3_000:][after == 1] = draw.random((after == 1).sum()) < 0.7
+    frame = pl.DataFrame({"color": [f"c{one}" for one in place], "same": ["s"] * 5_000, "day": [*range(5_000)]})
+    log = split(frame, labels, 3_000, columns={"color": "category", "same": "category", "day": "number"})
+    found = assess_columns(fitted(log), log)
+    by_name = {one.name: one for one in found.columns}
+    counts = [np.array([(part == one).sum() for one in range(5)]) for part in (before, after)]
+    q, p = ((count + 0.5) / (count + 0.5).sum() for count in counts)
+    assert by_name["color"].psi == pytest.approx(float(((p - q) * np.log(p / q)).sum()))
+    assert by_name["color"].unseen == (after == 4).mean()
+    assert (by_name["same"].psi, by_name["same"].unseen) == (0.0, 0.0)
+    assert by_name["day"].psi > 5  # every test row is above all training rows
+    worst = found.segments[0]
+    assert (worst.field, worst.rows) == ("color", (after == 1).sum())
+    assert worst.high < 0.5
+    assert found.warnings == ()
+    fresh = frame.with_columns(pl.Series("color", [f"c{one}" for one in range(5_000)]))
+    late = split(fresh, labels, 3_000, columns={"color": "category", "same": "category", "day": "number"})
+    (warning,) = assess_columns(fitted(late), late).warnings
+    assert "'color' (100%)" in warning
+    assert "exclude" in warning
+
+
+def test_a_log_without_columns_is_the_log_that_is_read_without_them(tmp_path: Path) -> None:
+    frame, labels, _ = drawn()
+    frame = frame.with_columns(pl.Series("label", labels.astype(int)), pl.Series("tags", ["x|y", "z"] * (ROWS // 2)))
+    frame.write_csv(tmp_path / "log.csv")
+    columns = {"noise": "category", "color": "category", "copy": "category", "size": "number", "id": "category"}
+    columns |= {"tags": "list |", "label": "label"}
+    log = open_log(tmp_path / "log.csv", columns=columns)
+    left = LogWithout(log, ["noise", "copy"])
+    other = open_log(tmp_path / "log.csv", columns={**columns, "noise": "ignore", "copy": "ignore"})
+    assert (left.fields, left.lists, left.numbers) == (other.fields, other.lists, other.numbers)
+    ours, theirs = next(left.batches(10, 60, 50)), next(other.batches(10, 60, 50))
+    assert torch.equal(ours.keys, theirs.keys)
+    assert torch.equal(ours.bags[0].keys, theirs.bags[0].keys)
+    assert torch.equal(ours.numbers, theirs.numbers)
+    none = LogWithout(log, ["size", "tags", "noise", "color", "copy"])
+    batch = next(none.batches(0, 5, 5))
+    assert (batch.keys.shape, batch.numbers.shape, batch.bags) == ((5, 1), (5, 0), ())
+
+
+def test_says_is_a_mapping_that_holds_in_later_rows() -> None:
+    frame, labels, _ = drawn()
+    place = np.arange(ROWS) % 30
+    frame = frame.with_columns(
+        fine=pl.Series([f"f{one}" for one in place]),
+        coarse=pl.Series([f"g{one // 10}" for one in place]),
+        twice=frame["size"] ** 3,
+    )
+    log = FrameLog(frame, labels)
+    learnt, rows = (next(log.batches(first, first + 3_000, 3_000)) for first in (0, 3_000))
+    assert says(learnt, rows, log, "color", "copy")
+    assert says(learnt, rows, log, "copy", "color")
+    assert says(learnt, rows, log, "fine", "coarse")
+    assert not says(learnt, rows, log, "coarse", "fine")
+    assert not says(learnt, rows, log, "id", "color")  # which it does in the rows that it is learnt from
+    assert not says(learnt, rows, log, "size", "color")
+    assert says(learnt, rows, log, "size", "twice")
+    assert spearmanr(frame["size"], frame["twice"]).statistic == pytest.approx(1)
+
+
+def test_planted_noise_is_left_out(run: Run) -> None:
+    frame, labels, _ = drawn()
+    frame.with_columns(pl.Series("label", labels.astype(int))).write_csv("log.csv")
+    arguments = ("log.csv", "--seeds", 2)
+    done = run("select", *arguments, "--out", "columns.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    kept = {one["name"] for one in found["columns"] if one["is_kept"]}
+    assert "size" in kept
+    assert len(kept & {"color", "copy"}) == 1
+    assert {"noise", "id"} <= {*found["left_out"]}
+    assert found["kept"]["metrics"]["log_loss"] < found["whole"]["metrics"]["log_loss"] + 0.005
+    assert found["kept"]["live_rows"] < found["whole"]["live_rows"]
+    assert open_log("log.csv", schema=Path("columns.yaml")).made_of().keys() == kept
+    again = run("select", *arguments, "--out", "columns.yaml")
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr
+    shown = run("select", *arguments)
+    assert f"Without these {5 - len(kept)} of 5 columns, on 600 test rows: AUC" in shown.stdout
+    assert "sparsegroup train log.csv --exclude=" in shown.stdout
+
+
+def test_columns_that_settings_name_are_kept_and_too_little_is_refused(run: Run) -> None:
+    frame, labels, _ = drawn()
+    log = FrameLog(frame, labels)
+    config = Config.of(model="fm", dims={"noise": 4, "id": 2}, baseline=False)
+    found = select_columns(config, log, seeds=1)
+    assert not {"noise", "id"} & {*found.left_out}
+    assert (found.rows, found.has_test_rows) == (1_200, False)
+    assert all(math.isnan(one.live) == (one.name == "size") for one in found.columns)
+    frame[:500].with_columns(pl.Series("label", labels[:500].astype(int))).write_csv("log.csv")
+    few = run("select", "log.csv")
+    assert few.returncode == 2
+    assert "needs 1,000 rows and two columns" in few.stderr
+    with pytest.raises(ValueError, match="seeds must be >= 1"):
+        select_columns(config, log, seeds=0)
