@@ -253,6 +253,7 @@ def training_bar(total: int, name: str, *, stays: bool = True) -> Iterator["Call
             scheduled = "" if point.scheduled_rate is None else f" (scheduled {point.scheduled_rate:.4f})"
             metrics = point.metrics
             auc = "" if point.auc is None else f"AUC {point.auc:.4f}, "
+            auc = auc if point.ndcg is None else f"NDCG@10 {point.ndcg:.4f}, "
             self.state = (
                 f"loss {metrics.loss:.4f}, {auc}rate {point.feature_rate:.4f}{scheduled}, "
                 f"{point.table_bytes / 1e6:,.0f} MB"
