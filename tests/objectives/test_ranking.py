@@ -11,6 +11,7 @@ from sklearn.metrics import ndcg_score
 
 from sparsegroup import HashEmbedding
 from sparsegroup.data import FrameLog
+from sparsegroup.estimator import Classifier, Regressor
 from sparsegroup.models import MLP
 from sparsegroup.objectives import LambdaRank, Objective, Pairwise, ranking
 from sparsegroup.optim import GroupAdagrad
@@ -220,3 +221,6 @@ def test_what_does_not_go_with_a_group_is_named() -> None:
     with pytest.raises(ValueError, match=r"at of the objective 'lambdarank' must be a whole number >= 1, got 2\.5"):
         Objective.of({"name": "lambdarank", "at": 2.5})
     assert Objective.of(LambdaRank(at=5).plain) == LambdaRank(at=5)
+    for estimator in (Classifier("lr", objective="pairwise"), Regressor("lr", objective="lambdarank")):
+        with pytest.raises(ValueError, match=r"learns an order of rows within groups, which .* do not have"):
+            estimator.fit(pl.DataFrame({"a": letters}), [0, 1] * 100)

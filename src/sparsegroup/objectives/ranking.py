@@ -34,12 +34,12 @@ PairWeights = Callable[[Tensor, Tensor], Tensor | float]
 
 
 class Pairwise(Objective):
-    """Scores that put the rows of a group in order: logistic losses of pairs (RankNet, Burges et al., ICML 2005; BPR,
-    Rendle et al., UAI 2009).
+    """Scores that put the rows of a group in order, by logistic losses of pairs.
 
-    The loss of a group of r rows is r times the mean, over its pairs with y_i > y_j, of softplus(s_j - s_i); each pair
-    counts half for either of its rows. With equal scores it is r ln 2, and without a pair 0. Scores have no level: a
-    constant that is added to all scores of a group changes nothing.
+    RankNet (Burges et al., ICML 2005), and BPR (Rendle et al., UAI 2009) for labels 0 and 1. The loss of a group
+    of r rows is r times the mean, over its pairs with y_i > y_j, of softplus(s_j - s_i); each pair counts half for
+    either of its rows. With equal scores it is r ln 2, and without a pair 0. Scores have no level: a constant that is
+    added to all scores of a group changes nothing.
 
     Args:
         group: Place of the key that is the same for rows of a group, among a row's keys of fields of one value.
