@@ -29,7 +29,7 @@ def _whole(least: int) -> Described:
     return Described(f"a whole number >= {least}", holds)
 
 
-PairWeights = Callable[[Tensor, Tensor], Tensor | float]
+PairWeights = Callable[[Tensor, Tensor], Tensor]
 """From the rows of pairs `[m]`, the better and the worse ones, to weights `[m]`."""
 
 
@@ -64,7 +64,7 @@ class Pairwise(Objective):
 
     def pair_weights(self, scores: Tensor, labels: Tensor, numbers: Tensor) -> PairWeights:
         """The weights of pairs of rows with scores, labels and numbers of their groups `[n]`: here 1."""
-        return lambda better, worse: 1.0
+        return lambda better, worse: scores.new_ones(len(better))
 
     def losses(self, scores: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tensor:
         """The losses `[n]` of scores `[n]` and labels `[n]` of rows in groups `[n]` int64; None: they are one group."""
@@ -72,10 +72,10 @@ class Pairwise(Objective):
         rows, weights = torch.bincount(numbers), self.pair_weights(scores.detach(), labels, numbers)
         totals, of_group = scores * 0, scores.new_zeros(len(rows))
         for better, worse in pairs_of(labels, numbers):
-            losses = nn.functional.softplus(scores[worse] - scores[better])
-            weight = torch.ones_like(losses) * weights(better, worse)
-            totals = totals.index_add(0, better, losses * weight).index_add(0, worse, losses * weight)
-            of_group = of_group.index_add(0, numbers[better], weight.detach())
+            weight = weights(better, worse)
+            losses = nn.functional.softplus(scores[worse] - scores[better]) * weight
+            totals = totals.index_add(0, better, losses).index_add(0, worse, losses)
+            of_group = of_group.index_add(0, numbers[better], weight)
         factors = torch.where(of_group > 0, rows / (2 * of_group), 0.0)  # without a pair, their losses are 0
         return totals * factors[numbers]
 

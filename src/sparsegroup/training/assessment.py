@@ -87,7 +87,7 @@ def assess(
     `window` has the predictions of the test rows, `baseline` the probabilities that it gives them. Where the test AUC
     is too good, the log is read to find the columns that know the label.
     """
-    empty, diverging = _nothing_left(history), _divergence(history)
+    empty, diverging = _nothing_left(history) or _nothing_paired(history), _divergence(history)
     if window is None or not window.samples:
         return Assessment(warnings=tuple(filter(None, (empty, diverging))))
     labels, weights, own = window.labels(), window.weights(), window.probabilities()
@@ -248,6 +248,17 @@ def _nothing_left(history: Sequence[HistoryPoint]) -> str | None:
     return (
         f"No feature is left: the vectors of all {history[-1].features_seen:,} are zero, and no prediction depends on "
         "them. Lower λ21 (l21) and λ1 (l1), or ask for a larger size (target_rate)."
+    )
+
+
+def _nothing_paired(history: Sequence[HistoryPoint]) -> str | None:
+    """Whether an order was to be learnt, and no group had rows of different labels."""
+    points = [point.metrics for point in history]
+    if not points or not all(isinstance(one, RankMetrics) and math.isnan(one.ndcg) for one in points):
+        return None
+    return (
+        "Nothing is learnt: in training, no group has rows of different labels. Choose a field that more rows have in "
+        "common (group), or a log whose rows of a group are near each other."
     )
 
 

@@ -221,7 +221,7 @@ def _without_recalibration(config: Config) -> dict[str, Any]:
 
 def _simplest(scores: Sequence[_Score], errors: float = 1.0) -> _Score:
     """The first that is as good as the best, within this number of standard errors."""
-    best = min(scores, key=lambda one: one.losses.mean())
+    best = min(scores, key=lambda one: one.losses.sum())
     return next(one for one in scores if one.is_as_good_as(best, errors))
 
 
