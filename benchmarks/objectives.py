@@ -1,10 +1,11 @@
-"""Numbers as labels: ours with each objective against LightGBM and CatBoost with the same one; the truth is known.
+"""Numbers as labels: ours with each objective against LightGBM and CatBoost with a like one; the truth is known.
 
 Made-up logs of users, items and numbers, with an additive effect of each and one of users and items together; labels
 are drawn around its mean in the way that each objective is for. Ours is `sparsegroup train` with no option but the
 objective; LightGBM and CatBoost choose among settings by early stopping on the last tenth of the training rows and are
 then fitted to all of them. The figure is the relative loss on the last tenth of the log: that over the loss of the best
-constant prediction, 1 - R² for squared errors.
+constant prediction, 1 - R² for squared errors. For the order of a user's ratings it is NDCG@10 and the share of pairs
+that are in order; ours is trained by other objectives, too, to compare.
 
     python benchmarks/objectives.py --json objectives.json     # 60,000 rows each
     python benchmarks/objectives.py --quick                    # 6,000 rows
@@ -14,7 +15,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -25,7 +26,17 @@ import polars as pl
 
 import timing
 from sparsegroup.data import open_log
-from sparsegroup.objectives import Gamma, Huber, Objective, Poisson, Quantile, Squared, Tweedie
+from sparsegroup.objectives import (
+    Gamma,
+    Huber,
+    LambdaRank,
+    Objective,
+    Pairwise,
+    Poisson,
+    Quantile,
+    Squared,
+    Tweedie,
+)
 from sparsegroup.training import Config, Session, load_model, predict, settings_by_trials
 from sparsegroup.training.metrics import measure
 
@@ -45,6 +56,8 @@ class Target:
         draw: Labels around the effect of each row, `[rows]` with deviation 1.
         truth: The best predictions.
         lightgbm, catboost: The objective's name there, and its parameters; None where it has none.
+        group: The column whose values are ranked, each by itself.
+        others: What ours is trained by as well.
     """
 
     objective: Objective
@@ -52,6 +65,8 @@ class Target:
     truth: Callable[[Floats], Floats]
     lightgbm: Mapping[str, Any]
     catboost: str | None
+    group: str | None = None
+    others: tuple[Objective, ...] = ()
 
 
 def _stars(effect: Floats) -> Floats:
@@ -76,6 +91,15 @@ TARGETS: Mapping[str, Target] = {
         lambda effect: np.clip(_stars(effect), 1, 5),
         {"objective": "regression"},
         "RMSE",
+    ),
+    "ranked by user": Target(
+        LambdaRank(),
+        lambda effect, draw: np.clip(np.round(_stars(effect) + draw.normal(0, 0.7, len(effect))), 1, 5),
+        _stars,
+        {"objective": "lambdarank", "eval_at": [10]},
+        "YetiRank",
+        "user",
+        (Pairwise(), Squared()),
     ),
     "outliers": Target(
         Huber(),
@@ -140,7 +164,7 @@ def log_of(target: Target, rows: int, seed: int) -> tuple[pl.DataFrame, Floats]:
 def ours(target: Target, path: Path, folder: Path) -> tuple[Floats, Floats]:
     """Predictions of our model, and of its baseline's metrics, for the test rows."""
     log = open_log(path, labels="numbers")
-    config, trials = settings_by_trials(Config.of(objective=target.objective), log)
+    config, trials = settings_by_trials(Config.of(objective=target.objective, group=target.group), log)
     Session.begin(folder, config, log, trials=trials).train()
     window = predict(load_model(folder), log.batches(log.train_rows, len(log), 4096))
     return window.probabilities(), window.labels().astype(np.float64)
@@ -158,24 +182,33 @@ def _codes(frame: pl.DataFrame, train: pl.DataFrame) -> np.ndarray:
     return np.column_stack([column.astype(np.float64) for column in columns])
 
 
+def _by_group(target: Target, frame: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray | None]:
+    """The rows with each group's in a row, and the sizes of the groups; None without any."""
+    if target.group is None:
+        return frame, None
+    frame = frame.sort(target.group, maintain_order=True)
+    return frame, frame[target.group].rle().struct.field("len").to_numpy()
+
+
 def lightgbm(target: Target, train: pl.DataFrame, test: pl.DataFrame) -> Floats:
     """Predictions of the test rows."""
     import lightgbm as gbm
 
-    inside, outside, held = _codes(train, train), _codes(test, train), len(train) // 10
-    labels = train["label"].to_numpy()
+    def data(frame: pl.DataFrame) -> Any:
+        rows, sizes = _by_group(target, frame)
+        how = {"categorical_feature": [0, 1, 2], "params": {"verbose": -1}}
+        return gbm.Dataset(_codes(rows, train), rows["label"].to_numpy(), group=sizes, **how)
+
+    held, sign = len(train) // 10, 1 if target.group is None else -1  # of NDCG the highest is best
     common = {"learning_rate": 0.05, "num_threads": 1, "seed": 0, "verbose": -1, **target.lightgbm}
     tried = []
     for leaves, least in ((15, 30), (63, 30), (63, 200)):
         settings = {**common, "num_leaves": leaves, "min_data_in_leaf": least}
-        data = gbm.Dataset(inside[:-held], labels[:-held], categorical_feature=[0, 1, 2], params={"verbose": -1})
         stop = gbm.early_stopping(PATIENCE, verbose=False)
-        valid = data.create_valid(inside[-held:], labels[-held:])
-        model = gbm.train(settings, data, ROUNDS, valid_sets=[valid], callbacks=[stop])
-        tried.append((next(iter(model.best_score["valid_0"].values())), model.best_iteration, settings))
+        model = gbm.train(settings, data(train[:-held]), ROUNDS, valid_sets=[data(train[-held:])], callbacks=[stop])
+        tried.append((sign * next(iter(model.best_score["valid_0"].values())), model.best_iteration, settings))
     _, rounds, settings = min(tried, key=lambda one: one[0])
-    whole = gbm.Dataset(inside, labels, categorical_feature=[0, 1, 2], params={"verbose": -1})
-    found: Floats = gbm.train(settings, whole, rounds).predict(outside)
+    found: Floats = gbm.train(settings, data(train), rounds).predict(_codes(test, train))
     return found
 
 
@@ -184,40 +217,50 @@ def catboost(target: Target, train: pl.DataFrame, test: pl.DataFrame) -> Floats:
     import catboost as cat
 
     def pool(frame: pl.DataFrame) -> Any:
-        return cat.Pool(frame.drop("label").to_pandas(), frame["label"].to_numpy(), cat_features=list(CATEGORIES))
+        rows, sizes = _by_group(target, frame)
+        groups = None if sizes is None else np.repeat(np.arange(len(sizes)), sizes)
+        labels = rows["label"].to_numpy()
+        return cat.Pool(rows.drop("label").to_pandas(), labels, cat_features=list(CATEGORIES), group_id=groups)
 
-    held, tried = len(train) // 10, []
+    held, tried, sign = len(train) // 10, [], 1 if target.group is None else -1
     common = {"loss_function": target.catboost, "thread_count": 1, "random_seed": 0, "verbose": False}
+    if target.group is not None:
+        common["eval_metric"] = "NDCG:top=10;type=Exp"
     for depth in (4, 6):
         settings = {**common, "depth": depth, "allow_writing_files": False, "iterations": ROUNDS, "learning_rate": 0.1}
-        model = cat.CatBoostRegressor(**settings)
+        model = cat.CatBoost(settings)
         model.fit(pool(train[:-held]), eval_set=pool(train[-held:]), early_stopping_rounds=PATIENCE)
-        tried.append((next(iter(model.get_best_score()["validation"].values())), model.tree_count_, settings))
+        scores = next(iter(model.get_evals_result()["validation"].values()))
+        tried.append((min(sign * score for score in scores), model.tree_count_, settings))
     _, trees, settings = min(tried, key=lambda one: one[0])
-    model = cat.CatBoostRegressor(**{**settings, "iterations": trees}).fit(pool(train))
+    model = cat.CatBoost({**settings, "iterations": trees}).fit(pool(train))
     kind = "Exponent" if target.catboost.partition(":")[0] in ("Poisson", "Tweedie") else "RawFormulaVal"
-    found: Floats = model.predict(pool(test), prediction_type=kind)
+    found: Floats = model.predict(cat.Pool(test.drop("label").to_pandas(), cat_features=list(CATEGORIES)), kind)
     return found
 
 
-def compared(target: Target, rows: int, folder: Path) -> dict[str, tuple[float, float]]:
-    """Method → relative loss on the test rows, and seconds."""
+def compared(target: Target, rows: int, folder: Path) -> dict[str, tuple[dict[str, float], float]]:
+    """Method → figure on the test rows → value, and seconds."""
     frame, truth = log_of(target, rows, seed=0)
     path, tenth = folder / "log.csv", round(rows * 0.1)
     frame.write_csv(path)
     train, test = frame[:-tenth], frame[-tenth:]
-    labels, found = test["label"].to_numpy(), dict[str, tuple[float, float]]()
+    labels, found = test["label"].to_numpy(), dict[str, tuple[dict[str, float], float]]()
+    groups = None if target.group is None else test[target.group].rank("dense").to_numpy().astype(np.int64)
+    shown = {"relative loss": "relative_loss"} if groups is None else {"NDCG@10": "ndcg", "pairs in order": "gauc"}
 
     def note(name: str, predictions: Floats, seconds: float) -> None:
-        metrics: Any = measure(target.objective, labels, predictions.astype(np.float64))
-        found[name] = metrics.relative_loss, seconds
+        metrics = measure(target.objective, labels, predictions.astype(np.float64), groups=groups)
+        found[name] = {title: getattr(metrics, measure) for title, measure in shown.items()}, seconds
 
-    begin = perf_counter()
-    predictions, same = ours(target, path, folder / "run")
-    np.testing.assert_allclose(same, labels, rtol=1e-6)
-    note("sparsegroup", predictions, perf_counter() - begin)
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    found["its linear baseline"] = summary["baseline"]["relative_loss"], float("nan")
+    for objective in (target.objective, *target.others):
+        begin, name = perf_counter(), "sparsegroup" + (f" {objective.name}" if objective in target.others else "")
+        group = target.group if objective.takes_groups else None
+        predictions, same = ours(replace(target, objective=objective, group=group), path, folder / name)
+        np.testing.assert_allclose(same, labels, rtol=1e-6)
+        note(name, predictions, perf_counter() - begin)
+    baseline = json.loads((folder / "sparsegroup" / "summary.json").read_text())["baseline"]
+    found["its linear baseline"] = {title: baseline[measure] for title, measure in shown.items()}, float("nan")
     for name, run in {"LightGBM": lightgbm, "CatBoost": catboost}.items():
         if find_spec(name.lower()) and (name != "CatBoost" or target.catboost):
             begin = perf_counter()
@@ -239,10 +282,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         target = TARGETS[name]
         with tempfile.TemporaryDirectory() as folder:
             found = compared(target, 6_000 if given.quick else given.rows, Path(folder))
-        rows = [[method, f"{loss:.4f}", f"{seconds:,.0f}"] for method, (loss, seconds) in found.items()]
-        timing.show(f"{name}: {target.objective}", ("", "relative loss", "seconds"), rows)
-        slug = name.replace(" %", "").replace(" ", "_")
-        figures |= {f"{slug}_{method.replace(' ', '_').lower()}": loss for method, (loss, _) in found.items()}
+        titles = list(next(iter(found.values()))[0])
+        rows = [
+            [method, *(f"{value:.4f}" for value in values.values()), f"{seconds:,.0f}"]
+            for method, (values, seconds) in found.items()
+        ]
+        timing.show(f"{name}: {target.objective}", ("", *titles, "seconds"), rows)
+        for method, (values, _) in found.items():
+            for title, value in values.items():
+                key = f"{name} {method}" + (f" {title}" if len(titles) > 1 else "")
+                figures[key.replace(" %", "").replace(" ", "_").lower()] = value
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
 

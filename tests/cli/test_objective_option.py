@@ -1,7 +1,8 @@
-"""`--objective`: numbers from a CSV to a served model."""
+"""`--objective`: numbers, and an order within groups, from a CSV to a served model."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -46,6 +47,48 @@ def test_numbers_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
         refused = run(*command, *label)
         assert (refused.returncode, "objective" in refused.stderr) == (2, True)
     assert "--user is for labels 0 and 1" in run("evaluate", "run", "ratings.csv", "--user", "user").stderr
+
+
+def test_an_order_within_groups_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    users, films = draw.integers(60, size=3_000), draw.integers(30, size=3_000)
+    level, taste = 4 * draw.normal(size=60), draw.normal(size=30)
+    rating = np.clip(np.round(5 + level[users] + taste[films] + draw.normal(0, 0.2, 3_000)), 0, 10)
+    frame = {"user": [f"u{user}" for user in users], "film": [f"f{film}" for film in films], "rating": rating}
+    pl.DataFrame(frame).write_csv(tmp_path / "ratings.csv")
+    options = ("--label", "rating", "--selection", "never", "--epochs", "2", "--dim", "4", "--batch-size", "64")
+    ranking = ("--objective", "lambdarank", "--group", "user")
+
+    def result(*arguments: str) -> dict[str, Any]:
+        done = run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    trained = result("train", "ratings.csv", *options, *ranking, "--out", "run")
+    assert trained["test_ndcg"] > trained["baseline_ndcg"]
+    assert trained["test_gauc"] > 0.85
+    assert trained["test_relative_loss"] < 0.5
+    assert "test_calibration" not in trained
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "NDCG@10" in report
+    assert "alibration" not in report
+    assert result("evaluate", "run", "ratings.csv")["metrics"]["ndcg"] == pytest.approx(trained["test_ndcg"])
+    exported = result("export", "run", "out", "--onnx", "--test", "ratings.csv")
+    assert exported["onnx_ndcg"] == pytest.approx(trained["test_ndcg"], rel=1e-5)
+    for model in ("run", "out"):
+        assert run("predict", model, "ratings.csv", "--out", f"{model}.csv").returncode == 0
+    scores = [pl.read_csv(tmp_path / f"{model}.csv") for model in ("run", "out")]
+    assert scores[0].columns == ["row", "score", "label"]
+    np.testing.assert_allclose(scores[0]["score"], scores[1]["score"], rtol=1e-4, atol=1e-5)
+    assert result("train", "ratings.csv", "--continue", "run", "--out", "more")["test_gauc"] > 0.85
+    for wrong, words in (
+        (ranking[:2], "lambdarank learns the order of rows within a group: give the field whose values"),
+        ((*ranking[:3], "films"), "'films' is not a field; did you mean 'film'?"),
+        (("--objective", "squared", *ranking[2:]), "choose the --objective pairwise or lambdarank, or leave --group"),
+    ):
+        refused = run("train", "ratings.csv", *options, *wrong, "--out", "none")
+        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
 
 
 def test_a_log_of_sampled_negatives_gives_probabilities_of_the_whole_one(run: Run, tmp_path: Path) -> None:

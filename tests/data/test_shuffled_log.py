@@ -1,7 +1,8 @@
 """A shuffled log has the rows of the log, each once, in an order that follows from (seed, epoch, block)."""
 
 from collections.abc import Iterator
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -65,6 +66,29 @@ def test_it_is_a_permutation_and_any_part_of_it_is_the_same(rows: int, buffer: i
         assert order_of(log, start, stop, int(draw.integers(1, 30))) == order[start:stop]
     assert max(abs(place - row) for place, row in enumerate(order)) < buffer
     assert buffer < 20 or rows < 20 or order != list(range(rows))
+
+
+class Grouped(Everything):
+    """Rows of nine groups."""
+
+    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+        for batch in super().batches(start, stop, size):
+            yield replace(batch, keys=batch.keys % 9)
+
+
+@over("buffer", [1, 20, 97])
+def test_rows_of_a_group_follow_each_other_in_each_block(buffer: int) -> None:
+    log = ShuffledLog(Grouped(120, 97), buffer, seed=3, group="one")
+    order = order_of(log)
+    assert sorted(order) == list(range(97))
+    for begin, end in pairwise(log.edges):
+        groups = [row % 9 for row in order[begin:end]]
+        assert sum(left != right for left, right in pairwise(groups)) == len(set(groups)) - 1
+    assert order_of(log, 13, 60) == order[13:60]
+    if buffer > 20:
+        assert order != sorted(order, key=lambda row: (order.index(row % 9), row))  # a group's rows are shuffled
+        firsts = {order_of(ShuffledLog(Grouped(120, 97), 97, epoch=epoch, group="one"))[0] % 9 for epoch in range(60)}
+        assert firsts == set(range(9))
 
 
 def test_epochs_and_seeds_differ_and_are_the_same_again() -> None:

@@ -18,9 +18,10 @@ from command import Run
 from run_folders import state_of
 from sparsegroup.data import FrameLog
 from sparsegroup.data.batches import Batch
+from sparsegroup.objectives import Pairwise
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.training import evaluate, load_run
-from sparsegroup.training.assessment.verdict import Assessment, assess, metrics_lost
+from sparsegroup.training.assessment.verdict import BLOCKS, Assessment, assess, by_block, metrics_lost
 from sparsegroup.training.metrics import curves_of, gains_of, reliability_of
 from sparsegroup.training.predictions import PredictionWindow
 from sparsegroup.training.run_folder import RUN
@@ -85,6 +86,23 @@ def test_a_model_that_loses_to_the_baseline_is_told_in_what() -> None:
     (stretched,) = assessed(0.6 * logits - 0.5, logits, labels, [POINT]).warnings
     assert "AUC" not in stretched
     assert "regression, in log loss, 0." in stretched
+
+
+def test_an_order_is_compared_by_ndcg_in_blocks_of_whole_groups() -> None:
+    random = np.random.default_rng(0)
+    keys, labels = torch.arange(400).repeat(10)[:, None], random.integers(0, 4, 4_000).astype(np.float32)
+    window, right = PredictionWindow(Pairwise()), labels + random.normal(0, 1, 4_000)
+    numbers, times = torch.empty(4_000, 0), torch.arange(4_000)
+    window.add(Batch(keys, numbers, torch.from_numpy(labels), times), torch.from_numpy(-right))
+    assert [metrics.gauc for metrics in by_block(window, labels.astype(float))] == [1.0] * BLOCKS
+    assert metrics_lost(window, right) == ["ndcg"]
+    found = assess(window, [], None, right)
+    assert any("loses to the baseline, a linear model, in NDCG@10, 0." in warning for warning in found.warnings)
+    assert any("orders the test rows worse than equal scores would" in warning for warning in found.warnings)
+    lone = replace(POINT, auc=None, calibration=None, ndcg=np.nan, gauc=np.nan, loss=np.nan, relative_loss=np.nan)
+    (warning,) = assess(None, [lone, lone]).warnings
+    assert warning.startswith("Nothing is learnt: in training, no group has rows of different labels")
+    assert assess(None, [lone, replace(lone, ndcg=0.5)]).warnings == ()
 
 
 def test_a_model_too_good_to_be_true_is_told_which_column_knows_the_label() -> None:

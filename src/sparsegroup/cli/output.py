@@ -251,10 +251,10 @@ def training_bar(total: int, name: str, *, stays: bool = True) -> Iterator["Call
 
         def on_point(self, trainer: "Trainer", point: "HistoryPoint") -> None:
             scheduled = "" if point.scheduled_rate is None else f" (scheduled {point.scheduled_rate:.4f})"
-            metrics = point.metrics
-            auc = "" if point.auc is None else f"AUC {point.auc:.4f}, "
+            orders = {"AUC": point.auc, "NDCG@10": point.ndcg}
+            order = "".join(f"{title} {value:.4f}, " for title, value in orders.items() if value is not None)
             self.state = (
-                f"loss {metrics.loss:.4f}, {auc}rate {point.feature_rate:.4f}{scheduled}, "
+                f"loss {point.metrics.loss:.4f}, {order}rate {point.feature_rate:.4f}{scheduled}, "
                 f"{point.table_bytes / 1e6:,.0f} MB"
             )
             update(self.done, total, self.state)

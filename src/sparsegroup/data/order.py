@@ -127,6 +127,7 @@ class ShuffledLog(LogView):
         seed: In [0, 2⁶⁴).
         epoch: Number of the pass, ≥ 0.
         part: Where the log is a part of another one, its number among the parts, so that they are shuffled differently.
+        group: A field of one value: the rows of each of its values in a block follow each other.
 
     Attributes:
         edges: The rows that blocks begin with, and the one after the last block.
@@ -143,7 +144,15 @@ class ShuffledLog(LogView):
     """
 
     def __init__(
-        self, log: Log, buffer: int, *, rows: int | None = None, seed: int = 0, epoch: int = 0, part: int = 0
+        self,
+        log: Log,
+        buffer: int,
+        *,
+        rows: int | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        part: int = 0,
+        group: str | None = None,
     ) -> None:
         super().__init__(log)
         self.rows = log.train_rows if rows is None else rows
@@ -155,6 +164,7 @@ class ShuffledLog(LogView):
             raise ValueError(f"seed and epoch must be >= 0, got {seed} and {epoch}")
         self.buffer = buffer
         self._seed, self._part = [seed, epoch], [part] if part else []
+        self._group = None if group is None else log.schema.single.index(group)
         offset = 0 if buffer >= self.rows else int(np.random.default_rng([*self._seed, *self._part]).integers(buffer))
         self.edges = [0, *range(offset or buffer, self.rows, buffer), self.rows]
 
@@ -173,9 +183,13 @@ class ShuffledLog(LogView):
         for number, block in read_ahead(self._blocks(start, stop), depth=1):
             begin = self.edges[number]
             draw = np.random.default_rng([*self._seed, number, *self._part])
-            order = torch.from_numpy(draw.permutation(len(block)))[max(start - begin, 0) : stop - begin]
-            for first in range(0, len(order), size):
-                yield block[order[first : first + size]]
+            order = draw.permutation(len(block))
+            if self._group is not None:
+                values, of_row = np.unique(block.keys[:, self._group].numpy(), return_inverse=True)
+                order = order[draw.permutation(len(values))[of_row[order]].argsort(kind="stable")]
+            rows = torch.from_numpy(order)[max(start - begin, 0) : stop - begin]
+            for first in range(0, len(rows), size):
+                yield block[rows[first : first + size]]
 
     def _blocks(self, start: int, stop: int) -> Iterator[tuple[int, Batch]]:
         """Number and rows of each block that rows `start` to `stop` are in, in the log's order."""
@@ -260,10 +274,12 @@ def remaining(share: Sequence[Piece], start: int) -> Iterator[Piece]:
         start = max(start - piece.rows, 0)
 
 
-def piece_batches(log: Log, pieces: Iterator[Piece], buffer: int = 0, seed: int = 0, epoch: int = 0) -> Iterator[Batch]:
+def piece_batches(
+    log: Log, pieces: Iterator[Piece], buffer: int = 0, seed: int = 0, epoch: int = 0, group: str | None = None
+) -> Iterator[Batch]:
     """The rows of some pieces, each shuffled as by `ShuffledLog` (`buffer` 0: in the log's order)."""
     for piece in pieces:
         rows: Log = LogPart(log, piece.first, piece.stop - piece.first)
         if buffer:
-            rows = ShuffledLog(rows, buffer, seed=seed, epoch=epoch, part=piece.first)
+            rows = ShuffledLog(rows, buffer, seed=seed, epoch=epoch, part=piece.first, group=group)
         yield from complete(rows.batches(piece.begin, piece.end, _READ), piece.rows, log.name)

@@ -71,6 +71,11 @@ class LogSchema:
         schema.check()
         return schema
 
+    @property
+    def single(self) -> tuple[str, ...]:
+        """Fields of one value, in the order of a batch's keys."""
+        return tuple(name for name in self.fields if name not in self.lists)
+
     def encoded(self, *, weighted: bool, binary: bool = True) -> pa.Schema:
         """The columns of encoded rows: a column of keys per field, or of lists of keys, and one per number."""
         key, keys = pa.int64(), pa.list_(pa.int64())

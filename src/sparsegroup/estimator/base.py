@@ -41,7 +41,7 @@ _PARAMETERS = {
         one.short: Parameter(one.short, Parameter.KEYWORD_ONLY, default=None)
         for one in DECLARED.values()
         if one.key.split(".")[0] in ("model", "optimizer", "training")
-        and one.short not in ("model", "seed", "windows", "baseline")
+        and one.short not in ("model", "seed", "windows", "baseline", "group")
     },
     "random_state": Parameter("random_state", Parameter.KEYWORD_ONLY, default=0),
 }
@@ -144,6 +144,11 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         given = {name: one for name, one in self.get_params(deep=False).items() if name not in own and one is not None}
         seed = int(state) if isinstance(state, Integral) else check_random_state(state).randint(np.iinfo(np.int32).max)
         config = Config.of(**{**decided, **given}, seed=int(seed), baseline=False)
+        if config.objective.takes_groups:
+            raise ValueError(
+                f"objective: {config.objective} learns an order of rows within groups, which scikit-learn's estimators "
+                "do not have: take `Config`, as in docs/objectives.md, or `sparsegroup train`"
+            )
         if self._learns_classes and not config.objective.is_binary:
             raise ValueError(f"objective: {config.objective} is for numbers: take Regressor")
         config.check_log(log)

@@ -1,4 +1,4 @@
-"""What a model learns of a label: probabilities, means, counts, quantiles."""
+"""What a model learns of a label: probabilities, means, counts, quantiles, an order."""
 
 from sparsegroup.importing import document_constructors
 from sparsegroup.objectives.losses import (
@@ -12,7 +12,20 @@ from sparsegroup.objectives.losses import (
     Tweedie,
 )
 from sparsegroup.objectives.objective import Objective
+from sparsegroup.objectives.ranking import LambdaRank, Pairwise
 
-__all__ = ["LOGISTIC", "Gamma", "Huber", "Logistic", "Objective", "Poisson", "Quantile", "Squared", "Tweedie"]
+__all__ = [
+    "LOGISTIC",
+    "Gamma",
+    "Huber",
+    "LambdaRank",
+    "Logistic",
+    "Objective",
+    "Pairwise",
+    "Poisson",
+    "Quantile",
+    "Squared",
+    "Tweedie",
+]
 
 document_constructors(globals())

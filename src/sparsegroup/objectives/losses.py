@@ -33,7 +33,15 @@ class Logistic(Objective):
         """0 and 1."""
         return labels.bool().to(labels.dtype) == labels
 
-    def mean_loss(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, total: bool = False) -> Tensor:
+    def mean_loss(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        groups: Tensor | None = None,
+        *,
+        total: bool = False,
+    ) -> Tensor:
         """See `Objective`; by torch's function for it."""
         entropy = nn.functional.binary_cross_entropy_with_logits
         loss: Tensor = entropy(scores, labels, weight=weights, reduction="sum" if total else "mean")

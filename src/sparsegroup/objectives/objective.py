@@ -33,6 +33,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
         is_binary: Whether labels are 0 or 1, and predictions probabilities.
         prediction: What a prediction is called: the column of files of predictions, the output of an ONNX model.
         least, includes_least: The smallest label; and whether it is one itself.
+        takes_groups: Whether losses are of several rows together, the rows of a group: of equal `groups_of`.
         scaled: Whether scores are predictions over `scale`, so that learning rates do not depend on a label's unit.
         scale: Unit of the scores, > 0.
         highest: Bound of a bisection for a score: e to this power is finite.
@@ -48,6 +49,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
     prediction: ClassVar[str] = "prediction"
     least: ClassVar[float] = -math.inf
     includes_least: ClassVar[bool] = True
+    takes_groups: ClassVar[bool] = False
     scaled: ClassVar[bool] = False
     highest: ClassVar[float] = 2.0**60
     scale = 1.0
@@ -86,12 +88,31 @@ class Objective(NamedChoice, ABC, kind="objective"):
         deviation = math.sqrt(np.average((labels - mean) ** 2, weights=weights))
         return deviation if 0 < deviation < math.inf else 1.0
 
+    def in_groups(self, place: int) -> Self:
+        """The same objective with groups by the key at this place, if it takes any; see `groups_of`."""
+        return self
+
+    def groups_of(self, keys: Tensor) -> Tensor | None:
+        """The groups `[n]` int64 of rows with keys `[n, fields]` of fields of one value; None if it takes none."""
+        return None
+
     @abstractmethod
     def losses(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The losses `[n]` of scores `[n]` and labels `[n]`, which autograd can derive by the scores."""
 
-    def mean_loss(self, scores: Tensor, labels: Tensor, weights: Tensor | None, *, total: bool = False) -> Tensor:
-        """The mean `[]` of the losses of n samples, or their `total`, each times its weight `[n]`."""
+    def mean_loss(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        groups: Tensor | None = None,
+        *,
+        total: bool = False,
+    ) -> Tensor:
+        """The mean `[]` of the losses of n samples, or their `total`, each times its weight `[n]`.
+
+        `groups` `[n]` is what `groups_of` gives.
+        """
         losses = self.losses(scores, labels)
         losses = losses if weights is None else losses * weights
         return losses.sum() if total else losses.mean()

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self, dataclass_transform
 
-from sparsegroup.rules.hyperparameter import Range
+from sparsegroup.rules.hyperparameter import Described, Range
 
 
-def parameter(default: float, valid: Range) -> Any:
+def parameter(default: float, valid: Range | Described) -> Any:
     """A parameter of a penalty, which is a field of its class: the default, and the valid values."""
     return field(default=default, metadata={"valid": valid})
 

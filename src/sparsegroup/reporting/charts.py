@@ -228,10 +228,17 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> list[
         ("validation, after each epoch", "validation_loss", "orange"),
         (_BASELINE, "baseline_loss", "gold"),
     ]
+    ndcg: list[_Line] = [
+        (_NEXT, "ndcg", "blue"),
+        ("validation, after each epoch", "validation_ndcg", "orange"),
+        (_BASELINE, "baseline_ndcg", "gold"),
+    ]
     rates: list[_Line] = [("feature rate", "feature_rate", "orange"), ("scheduled", "scheduled_rate", "blue")]
     rows: list[_Line] = [("live rows", "live_rows", "orange"), ("features seen", "features_seen", "blue")]
     charts = (
         _along("AUC", "", history, auc, tested),
+        _along("NDCG@10", "", history, ndcg),
+        _along("Grouped AUC", "", history, [(_NEXT, "gauc", "blue")], ("by chance: 0.5", 0.5)),
         _along("Loss", "", history, loss),
         _along("Relative loss", "", history, [("relative loss", "relative_loss", "blue")], ("a constant: 1", 1.0)),
         _along("RMSE", "", history, [(_NEXT, "rmse", "blue")]),

@@ -12,13 +12,14 @@ NONE = "–"
 
 TITLES = {
     "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "norm. entropy", "rmse": "RMSE", "mae": "MAE",
-    "loss": "loss", "relative_loss": "relative loss", "calibration": "calibration",
+    "ndcg": "NDCG@10", "gauc": "grouped AUC", "loss": "loss", "relative_loss": "relative loss",
+    "calibration": "calibration",
 }  # fmt: skip
 """Measure → its title."""
 
 
 def titles_of(metrics: Any) -> dict[str, str]:
-    """Measure → its title, of metrics of probabilities or of numbers (`AnyMetrics`, or their class), in their order."""
+    """Measure → its title, of metrics of any kind (`AnyMetrics`, or their class), in their order."""
     return {one.name: TITLES[one.name] for one in fields(metrics) if one.name in TITLES}
 
 

@@ -22,7 +22,15 @@ from sparsegroup.reporting.formatting import (
     target_words,
     titles_of,
 )
-from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, NumberMetrics, Summary, field_rows
+from sparsegroup.reporting.run_record import (
+    HistoryPoint,
+    LargestFeature,
+    Metrics,
+    NumberMetrics,
+    RankMetrics,
+    Summary,
+    field_rows,
+)
 from sparsegroup.settings.names import model_title, optimizer_title
 
 
@@ -83,7 +91,7 @@ def render_report(config: Mapping[str, Mapping[str, Any]], history: Sequence[His
         figures=score_charts(summary.curves, summary.baseline_curves, is_binary=not isinstance(test, NumberMetrics)),
         charts=run_charts(history, test.auc if isinstance(test, Metrics) else None),
         titles=titles_of(history[0].metrics) if history else {},
-        is_binary=not history or history[0].auc is not None,
+        is_binary=not history or isinstance(history[0].metrics, Metrics),
         history=history,
         fields=field_rows(summary.fields),
         settings={section: list(_flat(settings)) for section, settings in config.items()},
@@ -123,7 +131,9 @@ def _quality(summary: Summary) -> str:
         return "No test rows: the figures are of training samples, each predicted before the model learned from it."
     if isinstance(test, NumberMetrics):
         return _quality_of_numbers(summary, test)
-    assert not isinstance(baseline, NumberMetrics)
+    if isinstance(test, RankMetrics):
+        return _quality_of_order(summary, test)
+    assert baseline is None or isinstance(baseline, Metrics)
     if math.isnan(test.auc):
         return f"The log loss on {count(summary.test_rows)} test rows is {metric(test.log_loss)}; all have one label."
     auc, log_losses = metric(test.auc), []
@@ -146,6 +156,18 @@ def _quality_of_numbers(summary: Summary, test: NumberMetrics) -> str:
     return (
         f"On {count(summary.test_rows)} test rows the root of the mean squared error is {errors}, and the loss "
         f"{', '.join(losses)}."
+    )
+
+
+def _quality_of_order(summary: Summary, test: RankMetrics) -> str:
+    if math.isnan(test.ndcg):
+        return f"No group of the {count(summary.test_rows)} test rows has different labels."
+    ndcg = metric(test.ndcg)
+    if isinstance(summary.baseline, RankMetrics):
+        ndcg += f", {_compared(test.ndcg - summary.baseline.ndcg)} the baseline's (a linear model of the labels)"
+    return (
+        f"On {count(summary.test_rows)} test rows the NDCG@10 within groups is {ndcg}, and {percent(test.gauc)} of the "
+        "pairs of rows with different labels are in order."
     )
 
 
@@ -183,7 +205,13 @@ def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
             note = f"baseline {metric(getattr(summary.baseline, name))}; {note}"
         return Tile(of + label, metric(getattr(metrics, name, math.nan)), note)
 
-    if not isinstance(metrics, NumberMetrics):
+    if isinstance(metrics, RankMetrics):
+        measures = [
+            quality("NDCG@10", "ndcg", note),
+            quality("grouped AUC", "gauc", "share of a group's pairs in order; 0.5 is chance"),
+            quality("relative loss", "relative_loss", "1 is equal scores"),
+        ]
+    elif not isinstance(metrics, NumberMetrics):
         measures = [
             quality("AUC", "auc", note),
             quality("log loss", "log_loss", "nats per sample"),

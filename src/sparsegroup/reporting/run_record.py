@@ -62,10 +62,35 @@ class NumberMetrics:
     calibration: Number
 
 
-AnyMetrics = Metrics | NumberMetrics
-"""Of probabilities, or of numbers."""
+@dataclass(frozen=True)
+class RankMetrics:
+    """Measures of the order that scores give the rows of a group; each is NaN without a group of different labels.
 
-LOSSES: Mapping[type[AnyMetrics], tuple[str, ...]] = {Metrics: ("auc", "log_loss"), NumberMetrics: ("loss",)}
+    Attributes:
+        ndcg: NDCG@10, of gains 2^y - 1, the mean over groups of different labels (Järvelin and Kekäläinen, TOIS 2002);
+            rows of equal scores have the mean of their discounts.
+        gauc: Grouped AUC: the share of a group's pairs of rows of different labels that are in order, ties by half;
+            the mean over groups weighted by their rows (Zhu et al., KDD 2017).
+        loss: Mean loss of these pairs as the objective weights them, in nats.
+        relative_loss: The loss over that of equal scores, ln 2.
+
+    Where rows have weights, they count in all but `ndcg`, which leaves out rows of weight 0.
+    """
+
+    ndcg: Number
+    gauc: Number
+    loss: Number
+    relative_loss: Number
+
+
+AnyMetrics = Metrics | NumberMetrics | RankMetrics
+"""Of probabilities, of numbers, or of an order."""
+
+LOSSES: Mapping[type[AnyMetrics], tuple[str, ...]] = {
+    Metrics: ("auc", "log_loss"),
+    NumberMetrics: ("loss",),
+    RankMetrics: ("ndcg", "loss"),
+}
 """Kind of metrics → the measures that are recorded of a baseline and of validation rows."""
 
 
@@ -113,8 +138,8 @@ class Trial:
     pairs: tuple[str, ...]
     l2: Number
     feature_rate: Number
-    auc: Number  # NaN of numbers
-    log_loss: Number  # of numbers their loss, see `NumberMetrics`
+    auc: Number  # NaN of numbers and of an order
+    log_loss: Number  # of these their loss, see `NumberMetrics` and `RankMetrics`
     is_chosen: Flag = False
 
 
@@ -183,8 +208,9 @@ class HistoryPoint:
         samples: Samples trained on so far, earlier passes included.
         auc: Progressive AUC of the samples since the last point: each is predicted before the model learns from it.
         log_loss, normalized_entropy, calibration: The same samples' other measures; see `Metrics`.
-        loss, relative_loss, rmse, mae: The same where labels are numbers, see `NumberMetrics`; the measures of
-            probabilities are None then, and these None otherwise.
+        loss, relative_loss, rmse, mae: The same where labels are numbers, see `NumberMetrics`, or, except for errors,
+            where an order is learnt; the measures of probabilities are None then, and these None otherwise.
+        ndcg, gauc: The same where an order within groups is learnt, see `RankMetrics`; None otherwise.
         live_rows, features_seen, feature_rate: Live features, features seen so far, and their quotient.
         table_bytes: Bytes of the table's index and rows, including the optimizer's state.
         seconds: How long training has taken so far, without evaluation.
@@ -192,10 +218,10 @@ class HistoryPoint:
         l21, scheduled_rate: λ21 of the embeddings if a target sets it, and the feature rate (for a size in bytes, the
             share of these) that the target scheduled when it last set λ21.
         epoch: Number, from 1, of the epoch of its run; from the second on, the rows have been trained on before.
-        validation_auc, validation_log_loss, validation_loss: On the validation rows, at the end of an epoch; None
-            elsewhere.
-        baseline_auc, baseline_log_loss, baseline_loss: The baseline on the same samples; None without one or with one
-            class.
+        validation_auc, validation_log_loss, validation_loss, validation_ndcg: On the validation rows, at the end of an
+            epoch; None elsewhere.
+        baseline_auc, baseline_log_loss, baseline_loss, baseline_ndcg: The baseline on the same samples; None without
+            one or with one class.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -204,7 +230,7 @@ class HistoryPoint:
     auc: Number | None
     log_loss: Number | None
     normalized_entropy: Number | None
-    calibration: Number
+    calibration: Number | None
     feature_rate: Number
     live_rows: Count
     features_seen: Count
@@ -215,20 +241,24 @@ class HistoryPoint:
     relative_loss: Number | None = None
     rmse: Number | None = None
     mae: Number | None = None
+    ndcg: Number | None = None
+    gauc: Number | None = None
     l21: AnyReal | None = None
     scheduled_rate: AnyReal | None = None
     epoch: Count | None = None
     validation_auc: AnyReal | None = None
     validation_log_loss: AnyReal | None = None
     validation_loss: AnyReal | None = None
+    validation_ndcg: AnyReal | None = None
     baseline_auc: AnyReal | None = None
     baseline_log_loss: AnyReal | None = None
     baseline_loss: AnyReal | None = None
+    baseline_ndcg: AnyReal | None = None
 
     @property
     def metrics(self) -> AnyMetrics:
         """The measures of the samples since the last point."""
-        kind = Metrics if self.loss is None else NumberMetrics
+        kind = Metrics if self.loss is None else NumberMetrics if self.ndcg is None else RankMetrics
         return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
 
 

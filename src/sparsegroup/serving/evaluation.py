@@ -231,8 +231,7 @@ def _keys_of(batch: Batch, field: str, log: Log) -> tuple[Int64s, Int64s | None]
     if field in log.lists:
         bags = batch.bags[log.lists.index(field)]
         return bags.keys.numpy().copy(), np.diff(bags.offsets.numpy())
-    single = [name for name in log.fields if name not in log.lists]
-    return batch.keys[:, single.index(field)].numpy().copy(), None
+    return batch.keys[:, log.schema.single.index(field)].numpy().copy(), None
 
 
 def _keys_and_rows(parts: Sequence[tuple[Int64s, Int64s | None]]) -> tuple[Int64s, Int64s]:

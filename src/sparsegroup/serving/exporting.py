@@ -23,7 +23,7 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import scan_parquet, write_parquet
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.reporting.run_record import Metrics, NumberMetrics, RankMetrics
 from sparsegroup.serving.evaluation import TestRows
 from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, live_rows
 from sparsegroup.serving.frozen_model import (
@@ -39,12 +39,14 @@ from sparsegroup.serving.manifest import (
     NETWORK,
     ONNX,
     PROGRAM,
+    AnyScores,
     ExportContent,
     ExportedTable,
     ExportManifest,
     FieldRows,
     NumberScores,
     PathScores,
+    RankScores,
     SizesBefore,
     TestResult,
     check_free,
@@ -318,10 +320,10 @@ def random_batches(keys: Tensor, columns: LogSchema, rows: int = 512) -> Iterato
 
 def compare(
     batches: Iterable[Batch], scorers: Mapping[str, Scorer], model: LookupModel, test: TestRows | None = None
-) -> Mapping[str, PathScores | NumberScores]:
+) -> Mapping[str, AnyScores]:
     """The scores of several models on the same rows; differences are to the one named "export"."""
     parts: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}
-    labels, weights, rows = [], [], 0
+    labels, weights, groups, rows = [], [], [], 0
     for batch in batches:
         for name, score in scorers.items():
             predictions = score(batch).astype(np.float64)
@@ -333,17 +335,20 @@ def compare(
             parts[name].append(predictions)
         labels.append(batch.labels.numpy())
         weights += [] if batch.weights is None else [batch.weights.numpy()]
+        of_batch = model.objective.groups_of(batch.keys)
+        groups += [] if of_batch is None else [of_batch.numpy().copy()]
         rows += len(batch)
     if not rows:
         raise ExportError("the test log has no rows")
     every, counts = np.concatenate(labels), np.concatenate(weights) if weights else None
+    within = np.concatenate(groups) if groups else None
     joined = {name: np.concatenate(some) for name, some in parts.items()}
-    scores: dict[str, PathScores | NumberScores] = {}
+    scores: dict[str, AnyScores] = {}
+    kinds = {Metrics: PathScores, NumberMetrics: NumberScores, RankMetrics: RankScores}
     for name, predictions in joined.items():
         gap = np.abs(predictions - joined["export"]) / np.maximum(1, np.abs(joined["export"]))
-        metrics = measure(model.objective, every, predictions, counts)
-        kind = PathScores if isinstance(metrics, Metrics) else NumberScores
-        scores[name] = kind(**vars(metrics), max_abs_difference=float(gap.max()))
+        metrics = measure(model.objective, every, predictions, counts, within)
+        scores[name] = kinds[type(metrics)](**vars(metrics), max_abs_difference=float(gap.max()))
     return scores
 
 

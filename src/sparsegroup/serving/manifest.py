@@ -10,7 +10,7 @@ from sparsegroup.artifact.manifest import FileFacts, FileName, FolderFormat, Man
 from sparsegroup.artifact.validation import Count, Number, finite
 from sparsegroup.bags import BagMode
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.reporting.run_record import Metrics, NumberMetrics
+from sparsegroup.reporting.run_record import Metrics, NumberMetrics, RankMetrics
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.settings.names import Dtype
 from sparsegroup.settings.yaml_settings import checked
@@ -96,13 +96,24 @@ class NumberScores(NumberMetrics):
     max_abs_difference: Number
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankScores(RankMetrics):
+    """The same of scores that rank; a difference is relative to the score where that is above 1."""
+
+    max_abs_difference: Number
+
+
+AnyScores = PathScores | NumberScores | RankScores
+"""Of probabilities, of numbers, or of an order."""
+
+
 @dataclass(frozen=True)
 class TestResult:
     """Name and number of the test rows, and the scores of the model as it was trained, the export, and each file."""
 
     log: str
     rows: Count
-    scores: Mapping[str, PathScores | NumberScores]
+    scores: Mapping[str, AnyScores]
 
 
 @dataclass(frozen=True)

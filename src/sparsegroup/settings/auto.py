@@ -73,8 +73,11 @@ def _is_shuffled_whole(log: "Log", given: Given) -> bool:
 
 
 def _recalibrates(log: "Log", given: Given) -> bool:
-    """Where its own rows show the level of a model's predictions: with pairs of fields it remembers them too well."""
-    return _is_shuffled_whole(log, given) and not given.get("model", {}).get("pairs")
+    """Where its own rows show the level of a model's predictions: with pairs of fields it remembers them too well, and
+    scores within groups have none.
+    """
+    has_level = not given.get("training", {}).get("group")
+    return has_level and _is_shuffled_whole(log, given) and not given.get("model", {}).get("pairs")
 
 
 def _shuffle_buffer(log: "Log", given: Given) -> int:
@@ -127,7 +130,7 @@ RULES: Mapping[str, Rule] = {
     "training.average": Rule(
         lambda log, given: 0.2 if _is_shuffled_whole(log, given) else 0.0, "0.2 for a log that is shuffled whole"
     ),
-    "training.recalibrate": Rule(_recalibrates, "for a log that is shuffled whole, without pairs"),
+    "training.recalibrate": Rule(_recalibrates, "for a log that is shuffled whole, without pairs or a group"),
     "training.shuffle_buffer": Rule(_shuffle_buffer, "all rows, if there are up to 300,000; otherwise 10,000"),
 }
 """Setting → the rule that decides it if it is not given."""

@@ -372,7 +372,11 @@ class TrainingSettings(StrictSettings):
 
     objective: ObjectiveSetting | None = setting(None, TRAINING, words="logistic", kind=ObjectiveName)
     """What to learn: logistic, the probability that a label is 1; squared or huber, the mean of any number; quantile,
-    its median; poisson, the mean of a count; gamma, of a number above 0; tweedie, of one that is often 0."""
+    its median; poisson, the mean of a count; gamma, of a number above 0; tweedie, of one that is often 0; pairwise or
+    lambdarank, the order of the rows of a group."""
+    group: str | None = setting(None, TRAINING, metavar="FIELD")
+    """Field whose values are the groups of pairwise and lambdarank, such as user or query: only rows of the same value
+    are compared."""
     label_scale: Decided[float] = setting(None, gt=0, allow_inf_nan=False)
     """Unit of the network's outputs for the objectives squared, huber and quantile: these predict outputs times it."""
     batch_size: Decided[int] = setting(None, TRAINING, ge=1)

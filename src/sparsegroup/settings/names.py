@@ -8,7 +8,9 @@ ModelName = Literal["lr", "fm", "deepfm", "mlp", "opnn", "dcn", "dcnv2", "xdeepf
 ModelChoice = Literal["auto", ModelName]
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
 ColumnsName = Literal["categorical"]
-ObjectiveName = Literal["logistic", "squared", "huber", "quantile", "poisson", "gamma", "tweedie"]
+ObjectiveName = Literal[
+    "logistic", "squared", "huber", "quantile", "poisson", "gamma", "tweedie", "pairwise", "lambdarank"
+]
 LabelsName = Literal["binary", "numbers"]
 CriteoNumbers = Literal["log", "buckets"]
 AvazuHour = Literal["hour", "weekday-hour", "raw"]

@@ -129,8 +129,7 @@ class ModelConfig(ModelSettings):
 
     def places(self, columns: LogSchema) -> list[tuple[int, int]]:
         """The places of each pair's fields among the fields of one value; ValueError if there is no such field."""
-        single = [name for name in columns.fields if name not in columns.lists]
-        found = []
+        single, found = columns.single, list[tuple[int, int]]()
         for pair in self.pairs or ():
             names = next((one for one in _split(pair) if set(one) <= set(single)), None)
             if names is None:
@@ -191,7 +190,7 @@ class ModelConfig(ModelSettings):
 
     def queries(self, columns: LogSchema) -> dict[int, int]:
         """`attention` by the places of its fields, of several values and of one; ValueError without such."""
-        single = [name for name in columns.fields if name not in columns.lists]
+        single = columns.single
         for names, known, what in (
             (self.attention.keys(), columns.lists, "several values"),
             (self.attention.values(), single, "one value"),
@@ -311,7 +310,16 @@ class TrainingConfig(TrainingSettings):
         held_out = max(1, round(self.validation * train_rows)) if self.validation else 0
         if held_out >= train_rows:
             raise SettingsError(f"training.validation={self.validation:g} leaves none of {train_rows} rows to train on")
-        same = ("batch_size", "epochs", "patience", "after_first_epoch", "shuffle_buffer", "seed", "recalibrate")
+        same = (
+            "batch_size",
+            "epochs",
+            "patience",
+            "after_first_epoch",
+            "shuffle_buffer",
+            "seed",
+            "recalibrate",
+            "group",
+        )
         of_all = {name: value for name in same if (value := getattr(self, name)) is not None}
         return EpochPlan(rows=train_rows - held_out, validation_rows=held_out, **of_all)
 
@@ -339,8 +347,41 @@ class Config(Settings):
 
     @property
     def objective(self) -> Objective:
-        """What is learnt, in the unit of its scores."""
+        """What is learnt, in the unit of its scores; not yet in its groups, see `objective_for`."""
         return (self.training.objective or LOGISTIC).in_unit(self.training.label_scale or 1.0)
+
+    def objective_for(self, columns: LogSchema) -> Objective:
+        """What is learnt of a log with these columns, in the groups of its field `training.group`.
+
+        SettingsError: It takes groups and there is no such field, or it takes none and the field is given.
+        """
+        objective, group, single = self.objective, self.training.group, columns.single
+        there = f"the fields of one value are {', '.join(single) or 'none'}"
+        if group is None:
+            if objective.takes_groups:
+                raise SettingsError(
+                    f"training.group: {objective.name} learns the order of rows within a group: give the field whose "
+                    f"values are the groups, such as a user or a query, by `group`; {there}",
+                    "group",
+                )
+            return objective
+        if not objective.takes_groups:
+            names = " or ".join(name for name, kind in Objective.known.items() if kind.takes_groups)
+            raise SettingsError(
+                f"training.group: `group` {group} is for the order of rows within a group, and {objective.name} learns "
+                f"each row by itself: choose the `objective` {names}, or leave `group` out",
+                "group",
+                "objective",
+            )
+        if group not in single:
+            hint = did_you_mean(group, single)
+            what = "is not a field"
+            if group in columns.lists:
+                what = "has several values a row"
+            elif group in columns.numbers:
+                what, hint = "is a number", "a schema (`sparsegroup columns`) can make it a category;"
+            raise SettingsError(f"training.group: {group!r} {what}; {f'{hint} {there}'.lstrip()}", "group")
+        return objective.in_groups(single.index(group))
 
     def build(self, log: Log, process_group: dist.ProcessGroup | None = None) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for `log`, and its optimizer. Seeds torch's generator.
@@ -359,6 +400,10 @@ class Config(Settings):
     def check_log(self, log: Log) -> None:
         """Raise SettingsError if the settings name what a log does not have: a field, or times."""
         model = self.resolved_for(log).model
+        try:
+            self.objective_for(log.schema)
+        except SettingsError as error:
+            raise SettingsError(f"{log.name}: {error}", *error.parameters) from error
         try:
             model.sizes(log.schema)
         except ValueError as error:
@@ -403,7 +448,7 @@ class Config(Settings):
             section, name = key.split(".")
             if getattr(getattr(self, section), name) is None:
                 raise SettingsError(f"{key} is decided for a log: take `config.resolved_for(log)`")
-        device = device or self.training.device
+        device, objective = device or self.training.device, self.objective_for(columns)
         if process_group is not None and device != "cpu":
             raise SettingsError(f"training.device: several ranks train on the CPU, got {device}")
         torch.manual_seed(self.training.seed)
@@ -411,7 +456,7 @@ class Config(Settings):
             network = self.model.network(columns)
             embedding = self.model.embedding(columns, self.training.seed, process_group, device)
             model = ClickModel(embedding, network.to(device))
-            model.objective = self.objective
+            model.objective = objective
         except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach
             message = str(error).partition("\n")[0].replace("max_bytes", "max_table_bytes")  # as the setting is called
             if message.startswith("max_table_bytes"):

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from sparsegroup.objectives import LOGISTIC, Objective
+from sparsegroup.objectives import LOGISTIC, Objective, Pairwise
+from sparsegroup.objectives.ranking import numbered, pairs_of
 from sparsegroup.reporting.run_record import (
     AnyMetrics,
     GainPoint,
     Metrics,
     NumberMetrics,
+    RankMetrics,
     ReliabilityBin,
     ScoreCurves,
 )
@@ -31,7 +34,12 @@ def curves_of(
     weights: npt.NDArray[Any] | None = None,
     objective: Objective = LOGISTIC,
 ) -> ScoreCurves:
-    """Reliability of predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0; of probabilities also gains."""
+    """Reliability of predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0; of probabilities also gains.
+
+    Scores, which have no level, have neither.
+    """
+    if objective.takes_groups:
+        return ScoreCurves((), ())
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     labels = labels.astype(np.float64)
     gains = gains_of(labels, predictions, counts, SHARES) if objective.is_binary else ()
@@ -101,16 +109,20 @@ def measure(
     labels: npt.NDArray[Any],
     predictions: Float64s,
     weights: npt.NDArray[np.float32] | None = None,
+    groups: Int64s | None = None,
 ) -> AnyMetrics:
-    """Metrics of an objective's predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0."""
+    """Metrics of an objective's predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0, in groups `[n]`."""
     if objective.is_binary:
         return evaluate(labels, predictions, weights)
     if not np.isfinite(predictions).all():
         raise ValueError("predictions contain NaN or infinite ones")
     counts, y = np.ones(len(labels)) if weights is None else weights.astype(np.float64), labels.astype(np.float64)
+    if isinstance(objective, Pairwise):
+        used, of = counts > 0, np.zeros(len(labels), np.int64) if groups is None else groups
+        return rank_metrics(objective, y[used], predictions[used], counts[used], of[used])
     total = counts.sum()
     if not total:
-        return NumberMetrics(*5 * (math.nan,))
+        return undefined(objective)
 
     def mean(values: Float64s) -> float:
         return float(counts @ values / total)
@@ -125,6 +137,58 @@ def measure(
         loss / of_constant if of_constant > 0 else math.nan,
         objective.calibration(y, predictions, counts),
     )
+
+
+def undefined(objective: Objective) -> AnyMetrics:
+    """The metrics of no rows: NaN each."""
+    if objective.takes_groups:
+        return RankMetrics(*4 * (math.nan,))
+    return Metrics(*4 * (math.nan,)) if objective.is_binary else NumberMetrics(*5 * (math.nan,))
+
+
+def rank_metrics(
+    objective: Pairwise, labels: Float64s, scores: Float64s, weights: Float64s, groups: Int64s
+) -> RankMetrics:
+    """Metrics of the order that scores `[n]` give rows with labels `[n]`, ≥ 0, and weights `[n]`, > 0, within groups.
+
+    Pairs are made as for the objective; `ndcg` is of whole groups.
+    """
+    of_equal = weights @ objective.deviance(labels, np.zeros(len(labels)), groups)
+    if not of_equal > 0:
+        return RankMetrics(*4 * (math.nan,))
+    relative = float(weights @ objective.deviance(labels, scores, groups) / of_equal)
+    blocks = numbered(torch.from_numpy(groups))
+    numbers = blocks.numpy()
+    won, whole = np.zeros((2, numbers.max() + 1))
+    for pair in pairs_of(torch.from_numpy(labels), blocks):
+        better, worse = (rows.numpy() for rows in pair)
+        of, pairs, lead = numbers[better], weights[better] * weights[worse], scores[better] - scores[worse]
+        won += np.bincount(of, pairs * ((lead > 0) + (lead == 0) / 2), len(won))
+        whole += np.bincount(of, pairs, len(won))
+    has_pairs, rows = whole > 0, np.bincount(numbers, weights)
+    gauc = float(np.average(won[has_pairs] / whole[has_pairs], weights=rows[has_pairs]))
+    return RankMetrics(float(np.nanmean(ndcg_of(labels, scores, groups))), gauc, math.log(2) * relative, relative)
+
+
+def ndcg_of(labels: Float64s, scores: Float64s, groups: Int64s, at: int = 10) -> Float64s:
+    """NDCG@`at` of each group, by rising key; NaN if its labels, ≥ 0, are the same. See `RankMetrics`."""
+    numbers = np.unique(groups, return_inverse=True)[1]
+    begins = np.flatnonzero(np.diff(np.sort(numbers), prepend=-1))
+    by_group = labels[np.argsort(numbers, kind="stable")]
+    highest, lowest = np.maximum.reduceat(by_group, begins), np.minimum.reduceat(by_group, begins)
+    gains = np.exp2(labels - highest[numbers]) - np.exp2(-highest[numbers])  # over the highest, so that all are finite
+
+    def dcg(values: Float64s) -> Float64s:
+        order = np.lexsort((-values, numbers))
+        group, value = numbers[order], values[order]
+        places = np.arange(len(order)) - begins[group]
+        discounts = np.where(places < at, 1 / np.log2(places + 2), 0)
+        equals = np.cumsum(np.r_[False, (group[1:] != group[:-1]) | (value[1:] != value[:-1])])
+        mean = np.bincount(equals, discounts) / np.bincount(equals)
+        return np.bincount(group, gains[order] * mean[equals]).astype(np.float64)
+
+    found: Float64s = dcg(scores) / np.where(highest > lowest, dcg(labels), math.nan)
+    return found
 
 
 def exceeds_noise(values: Float64s, errors: float) -> bool:

@@ -203,9 +203,10 @@ class NetworkStep:
             check_loss(loss)
 
     def _can_split(self, embeddings: Tensor) -> bool:
-        """Whether other threads would do what this one does, and no hook waits for autograd."""
+        """Whether other threads would do what this one does for rows by themselves, and no hook waits for autograd."""
         return (
             self._is_samplewise
+            and not self._objective.takes_groups
             and not self._second_order
             and embeddings.device.type == "cpu"
             and torch.get_num_threads() == 1

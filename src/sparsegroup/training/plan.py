@@ -62,6 +62,7 @@ class EpochPlan:
         shuffle_buffer: See `ShuffledLog`; 0 for the log's order.
         seed: The seed of that.
         recalibrate: Whether the model is recalibrated in the end, see `Trainer.fit_plan`.
+        group: A field whose values' rows are shuffled together, see `ShuffledLog`.
     """
 
     rows: int
@@ -73,6 +74,7 @@ class EpochPlan:
     shuffle_buffer: int = 0
     seed: int = 0
     recalibrate: bool = False
+    group: str | None = None
 
     @property
     def epoch_steps(self) -> int:
@@ -106,7 +108,8 @@ class EpochPlan:
     def batches(self, log: Log, epoch: int, start: int = 0, size: int | None = None) -> Iterator[Batch]:
         """The rows of an epoch, numbered from 0, in its order, from row `start` of that order on."""
         if self.shuffle_buffer:
-            log = ShuffledLog(log, self.shuffle_buffer, rows=self.rows, seed=self.seed, epoch=epoch)
+            how: dict[str, Any] = {"rows": self.rows, "seed": self.seed, "epoch": epoch, "group": self.group}
+            log = ShuffledLog(log, self.shuffle_buffer, **how)
         return complete(log.batches(start, self.rows, size or self.batch_size), max(self.rows - start, 0), log.name)
 
     @property
@@ -168,7 +171,7 @@ class RankRows:
         sizes = [stop - start for start, stop in pairwise(edges)]
         if not total:
             return iter([next(log.batches(0, 1, 1))[:0]] * len(sizes))
-        rows = piece_batches(log, remaining(share, edges[0]), plan.shuffle_buffer, plan.seed, epoch)
+        rows = piece_batches(log, remaining(share, edges[0]), plan.shuffle_buffer, plan.seed, epoch, plan.group)
         return resized(read_ahead(rows, depth=1), sizes)
 
     def recalibration(self) -> Iterator[Batch]:

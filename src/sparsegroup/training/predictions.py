@@ -4,7 +4,7 @@ import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO
@@ -198,12 +198,15 @@ def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> 
 
 @dataclass(frozen=True)
 class WindowState:
-    """A `PredictionWindow` in a checkpoint: numbers `[samples]`, weights `[0]` where every row counts the same."""
+    """A `PredictionWindow` in a checkpoint: numbers `[samples]`, weights `[0]` where every row counts the same, and
+    groups `[0]` where the objective takes none.
+    """
 
     logits: Tensor
     labels: Tensor
     weights: Tensor
     seconds: Real
+    groups: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def check(self) -> None:
         """Raise ValueError, whose message begins with the field, unless a window can have given it."""
@@ -214,11 +217,14 @@ class WindowState:
             ("weights", self.weights, rows if self.weights.numel() else 0),
         ):
             check_tensor(f"window.{name}", tensor, tensor.dtype if tensor.is_floating_point() else torch.float32, count)
+        check_tensor("window.groups", self.groups, torch.int64, rows if self.groups.numel() else 0)
         if bool((self.weights < 0).any()):
             raise ValueError("window.weights: has some below 0")
 
-    def check_labels(self, objective: Objective) -> None:
-        """Raise ValueError unless an objective takes the labels."""
+    def check_objective(self, objective: Objective) -> None:
+        """Raise ValueError unless an objective takes the labels, and the groups if it takes any."""
+        if objective.takes_groups and len(self.groups) < len(self.labels):
+            raise ValueError(f"window.groups: are missing, which {objective} takes")
         if not bool(objective.are_labels(self.labels).all()):
             raise ValueError(f"window.labels: has others than {objective.label_words}")
 
@@ -235,6 +241,7 @@ class PredictionWindow:
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
         self._weights: list[Tensor] = []
+        self._groups: list[Tensor] = []
 
     @classmethod
     def joined(
@@ -246,6 +253,7 @@ class PredictionWindow:
         window._logits = [state.logits for state in states if len(state.logits)]
         window._labels = [state.labels for state in states if len(state.labels)]
         window._weights = [state.weights for state in states if len(state.weights)]
+        window._groups = [state.groups for state in states if len(state.groups)]
         return window
 
     def of_all(self, ranks: RankGroup) -> "PredictionWindow":
@@ -257,9 +265,9 @@ class PredictionWindow:
         )
 
     def state(self, seconds: float = 0.0) -> WindowState:
-        """Its logits, labels and weights, and how long it has taken so far."""
+        """Its logits, labels, weights and groups, and how long it has taken so far."""
         logits, labels, weights = (_joined(one) for one in (self._logits, self._labels, self._weights))
-        return WindowState(logits, labels, weights, seconds)
+        return WindowState(logits, labels, weights, seconds, _joined(self._groups).long())
 
     def add(self, batch: Batch, logits: Tensor, samples: int | None = None) -> None:
         """Take a batch and its logits `[n]`, of this rank; `samples`: of all ranks, if there are more."""
@@ -268,6 +276,8 @@ class PredictionWindow:
         self._labels.append(batch.labels)
         if batch.weights is not None:
             self._weights.append(batch.weights)
+        if (groups := self.objective.groups_of(batch.keys)) is not None:
+            self._groups.append(groups.clone())  # without the other keys
 
     def probabilities(self) -> Float64s:
         """The predictions `[samples]`, in the order in which they came: of a binary objective, probabilities."""
@@ -285,13 +295,17 @@ class PredictionWindow:
         """The weights `[samples]`, or None where every row counts the same."""
         return _joined(self._weights).numpy() if self._weights else None
 
+    def groups(self) -> npt.NDArray[np.int64] | None:
+        """The groups `[samples]`, or None if the objective takes none."""
+        return _joined(self._groups).numpy() if self._groups else None
+
     def metrics(self) -> AnyMetrics:
         """Metrics of the predictions against the labels."""
         return self.measured(self.probabilities())
 
     def measured(self, predictions: Float64s) -> AnyMetrics:
         """Metrics of other predictions `[samples]` for the same samples."""
-        return measure(self.objective, self.labels(), predictions, self.weights())
+        return measure(self.objective, self.labels(), predictions, self.weights(), self.groups())
 
     def shift(self) -> float:
         """What is added to the logits so that the loss is lowest; probabilities then add up to the positives."""
@@ -314,7 +328,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 def predicted_rows(model: LookupModel, log: Log, window: PredictionWindow) -> Iterator[Columns]:
     """The predictions of all rows of a log in order, which `window` takes too, as columns `[n]`, a batch at a time.
 
-    The columns are the row's place in the log, from 0, its probability (of an objective of numbers, its prediction),
+    The columns are the row's place in the log, from 0, its probability (of other objectives, its prediction or score),
     and its label if the log has labels. Rows that were left out as bad or blank leave gaps in the places.
     """
     with numbers_named(log, 0):

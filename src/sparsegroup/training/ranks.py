@@ -114,10 +114,10 @@ class RankGroup:
             batch, error = _next(batches)
 
     def loss(self, objective: Objective, logits: Tensor, batch: Batch, samples: int) -> Tensor:
-        """This rank's part of the loss: the mean of all ranks' samples, each times its weight."""
-        if self.is_alone:
-            return objective.mean_loss(logits, batch.labels, batch.weights)
-        return objective.mean_loss(logits, batch.labels, batch.weights, total=True) * self.loss_factor(samples)
+        """This rank's part of the loss: the mean of all ranks' samples, each times its weight; groups are its own."""
+        groups = objective.groups_of(batch.keys)
+        loss = objective.mean_loss(logits, batch.labels, batch.weights, groups, total=not self.is_alone)
+        return loss if self.is_alone else loss * self.loss_factor(samples)
 
     def loss_factor(self, samples: int) -> float:
         """The factor of the loss of one of several ranks, which together have this many samples; 1 for one process."""

@@ -418,7 +418,7 @@ class Trainer:
             "scheduled_rate": None if target is None else target.scheduled_rate,
         }
         if not self.ranks.rank:
-            facts |= dict.fromkeys(("auc", "log_loss", "normalized_entropy")) | asdict(window.metrics())
+            facts |= dict.fromkeys(("auc", "log_loss", "normalized_entropy", "calibration")) | asdict(window.metrics())
             for more in figures:
                 facts |= more
             record.points.append(HistoryPoint(**facts))
@@ -457,7 +457,7 @@ class Trainer:
         """
         state, ranks = TrainerState.of(state), self.ranks
         for one in state.ranks:
-            one.window.check_labels(self.objective)
+            one.window.check_objective(self.objective)
         if self.target is not None and state.target is None:
             raise ValueError("target: the state is of a training without one")
         self._callback_states = state.callbacks()

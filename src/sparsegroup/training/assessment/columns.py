@@ -93,15 +93,15 @@ class Rise:
 
 def rises(model: LookupModel, log: Log, batch: Batch, *, shuffles: int, seed: int = 0) -> dict[str, Rise]:
     """Column → by how much predictions of a batch become worse when it is shuffled; see `importances`."""
-    drawn = torch.Generator().manual_seed(seed)
-    before = _predicted(model, batch)
-    losses, auc = _losses(before), _auc(before)
+    drawn, window = torch.Generator().manual_seed(seed), _predicted(model, batch)
+    losses, auc = _losses(window, window.probabilities()), _auc(window, window.probabilities())
     found = {}
     for column, parts in log.made_of().items():
         orders = [torch.randperm(len(batch), generator=drawn) for _ in range(shuffles)]
-        after = [_predicted(model, with_values_of(batch, log, parts, order)) for order in orders]
-        rise = np.mean([_losses(one) for one in after], axis=0) - losses
-        found[column] = Rise(rise, auc - float(np.mean([_auc(one) for one in after])))
+        # Measured with the labels, weights and groups of the rows as they are.
+        after = [_predicted(model, with_values_of(batch, log, parts, one)).probabilities() for one in orders]
+        rise = np.mean([_losses(window, one) for one in after], axis=0) - losses
+        found[column] = Rise(rise, auc - float(np.mean([_auc(window, one) for one in after])))
     return found
 
 
@@ -123,12 +123,12 @@ def _predicted(model: LookupModel, batch: Batch) -> PredictionWindow:
     return predict(model, (batch[first : first + EVALUATED] for first in range(0, len(batch), EVALUATED)))
 
 
-def _losses(window: PredictionWindow) -> Float64s:
-    return np.array([one.loss for one in by_block(window, window.probabilities())])
+def _losses(window: PredictionWindow, predictions: Float64s) -> Float64s:
+    return np.array([one.loss for one in by_block(window, predictions)])
 
 
-def _auc(window: PredictionWindow) -> float:
-    metrics = window.metrics()
+def _auc(window: PredictionWindow, predictions: Float64s) -> float:
+    metrics = window.measured(predictions)
     return metrics.auc if isinstance(metrics, Metrics) else float("nan")
 
 

@@ -15,6 +15,7 @@ from sparsegroup.reporting.run_record import (
     AnyMetrics,
     HistoryPoint,
     Metrics,
+    RankMetrics,
     ScoreCurves,
 )
 from sparsegroup.training.metrics import curves_of, exceeds_noise, measure
@@ -60,7 +61,7 @@ def assess(
     `window` has the predictions of the test rows, `baseline` the probabilities that it gives them. Where the test AUC
     is too good, the log is read to find the columns that know the label.
     """
-    empty, diverging = _nothing_left(history), _divergence(history)
+    empty, diverging = _nothing_left(history) or _nothing_paired(history), _divergence(history)
     if window is None or not window.samples:
         return Assessment(warnings=tuple(filter(None, (empty, diverging))))
     labels, weights, own = window.labels(), window.weights(), window.probabilities()
@@ -82,14 +83,18 @@ def assess(
 
 
 def metrics_lost(window: PredictionWindow, baseline: Float64s) -> list[str]:
-    """The metrics, `auc` and `log_loss`, or `loss`, in which a baseline of these predictions is better beyond noise.
+    """The metrics, `auc` and `log_loss`, `loss` or `ndcg`, in which a baseline of these predictions is better beyond
+    noise.
 
-    A paired t-test over 20 blocks of consecutive rows says so at 5 %: rows close in time are alike, and blocks of them
-    less so. None is lost where only one class is present.
+    A paired t-test over 20 blocks of rows, see `by_block`, says so at 5 %: rows close in time are alike, and blocks of
+    them less so. None is lost where only one class is present.
     """
     own, theirs = window.metrics(), window.measured(baseline)
     pairs = list(zip(by_block(window, window.probabilities()), by_block(window, baseline), strict=True))
     lost = []
+    if isinstance(own, RankMetrics) and isinstance(theirs, RankMetrics):  # the baseline's loss is not of pairs
+        gains = [other.ndcg - ours.ndcg for ours, other in pairs]  # type: ignore[union-attr]
+        return ["ndcg"] if theirs.ndcg > own.ndcg and _is_sure(gains) else []
     if isinstance(own, Metrics) and isinstance(theirs, Metrics):
         if math.isnan(own.auc):
             return []
@@ -102,17 +107,27 @@ def metrics_lost(window: PredictionWindow, baseline: Float64s) -> list[str]:
 
 
 def by_block(window: PredictionWindow, predictions: Float64s) -> list[AnyMetrics]:
-    """Metrics of predictions `[samples]` in each of at most 20 blocks of consecutive rows."""
-    labels, weights = window.labels(), window.weights()
-    blocks = (rows for rows in np.array_split(np.arange(window.samples), BLOCKS) if len(rows))
+    """Metrics of predictions `[samples]` in each of at most 20 blocks of consecutive rows, or of whole groups."""
+    labels, weights, groups = window.labels(), window.weights(), window.groups()
+    blocks = np.array_split(np.arange(window.samples), BLOCKS)
+    if groups is not None:
+        numbers = np.unique(groups, return_inverse=True)[1]
+        blocks = [np.flatnonzero(numbers % BLOCKS == block) for block in range(BLOCKS)]
     return [
-        measure(window.objective, labels[rows], predictions[rows], None if weights is None else weights[rows])
+        measure(
+            window.objective,
+            labels[rows],
+            predictions[rows],
+            None if weights is None else weights[rows],
+            None if groups is None else groups[rows],
+        )
         for rows in blocks
+        if len(rows)
     ]
 
 
 def _is_sure(differences: Sequence[float]) -> bool:
-    """Whether differences, NaN where a block has one class alone, are above 0 beyond noise."""
+    """Whether differences, NaN where a block has one class alone or no pairs, are above 0 beyond noise."""
     leads = np.array(differences)
     leads = leads[~np.isnan(leads)]
     if len(leads) < BLOCKS // 2:
@@ -151,13 +166,16 @@ def _against_the_mean(window: PredictionWindow, test: AnyMetrics, baseline: AnyM
         return None
     why = "Try a lower learning rate (lr), a smaller network, or, if there are several epochs, fewer of them."
     share = "share of positives" if isinstance(test, Metrics) else "mean"
-    if baseline is not None and baseline.relative_loss > 1 and entropy < FAR * baseline.relative_loss:
+    is_rank = isinstance(test, RankMetrics)  # whose baseline has another loss
+    if baseline is not None and not is_rank and baseline.relative_loss > 1 and entropy < FAR * baseline.relative_loss:
         why = (
             f"So does the baseline ({baseline.relative_loss:.3f}): the test rows differ from the training rows, "
             f"perhaps in their {share}. Try training on rows closer in time, or calibrating on recent ones."
         )
     if isinstance(test, Metrics):
         return f"The model predicts the test rows worse than their mean would: normalized entropy {entropy:.3f}. {why}"
+    if isinstance(test, RankMetrics):
+        return f"The model orders the test rows worse than equal scores would: relative loss {entropy:.3f}. {why}"
     return f"The model predicts the test rows worse than a constant would: relative loss {entropy:.3f}. {why}"
 
 
@@ -175,14 +193,15 @@ def _too_good(test: AnyMetrics, log: Log | None) -> str | None:
 
 def _calibration(window: PredictionWindow, test: AnyMetrics, history: Sequence[HistoryPoint]) -> str | None:
     """Off by more than 10 %, and by more than two standard deviations of the number of positives."""
-    if not abs(test.calibration - 1) > OFF_BY or not isinstance(test, Metrics):
+    if not isinstance(test, Metrics) or not abs(test.calibration - 1) > OFF_BY:
         return None
     labels, weights, probabilities = window.labels(), window.weights(), window.probabilities()
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     deviation = math.sqrt(float(np.square(counts) @ (probabilities * (1 - probabilities))))
     if abs(float(counts @ (probabilities - labels))) <= 2 * deviation:
         return None
-    before = [one.calibration for one in history[-max(1, len(history) // 5) :] if one.calibration > 0]
+    last = [one.calibration for one in history[-max(1, len(history) // 5) :]]
+    before = [one for one in last if one is not None and one > 0]
     if before and abs(mean(before) - 1) <= OFF_BY / 2:
         why = (
             f"In training they added up to the positives ({mean(before):.3f}), so the share of positives has moved: "
@@ -203,6 +222,17 @@ def _nothing_left(history: Sequence[HistoryPoint]) -> str | None:
     return (
         f"No feature is left: the vectors of all {history[-1].features_seen:,} are zero, and no prediction depends on "
         "them. Lower λ21 (l21) and λ1 (l1), or ask for a larger size (target_rate)."
+    )
+
+
+def _nothing_paired(history: Sequence[HistoryPoint]) -> str | None:
+    """Whether an order was to be learnt, and no group had rows of different labels."""
+    points = [point.metrics for point in history]
+    if not points or not all(isinstance(one, RankMetrics) and math.isnan(one.ndcg) for one in points):
+        return None
+    return (
+        "Nothing is learnt: in training, no group has rows of different labels. Choose a field that more rows have in "
+        "common (group), or a log whose rows of a group are near each other."
     )
 
 

@@ -53,7 +53,7 @@ Float64s = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Score:
-    """A model after an epoch: its trial, and its log loss in each of some blocks of consecutive held-out rows."""
+    """A model after an epoch: its trial, and its log loss in each of some blocks of held-out rows, see `by_block`."""
 
     config: Config
     trial: Trial
@@ -221,7 +221,7 @@ def _without_recalibration(config: Config) -> dict[str, Any]:
 
 def _simplest(scores: Sequence[_Score], errors: float = 1.0) -> _Score:
     """The first that is as good as the best, within this number of standard errors."""
-    best = min(scores, key=lambda one: one.losses.mean())
+    best = min(scores, key=lambda one: one.losses.sum())
     return next(one for one in scores if one.is_as_good_as(best, errors))
 
 
@@ -306,5 +306,5 @@ class _Curve(Callback):
         calibrated = predictions_of([torch.from_numpy(window.logits() + window.shift())], window.objective)
         auc = metrics.auc if isinstance(metrics, Metrics) else nan
         trial = Trial(epochs, mode, pairs, optimizer.l2, rate, auc, window.measured(calibrated).loss)
-        losses = [one.loss for one in by_block(window, calibrated)]
+        losses = [one.loss for one in by_block(window, calibrated) if one.loss == one.loss]  # NaN: without a pair
         self.scores.append(_Score(self.config.decided({"training.epochs": epochs}), trial, metrics, np.array(losses)))
