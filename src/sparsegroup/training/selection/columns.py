@@ -210,7 +210,7 @@ class _Selection:
         return out
 
     def _is_repeated(self, column: str, out: Collection[str]) -> bool:
-        """Whether one of the other columns, but for some, says what is in a column, in most rows."""
+        """Whether another column that is not left out says what is in a column, in most rows."""
         made = self.part.made_of()
         others = [name for name in made if name not in (column, *out)]
         return all(
@@ -225,7 +225,7 @@ class _Selection:
         return bool(lacking.mean() - error <= TOLERATED * (self._constant - self._losses.mean()))
 
     def _least_important(self, of: Mapping[str, Importance], known: Collection[str]) -> list[str]:
-        """The columns that may be left out, but for known ones, the least important first; one always remains."""
+        """The columns that may be left out, without known ones, the least important first; one always remains."""
         order = sorted((name for name in of if name not in known), key=lambda name: (of[name].loss, name))
         return [name for name in order[: len(order) - 1] if name not in self._bound]
 
