@@ -98,7 +98,7 @@ def rises(model: LookupModel, log: Log, batch: Batch, *, shuffles: int, seed: in
     found = {}
     for column, parts in log.made_of().items():
         orders = [torch.randperm(len(batch), generator=drawn) for _ in range(shuffles)]
-        # Measured with the labels, weights and groups of the rows as they are.
+        # The labels, weights and groups that they are measured with are not shuffled.
         after = [_predicted(model, with_values_of(batch, log, parts, one)).probabilities() for one in orders]
         rise = np.mean([_losses(window, one) for one in after], axis=0) - losses
         found[column] = Rise(rise, auc - float(np.mean([_auc(window, one) for one in after])))
