@@ -2,13 +2,16 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
+from functools import cache
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.cpu.jit import jitted, kernel
+from sparsegroup.kernels.cpu.jit import Kernel, inline, jitted, kernel
+from sparsegroup.objectives import LOGISTIC, Logistic, Objective
 from sparsegroup.training.metrics import exceeds_noise
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
@@ -29,12 +32,13 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(64 - BITS)
 
 Float64s = npt.NDArray[np.float64]
+_POINTS, _SHARES = (
+    tuple((one / 2 + half).tolist()) for one, half in zip(np.polynomial.legendre.leggauss(5), (0.5, 0), strict=True)
+)
 
 
-@jitted
-def _loss(logit: Any, label: Any) -> Any:
-    z = -logit if label > 0.5 else logit
-    return math.log1p(math.exp(-abs(z))) + max(z, 0.0)
+_residual = inline(Logistic.residual)
+"""The derivative of an objective's loss; kernels of others have theirs in its place."""
 
 
 @jitted
@@ -44,7 +48,7 @@ def _step(at: Any, gradient: Any) -> None:
 
 
 def _gains(
-    left: Any, right: Any, logits: Any, labels: Any, weights: Any, memory: Any, gains: Any, of_pair: Any
+    left: Any, right: Any, logits: Any, labels: Any, weights: Any, shape: Any, memory: Any, gains: Any, of_pair: Any
 ) -> None:  # fmt: skip
     """See `pair_gains`; `memory` is zeros `[4, 2 ** BITS, 2]`: of the pairs, the left, the right, and the unseen."""
     pairs, lefts, rights, unseen = memory[0], memory[1], memory[2], memory[3, 0]
@@ -54,20 +58,25 @@ def _gains(
         first, second = lefts[(left[i] * _MULTIPLIER) >> _SHIFT], rights[(right[i] * _MULTIPLIER) >> _SHIFT]
         is_new = pair[SUM] == 0.0
         weight = unseen[WEIGHT] if is_new else pair[WEIGHT]
-        of_parts = logits[i] + first[WEIGHT] + second[WEIGHT]
+        of_parts, label = logits[i] + first[WEIGHT] + second[WEIGHT], labels[i]
         of_pair[i] = weight
-        gains[i] = (_loss(of_parts, labels[i]) - _loss(of_parts + weight, labels[i])) * weights[i]
-        error = (1.0 / (1.0 + math.exp(-of_parts)) - labels[i]) * weights[i]
+        fall = 0.0
+        for point in range(len(_POINTS)):
+            fall -= _SHARES[point] * _residual(of_parts + _POINTS[point] * weight, label, shape)
+        gains[i] = fall * weight * weights[i]
+        error = _residual(of_parts, label, shape) * weights[i]
         _step(first, error)
         _step(second, error)
-        error = (1.0 / (1.0 + math.exp(-(of_parts + weight))) - labels[i]) * weights[i]
+        error = _residual(of_parts + weight, label, shape) * weights[i]
         if is_new:
             _step(unseen, error)
             pair[WEIGHT] = weight
         _step(pair, error)
 
 
-_measured = kernel(_gains, "the gains of pairs")
+@cache
+def _measured(residual: Callable[..., Any]) -> Kernel:
+    return kernel(_gains, "the gains of pairs", {"_residual": inline(residual)})
 
 
 def pair_gains(
@@ -76,32 +85,41 @@ def pair_gains(
     logits: Float64s,
     labels: Float64s,
     weights: Float64s,
+    objective: Objective = LOGISTIC,
 ) -> tuple[Float64s, Float64s]:
-    """By how much weights of a pair's combinations lower the log loss of rows, each before its label is known.
+    """By how much weights of a pair's combinations lower the loss of rows, each before its label is known.
 
     Three kinds of weights are learnt by FTRL-Proximal, one row after the other: of the values of each field, which are
     added to a model's logits, and of the combinations, which are added to that. A combination that was never seen has
-    the weight that was learnt of the first rows of all combinations.
+    the weight that was learnt of the first rows of all combinations. By how much a weight lowers a loss is the integral
+    of its derivative, by the rule of Gauss and Legendre with five points.
 
     Args:
         left, right: The fields' keys `[n]`.
         logits: `[n]`, each from before the model learnt from the row.
-        labels: `[n]`, 0 or 1.
+        labels: `[n]`, in units of the scores, see `Objective.in_scores`.
         weights: `[n]`, how much each row counts.
+        objective: What is learnt.
 
     Returns:
         The gain of each row `[n]`, and the weight of its combination `[n]`.
     """
     gains, of_pair = np.empty(len(logits)), np.empty(len(logits))
-    memory = np.zeros((4, 1 << BITS, 2))
-    _measured(left.view(np.uint64), right.view(np.uint64), logits, labels, weights, memory, gains, of_pair)
+    keys, memory = (left.view(np.uint64), right.view(np.uint64)), np.zeros((4, 1 << BITS, 2))
+    measured = _measured(type(objective).residual)
+    measured(*keys, logits, labels, weights, objective.shape, memory, gains, of_pair)
     return gains, of_pair
 
 
 class PairGains(Callback):
-    """Keeps the rows of the first pass with their logits from before each step, and finds pairs that tell more."""
+    """Keeps the rows of the first pass with their logits from before each step, and finds pairs that tell more.
 
-    def __init__(self) -> None:
+    Args:
+        objective: What is learnt, of one output.
+    """
+
+    def __init__(self, objective: Objective = LOGISTIC) -> None:
+        self.objective = objective
         self._batches: deque[tuple[npt.NDArray[Any], ...]] = deque()
         self._rows = 0
 
@@ -130,17 +148,18 @@ class PairGains(Callback):
         rows = min(len(keys), UPDATES // max(len(candidates), 1))
         columns = np.ascontiguousarray(keys[len(keys) - rows :].T)
         logits, labels, weights = (part[len(part) - rows :].astype(np.float64) for part in others)
+        labels, objective = self.objective.in_scores(labels), self.objective
         chosen: list[tuple[int, int]] = []
         while candidates and len(chosen) < MOST_PAIRS:
             sure: dict[tuple[int, int], float] = {}
             for left, right in candidates:
-                gains, _ = pair_gains(columns[left], columns[right], logits, labels, weights)
+                gains, _ = pair_gains(columns[left], columns[right], logits, labels, weights, objective)
                 if exceeds_noise(gains[rows // 2 :], SURE):
                     sure[left, right] = float(gains[rows // 2 :].mean())
             if not sure:
                 break
             best = max(sure, key=lambda pair: sure[pair])
-            logits = logits + pair_gains(columns[best[0]], columns[best[1]], logits, labels, weights)[1]
+            logits = logits + pair_gains(columns[best[0]], columns[best[1]], logits, labels, weights, objective)[1]
             chosen.append(best)
             candidates = [pair for pair in sure if pair != best]
         return chosen

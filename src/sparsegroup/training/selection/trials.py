@@ -127,7 +127,7 @@ def _tried(config: Config) -> set[str]:
         tried.add("optimizer.l2")
     if has_default_target(given):
         tried.add("optimizer.target_rate")
-    if "pairs" not in given.get("model", {}) and config.objective.is_binary:  # whose gains are of the log loss
+    if "pairs" not in given.get("model", {}) and not config.objective.takes_groups:  # whose loss is not of one row
         tried.add("model.pairs")
     return tried
 
