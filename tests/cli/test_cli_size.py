@@ -110,7 +110,7 @@ def test_path_without_an_auc_draws_nothing(tmp_path: Path, ok: Run) -> None:
     """The test rows are all of one class."""
     lines = many_features(tmp_path / "all.csv", 600).read_text().splitlines()
     (tmp_path / "log.csv").write_text("\n".join([*lines[:541], *("0" + line[1:] for line in lines[541:])]) + "\n")
-    assert "all of one class" in ok("path", "log.csv", "--rates", ".3", *LEARN).stdout
+    assert "the labels of the test rows are all the same" in ok("path", "log.csv", "--rates", ".3", *LEARN).stdout
     folder = tmp_path / "paths" / "log"
     assert not (folder / "path.svg").exists()
     assert json.loads((folder / "path.json").read_text())["points"][0]["test"]["auc"] is None

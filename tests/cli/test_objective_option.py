@@ -43,9 +43,16 @@ def test_numbers_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
     assert scores[0].columns == ["row", "prediction", "label"]
     np.testing.assert_allclose(scores[0]["prediction"], scores[1]["prediction"], rtol=1e-5)
     assert result("train", "ratings.csv", "--continue", "run", "--out", "more")["test_relative_loss"] < 0.5
-    for command in (("path", "ratings.csv"), ("tune", "ratings.csv", "--out", "study")):
-        refused = run(*command, *label)
-        assert (refused.returncode, "objective" in refused.stderr) == (2, True)
+    sizes = result("path", "ratings.csv", *label, "--epochs", "3", "--batch-size", "64", "--rates", ".3", "--tolerance", ".5")
+    whole, part = (point["test"] for point in sizes["points"])  # type: ignore[attr-defined]
+    assert whole["relative_loss"] < part["relative_loss"] < 1
+    assert sizes["no_loss_down_to"] < 0.5
+    assert "test relative loss" in (tmp_path / "paths" / "ratings" / "path.svg").read_text()
+    searched = result("tune", "ratings.csv", *label, "--model", "lr", "--trials", "2", "--out", "study")
+    assert searched["best"]["relative_loss"] < 1  # type: ignore[index]
+    assert "relative_loss" in (tmp_path / "study" / "trials.csv").read_text()
+    columns = result("select", "ratings.csv", *label, *options[2:], "--seeds", "1")
+    assert {one["name"]: one["is_kept"] for one in columns["columns"]} == {"user": True, "film": True}  # type: ignore[attr-defined]
     assert "--user is for labels 0 and 1" in run("evaluate", "run", "ratings.csv", "--user", "user").stderr
 
 

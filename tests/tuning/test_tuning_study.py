@@ -126,8 +126,8 @@ def test_a_third_goes_on_to_the_next_rung(tmp_path, told):
     assert 7 <= reached[1] <= 16
     assert 2 <= reached[2] <= 8
     assert {trial.state for trial in study.trials()} == {"complete", "stopped early"}
-    lowest = min(trial.last.log_loss for trial in study.trials())
-    assert study.best.last.log_loss == lowest  # the best of all is never stopped
+    lowest = min(trial.last.loss for trial in study.trials())
+    assert study.best.last.loss == lowest  # the best of all is never stopped
 
 
 def test_rungs_of_few_rows_are_left_out(tmp_path):
@@ -143,7 +143,7 @@ def test_a_good_learning_rate_is_found(tmp_path):
     study.run(trials=12, seconds=600)
     first, best = study.trials()[0], study.best
     assert first.state == "complete"
-    assert best.last.log_loss < first.last.log_loss - 0.003
+    assert best.last.loss < first.last.loss - 0.003
     assert study.config(best).optimizer.lr > 1e-3
     text = (tmp_path / "study" / "best.yaml").read_text()
     assert text == study.config(best).as_yaml()

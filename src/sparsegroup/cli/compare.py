@@ -15,7 +15,7 @@ from rich.table import Table
 from sparsegroup.cli.app import UsageError, starting
 from sparsegroup.cli.options import OF_THE_LOG, THREADS, Assignments, LogOrConfig, Threads, parsed, takes_settings
 from sparsegroup.cli.output import show, table, training_bar
-from sparsegroup.reporting.formatting import count, metric, percent, size
+from sparsegroup.reporting.formatting import TITLES, count, metric, percent, size, titles_of
 from sparsegroup.settings.yaml_settings import Share
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def _demo_table(scores: "Sequence[ModelScore]") -> Table:
     rows = (
         (
             method.name,
-            f"{method.test.auc:.4f}",
-            f"{method.test.log_loss:.4f}",
+            *(metric(getattr(method.test, name)) for name in ("auc", "log_loss")),
             f"{method.feature_rate:.2%}",
             f"{method.bytes / 1e6:.2f} MB",
             "" if method.informative is None else f"{method.informative:.0%}",
@@ -77,15 +76,18 @@ def _demo_table(scores: "Sequence[ModelScore]") -> Table:
 
 @takes_settings(
     *OF_THE_LOG,
-    *("model", "optimizer", "lr", "network_lr", "schedule", "warmup", "penalty", "fallback", "admit_after"),
-    *("batch_size", "epochs", "validation", "patience", "shuffle_buffer", "after_first_epoch", "seed"),
+    *("objective", "group", "model", "optimizer", "lr", "network_lr", "schedule", "warmup", "penalty", "fallback"),
+    *("admit_after", "batch_size", "epochs", "validation", "patience", "shuffle_buffer", "after_first_epoch", "seed"),
     penalty={"show_default": "hard"},
 )
 def path_command(
     log: LogOrConfig = None,
     rates: Annotated[str, typer.Option(help="Feature rates, separated by commas.")] = ".3,.1,.03,.01",
     tolerance: Annotated[
-        float, typer.Option(min=0, help="AUC below that of all features that still counts as no loss.")
+        float,
+        typer.Option(
+            min=0, help="AUC below that of all features that still counts as no loss; of numbers relative loss."
+        ),
     ] = 0.001,
     out: Annotated[
         Path | None, typer.Option(help="Folder for path.json and path.svg; default paths/<name of the log>.")
@@ -104,6 +106,7 @@ def path_command(
         from sparsegroup.artifact.validation import finite
         from sparsegroup.cli.logs import config_given, log_name, open_config_log
         from sparsegroup.reporting.charts import path_svg
+        from sparsegroup.reporting.run_record import headline_of
         from sparsegroup.training.selection.sizes import cheapest, size_path
 
     problem = f"--rates wants feature rates between 0 and 1, separated by commas, such as .3,.1: got {rates!r}"
@@ -128,28 +131,45 @@ def path_command(
     text = dumps(finite(content), indent=1) + "\n"
     with new_folder(folder):
         write_atomically(folder / _JSON, lambda path: path.write_text(text, encoding="utf-8"))
-    if isnan(scores[0].test.auc):
-        written = f"{_JSON}\nno plot: the test rows are all of one class, so there is no AUC"
+    name, _ = headline_of(scores[0].test)
+    if isnan(getattr(scores[0].test, name)):
+        written = f"{_JSON}\nno plot: the labels of the test rows are all the same, so there is no {TITLES[name]}"
     else:
         title = f"{config.model.name.upper()} on {Path(data.name).name}: how small can it be?"
-        points = [(score.feature_rate, score.test.auc, score.bytes) for score in scores[1:]]
+        points = [(score.feature_rate, getattr(score.test, name), score.bytes) for score in scores[1:]]
         begins = best.feature_rate if best is not scores[0] else None
-        svg = path_svg(points, scores[0].test.auc, tolerance, begins, title)
+        svg = path_svg(points, getattr(scores[0].test, name), tolerance, begins, title, TITLES[name])
         write_atomically(folder / _SVG, lambda path: path.write_text(svg, encoding="utf-8"))
         written = f"{_JSON}, {_SVG}"
     show({"folder": str(folder), **content}, _path_table(scores, best, tolerance), f"written to {folder}: {written}")
 
 
+_SHORT = {"calibration": "calibr.", "log_loss": "log loss"}
+
+
 def _path_table(scores: "Sequence[ModelScore]", best: "ModelScore", tolerance: float) -> Table:
-    caption = f"loss: AUC lost against all features; *: the smallest size that loses at most {tolerance:g}"
-    made = table("features", "live", "bytes", "test AUC", "loss", "log loss", "calibr.", caption=caption)
+    from sparsegroup.reporting.run_record import headline_of
+    from sparsegroup.training.selection.sizes import lost
+
+    name, _ = headline_of(scores[0].test)
+    further = [one for one in titles_of(scores[0].test) if one in ("log_loss", "rmse", "gauc", "calibration")]
+    caption = f"loss: {TITLES[name]} lost against all features; *: the smallest size that loses at most {tolerance:g}"
+    titles = (
+        "features",
+        "live",
+        "bytes",
+        f"test {TITLES[name]}",
+        "loss",
+        *(_SHORT.get(one, TITLES[one]) for one in further),
+    )
+    made = table(*titles, caption=caption)
     for score in scores:
         is_all, test = score.asked is None, score.test
         made.add_row(
             ("all" if is_all else percent(score.feature_rate)) + (" *" if score is best else ""),
-            *(count(score.live_rows), size(score.bytes), metric(test.auc)),
-            "" if is_all else f"{scores[0].test.auc - test.auc:.4f}",
-            *(metric(test.log_loss), metric(test.calibration)),
+            *(count(score.live_rows), size(score.bytes), metric(getattr(test, name))),
+            "" if is_all else metric(lost(score, scores[0])),
+            *(metric(getattr(test, one)) for one in further),
             style="bold" if score is best else None,
         )
     return made

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-@takes_settings(*OF_THE_LOG, "model", "dim", "objective", "lr", "target_rate", "batch_size", "epochs", "seed")
+@takes_settings(*OF_THE_LOG, "objective", "group", "model", "dim", "lr", "target_rate", "batch_size", "epochs", "seed")
 def select_command(
     log: LogOrConfig = None,
     seeds: Annotated[int, typer.Option(min=1, help="Models of each kind.")] = 3,

@@ -14,19 +14,19 @@ from rich.table import Table
 from sparsegroup.cli.app import UsageError, in_shell, starting
 from sparsegroup.cli.options import OF_THE_LOG, THREADS, Assignments, LogOrConfig, Threads, parsed, takes_settings
 from sparsegroup.cli.output import show, table, training_bar
-from sparsegroup.reporting.formatting import count, duration, metric, percent
+from sparsegroup.reporting.formatting import TITLES, count, duration, metric, percent
 from sparsegroup.settings.yaml_settings import Share
 
 if TYPE_CHECKING:
-    from sparsegroup.tuning import SearchSpace, Study, TrialRecord
+    from sparsegroup.tuning import RungScore, SearchSpace, Study, TrialRecord
 
 _logger = logging.getLogger(__name__)
 
 
 @takes_settings(
     *OF_THE_LOG,
-    *("model", "dim", "optimizer", "lr", "network_lr", "schedule", "warmup", "target_rate", "target_bytes", "fallback"),
-    *("admit_after", "batch_size", "epochs", "shuffle_buffer", "after_first_epoch", "seed"),
+    *("objective", "group", "model", "dim", "optimizer", "lr", "network_lr", "schedule", "warmup", "target_rate"),
+    *("target_bytes", "fallback", "admit_after", "batch_size", "epochs", "shuffle_buffer", "after_first_epoch", "seed"),
     dim={"show_default": "the network's"},
     target_rate={"show_default": "as `train`", "help": "Share of the features to keep, such as .05, in all trials."},
     target_bytes={
@@ -190,10 +190,17 @@ def _trial_line(record: "TrialRecord") -> str:
         return f"{name}: {record.state}, {duration(record.seconds)}"
     last = record.last
     rows = f" after {last.rows:,} rows" if record.state != "complete" else ""
+    measures = ", ".join(f"{TITLES[one]} {metric(last.metrics[one])}" for one in _measures(last)[:2])
     return (
-        f"{name}: {record.state}{rows}, log loss {metric(last.log_loss)}, AUC {metric(last.auc)}, "
-        f"{percent(last.feature_rate)} of the features, {duration(record.seconds)}"
+        f"{name}: {record.state}{rows}, {measures}, {percent(last.feature_rate)} of the features, "
+        f"{duration(record.seconds)}"
     )
+
+
+def _measures(score: "RungScore") -> list[str]:
+    """The names of a score's measures that are shown, the loss first."""
+    order = ("log_loss", "loss", "auc", "ndcg", "rmse", "normalized_entropy", "relative_loss")
+    return [name for name in order if name in score.metrics]
 
 
 def _outcome_table(space: "SearchSpace", first: "TrialRecord", best: "TrialRecord") -> Table:
@@ -206,14 +213,11 @@ def _outcome_table(space: "SearchSpace", first: "TrialRecord", best: "TrialRecor
     scores = [one.last if one.state == "complete" else None for one in pair.values()]
     if first.state != "complete":
         made.add_row("", "", first.state)
-    for name, attribute, shown in (
-        ("log loss", "log_loss", metric),
-        ("norm. entropy", "normalized_entropy", metric),
-        ("AUC", "auc", metric),
-        ("features", "feature_rate", percent),
-        ("rows", "rows", count),
-    ):
-        made.add_row(name, *("" if score is None else shown(getattr(score, attribute)) for score in scores))
+    last = next(one for one in scores if one is not None)
+    for one in _measures(last):
+        made.add_row(TITLES[one], *("" if score is None else metric(score.metrics[one]) for score in scores))
+    made.add_row("features", *("" if score is None else percent(score.feature_rate) for score in scores))
+    made.add_row("rows", *("" if score is None else count(score.rows) for score in scores))
     made.add_row("time", *(duration(one.seconds) for one in pair.values()), end_section=True)
     settings = [space.shown(one.settings) for one in pair.values()]
     for key in space.keys:

@@ -375,12 +375,17 @@ def _of_points(
 
 
 def path_svg(
-    points: Sequence[tuple[float, float, int]], all_features: float, tolerance: float, begins: float | None, title: str
+    points: Sequence[tuple[float, float, int]],
+    all_features: float,
+    tolerance: float,
+    begins: float | None,
+    title: str,
+    measure: str = "AUC",
 ) -> str:
-    """Test AUC by feature rate, against the AUC of all features, as the content of an SVG file.
+    """A measure of test rows by feature rate, against that of all features, as the content of an SVG file.
 
-    `points` are feature rate, AUC and bytes of models; one of rate 0 has no place on a logarithmic axis. The rate
-    `begins`, the smallest one without a loss of more AUC than `tolerance`, is marked if there is one.
+    `points` are feature rate, measure and bytes of models; one of rate 0 has no place on a logarithmic axis. The rate
+    `begins`, the smallest one that loses no more of the measure than `tolerance`, is marked if there is one.
     """
     by_rate = sorted(point for point in points if point[0] > 0)
     rates, aucs = [rate for rate, _, _ in by_rate], [auc for _, auc, _ in by_rate]
@@ -388,7 +393,7 @@ def path_svg(
     ticks = {rate: f"{100 * rate:.2g} %" for rate in rates}
     x = Axis(math.exp(low), math.exp(high), ticks, "feature rate: live features over features seen", math.log)
     least, most = with_room([*aucs, all_features], 0.25)
-    y = Axis.linear(least, most + 0.15 * (most - least), label="test AUC")
+    y = Axis.linear(least, most + 0.15 * (most - least), label=f"test {measure}")
     middle = math.exp((low + high) / 2)
     marks: list[Curve | Label] = [
         Curve((x.low, x.high), (all_features, all_features)),
@@ -401,7 +406,9 @@ def path_svg(
     if begins is not None:
         marks.append(Curve([begins], [aucs[rates.index(begins)]], "blue"))
         marks.append(
-            Label(middle, y.high, f"blue: no loss of more than {tolerance:g} AUC down to {100 * begins:.2g} %", 18)
+            Label(
+                middle, y.high, f"blue: no loss of more than {tolerance:g} {measure} down to {100 * begins:.2g} %", 18
+            )
         )
     look = ' width="780" font-family="system-ui, sans-serif" color="#24292f" style="background: #fff"'
     return draw(x, y, marks, 240, look) + "\n"

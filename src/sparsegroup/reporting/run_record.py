@@ -94,6 +94,12 @@ LOSSES: Mapping[type[AnyMetrics], tuple[str, ...]] = {
 """Kind of metrics → the measures that are recorded of a baseline and of validation rows."""
 
 
+def headline_of(metrics: AnyMetrics) -> tuple[str, bool]:
+    """The measure by which sizes of a model are compared, and whether it is a loss: the lower, the better."""
+    name = next(one for one in ("auc", "ndcg", "relative_loss") if hasattr(metrics, one))
+    return name, name == "relative_loss"
+
+
 @dataclass(frozen=True)
 class ReliabilityBin:
     """Rows of about the same prediction."""

@@ -422,14 +422,6 @@ class Config(Settings):
                 "give a number of steps"
             )
 
-    def check_binary(self, what: str) -> None:
-        """Raise SettingsError, beginning with `what` is done, unless labels are 0 and 1."""
-        if not self.objective.is_binary:
-            raise SettingsError(
-                f"training.objective: {what} goes by AUC and log loss, for labels 0 and 1, got {self.objective}",
-                "objective",
-            )
-
     def build_for(
         self, columns: LogSchema, process_group: dist.ProcessGroup | None = None, *, device: str | None = None
     ) -> tuple[ClickModel, GroupOptimizer]:

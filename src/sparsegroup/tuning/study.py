@@ -29,7 +29,6 @@ from sparsegroup.artifact.validation import Count, finite
 from sparsegroup.data.log import Log
 from sparsegroup.data.order import LogPart
 from sparsegroup.errors import UserError
-from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.training import Callback, TrainedBatch, Trainer
 from sparsegroup.training.build import Config
@@ -97,18 +96,26 @@ class _Deadline(Callback):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RungScore(Metrics):
+class RungScore:
     """A model trained on some rows, and its metrics on held-out rows.
 
     Attributes:
+        metrics: Measure → value, of `AnyMetrics`.
+        loss: The loss among them, by which trials are compared.
         rows: Rows it was trained on.
         feature_rate: Live features over features seen.
         seconds: The time it took.
     """
 
+    metrics: Mapping[str, float]
+    loss: float
     rows: int
     feature_rate: float
     seconds: float
+
+    def as_plain(self) -> dict[str, Any]:
+        """The measures and the other attributes by name."""
+        return {**self.metrics, **{name: getattr(self, name) for name in ("rows", "feature_rate", "seconds")}}
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ class TrialRecord:
 
     def as_plain(self) -> dict[str, Any]:
         """What `--json` prints of it."""
-        last = {} if self.last is None else asdict(self.last)
+        last = {} if self.last is None else self.last.as_plain()
         seconds = round(self.seconds, 3)
         return {"number": self.number, "state": self.state, **last, "seconds": seconds, "settings": dict(self.settings)}
 
@@ -269,7 +276,6 @@ class Study:
         """
         folder = Path(folder)
         config.check_log(log)
-        config.check_binary("a search")
         space = SearchSpace.excluding(given, config.resolved_for(log), log)
         space.base.build_for(log.schema)  # settings that cannot be built leave no folder
         part, measured = _rows_to_tune_on(log, tune_rows, held_out)
@@ -307,9 +313,9 @@ class Study:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The trial of the lowest log loss on the rows held out; None before one is complete."""
+        """The trial of the lowest loss on the rows held out; None before one is complete."""
         complete = (trial for trial in self.trials() if trial.state == "complete")
-        return min(complete, key=lambda trial: trial.rungs[-1].log_loss, default=None)
+        return min(complete, key=lambda trial: trial.rungs[-1].loss, default=None)
 
     def config(self, trial: TrialRecord | None) -> Config:
         """The settings of a trial, complete; ValueError if it is None."""
@@ -373,8 +379,8 @@ class Study:
             return
         trial.set_user_attr(_ATTEMPTS, attempts + 1)
         try:
-            log_loss = self._train(trial, self.space.config(settings), reporting, deadline)
-            self._study.tell(trial, log_loss, TrialState.PRUNED if log_loss is None else TrialState.COMPLETE)
+            loss = self._train(trial, self.space.config(settings), reporting, deadline)
+            self._study.tell(trial, loss, TrialState.PRUNED if loss is None else TrialState.COMPLETE)
         except (Exception, KeyboardInterrupt) as error:
             if not isinstance(error, SettingsError) or not trial.number:
                 trial.set_user_attr(_ATTEMPTS, attempts)  # the process has not ended
@@ -383,10 +389,10 @@ class Study:
             self._study.tell(trial, state=TrialState.FAIL)
 
     def _train(self, trial: Trial, config: Config, reporting: Reporting, deadline: _Deadline) -> float | None:
-        """The log loss at the last rung; None if successive halving stops the trial before, or it diverges."""
+        """The loss at the last rung; None if successive halving stops the trial before, or it diverges."""
         scores = list(trial.user_attrs.get(_RUNGS, ()))  # before the trial was cut off
         for step in self.steps[len(scores) :]:
-            if scores and (isnan(scores[-1]["log_loss"]) or trial.should_prune()):
+            if scores and (isnan(scores[-1]["loss"]) or trial.should_prune()):
                 return None
             rows, start = self.rows(step), perf_counter()
             log = LogPart(self.log, self.log.train_rows - self.held_out - rows, rows, self.held_out)
@@ -401,18 +407,25 @@ class Study:
                 trial.report(nan, step)
                 return None
             seconds = round(perf_counter() - start, 3)
-            rung = RungScore(**vars(score.test), rows=rows, feature_rate=score.feature_rate, seconds=seconds)
+            rung = RungScore(
+                metrics=asdict(score.test),
+                loss=score.test.loss,
+                rows=rows,
+                feature_rate=score.feature_rate,
+                seconds=seconds,
+            )
             scores.append(asdict(rung))
-            trial.report(rung.log_loss, step)
+            trial.report(rung.loss, step)
             trial.set_user_attr(_RUNGS, scores)
-        log_loss = float(scores[-1]["log_loss"])
-        return None if isnan(log_loss) else log_loss
+        loss = float(scores[-1]["loss"])
+        return None if isnan(loss) else loss
 
     def _write(self) -> None:
-        figures = ("rows", "log_loss", "auc", "normalized_entropy", "feature_rate", "seconds")
-        rows = []
-        for trial in self.trials():
-            last = {} if trial.last is None else finite(asdict(trial.last))
+        trials = self.trials()
+        measures = next((trial.last.metrics for trial in trials if trial.last is not None), {})
+        figures, rows = ("rows", *measures, "feature_rate", "seconds"), []
+        for trial in trials:
+            last = {} if trial.last is None else finite(trial.last.as_plain())
             last["seconds"] = f"{trial.seconds:.3f}"
             rows.append(
                 [trial.number, trial.state, *map(last.get, figures), *self.space.shown(trial.settings).values()]

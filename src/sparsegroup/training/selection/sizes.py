@@ -9,7 +9,7 @@ import torch
 from sparsegroup.data import Log, MemoryLog
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.step import KEY_BYTES
-from sparsegroup.reporting.run_record import AnyMetrics, Metrics
+from sparsegroup.reporting.run_record import AnyMetrics, headline_of
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training.build import NO_TARGET, Config
 from sparsegroup.training.model import ClickModel
@@ -25,7 +25,7 @@ class ModelScore:
     """A trained model, its size, and its metrics."""
 
     name: str  # of the method, or of the size
-    test: Metrics
+    test: AnyMetrics
     asked: float | None  # the target feature rate
     feature_rate: float
     live_rows: int
@@ -38,7 +38,6 @@ class ModelScore:
         cls, name: str, config: Config, model: ClickModel, optimizer: GroupOptimizer, log: Log, test: AnyMetrics
     ) -> "ModelScore":
         """The size of a model, with its metrics."""
-        assert isinstance(test, Metrics)
         table = model.embedding
         live, informative = table.num_live, None
         if isinstance(log, MemoryLog) and log.informative is not None and isinstance(table, HashEmbedding):
@@ -98,7 +97,6 @@ def size_path(
         SettingsError: A rate out of range, or fields or times that the log does not have.
     """
     config.check_log(log)
-    config.check_binary("a path of sizes")
     config = config.resolved_for(log)
     smaller = [(f"rate {rate:g}", config.replace(l21=0.0, target_rate=rate, target_bytes=None)) for rate in rates]
     configs = [("all features", _with_all_features(config)), *smaller]
@@ -106,9 +104,16 @@ def size_path(
 
 
 def cheapest(scores: Sequence[ModelScore], tolerance: float) -> ModelScore:
-    """The smallest model whose test AUC is no more than `tolerance` below that of all features, the first one's."""
-    good = [score for score in scores if score.test.auc >= scores[0].test.auc - tolerance]
+    """The smallest model that loses at most `tolerance` against all features, the first model."""
+    good = [score for score in scores if lost(score, scores[0]) <= tolerance]
     return min(good or scores[:1], key=lambda score: score.live_rows)
+
+
+def lost(score: ModelScore, whole: ModelScore) -> float:
+    """How much worse a model is than one of all features: in test AUC, NDCG@10 or relative loss, see `headline_of`."""
+    name, is_loss = headline_of(whole.test)
+    gap = getattr(whole.test, name) - getattr(score.test, name)
+    return -float(gap) if is_loss else float(gap)
 
 
 def _with_all_features(config: Config) -> Config:
