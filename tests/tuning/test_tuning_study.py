@@ -149,7 +149,7 @@ def test_a_good_learning_rate_is_found(tmp_path):
     assert text == study.config(best).as_yaml()
     lines = (tmp_path / "study" / "trials.csv").read_text().splitlines()
     assert len(lines) == 13
-    assert lines[0].startswith("trial,state,rows,log_loss,auc")
+    assert lines[0].startswith("trial,state,rows,auc,log_loss")
     assert lines[1].split(",")[lines[0].split(",").index("optimizer.lr")] == "1e-06"
 
 
