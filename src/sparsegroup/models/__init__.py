@@ -6,6 +6,7 @@ from sparsegroup.models.dcn import DCN
 from sparsegroup.models.dcnv2 import DCNv2
 from sparsegroup.models.deepfm import DeepFM
 from sparsegroup.models.fm import FM
+from sparsegroup.models.layers import WithHeads
 from sparsegroup.models.logistic import LR
 from sparsegroup.models.mlp import MLP
 from sparsegroup.models.number_encoder import NumberEncoder, WithNumbers
@@ -24,6 +25,7 @@ __all__ = [
     "ListPooling",
     "NumberEncoder",
     "PairKeys",
+    "WithHeads",
     "WithNumbers",
     "WithPairs",
     "WithPooling",

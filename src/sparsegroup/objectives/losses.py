@@ -63,7 +63,7 @@ class Logistic(Objective):
         positives = float(weights @ labels)
         return math.log((positives + 0.5) / (float(weights.sum()) - positives + 0.5))
 
-    def shift(self, scores: Float64s, labels: Float64s, weights: Float64s) -> float:
+    def shift(self, scores: Float64s, labels: Float64s, weights: Float64s) -> Any:
         """See `Objective`; with half a positive and half a negative whose logits are 0, so that it is finite."""
         both = np.zeros(2)
         return super().shift(

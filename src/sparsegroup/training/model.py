@@ -31,7 +31,8 @@ NETWORKS: Mapping[ModelName, NetworkClass] = {
 """The networks by the names that `Config` and `--model` take."""
 
 Network = Callable[[Tensor, Tensor | None], Tensor]
-"""From embeddings `[batch, fields, dim]` and numbers `[batch, numbers]` or None to logits `[batch]`."""
+"""From embeddings `[batch, fields, dim]` and numbers `[batch, numbers]` or None to logits `[batch]`, or
+`[batch, outputs]` where the objective has several."""
 
 Pooling = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """From a list's place, its values' vectors, their offsets and the single fields' embeddings to each row's vectors."""
