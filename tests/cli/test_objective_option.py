@@ -1,4 +1,4 @@
-"""`--objective`: numbers from a CSV to a served model."""
+"""`--objective`: numbers and classes from a CSV to a served model."""
 
 import json
 from pathlib import Path
@@ -46,6 +46,71 @@ def test_numbers_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
         refused = run(*command, *label)
         assert (refused.returncode, "objective" in refused.stderr) == (2, True)
     assert "--user is for labels 0 and 1" in run("evaluate", "run", "ratings.csv", "--user", "user").stderr
+
+
+def test_classes_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    users, films = draw.integers(40, size=3_000), draw.integers(30, size=3_000)
+    liked = draw.normal(size=40)[users] + draw.normal(size=30)[films]
+    mood = np.array(["bad", "fair", "good, really"])[np.digitize(liked, (-0.7, 0.7))]
+    frame = {"user": [f"u{user}" for user in users], "film": [f"f{film}" for film in films], "mood": mood}
+    pl.DataFrame(frame).write_csv(tmp_path / "moods.csv")
+    options = ("--selection", "never", "--epochs", "3", "--dim", "4", "--batch-size", "64")
+
+    def result(*arguments: str) -> dict[str, float]:
+        done = run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, float] = json.loads(done.stdout)
+        return found
+
+    trained = result("train", "moods.csv", "--label", "mood", "--objective", "softmax", *options, "--out", "run")
+    assert trained["test_accuracy"] > 0.9 > trained["baseline_accuracy"]
+    assert {"test_log_loss", "test_auc", "baseline_normalized_entropy"} <= trained.keys()
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert {"Accuracy", "share of right classes", "likeliest class is right in"} == {
+        one for one in ("Accuracy", "share of right classes", "likeliest class is right in") if one in report
+    }
+    measured = result("evaluate", "run", "moods.csv")
+    assert measured["metrics"]["log_loss"] == pytest.approx(trained["test_log_loss"], rel=1e-6)  # type: ignore[index]
+    assert measured["baseline"]["accuracy"] > 0.5  # type: ignore[index]
+    exported = result("export", "run", "out", "--onnx", "--test", "moods.csv")
+    assert exported["onnx_log_loss"] == pytest.approx(trained["test_log_loss"], rel=1e-5)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["config"]["training"]["classes"] == ["bad", "fair", "good, really"]
+    for model in ("run", "out"):
+        assert run("predict", model, "moods.csv", "--out", f"{model}.csv").returncode == 0
+    scores = [pl.read_csv(tmp_path / f"{model}.csv") for model in ("run", "out")]
+    probabilities = [f"probability_{name}" for name in ("bad", "fair", "good, really")]
+    assert scores[0].columns == ["row", *probabilities, "prediction", "label"]
+    np.testing.assert_allclose(*(one[probabilities].to_numpy() for one in scores), rtol=1e-4, atol=1e-6)
+    assert (scores[0]["label"] == pl.Series(mood)).all()
+    assert (scores[0]["prediction"] == scores[0]["label"]).mean() > 0.9
+    assert run("predict", "run", "moods.csv", "--out", "run.parquet").returncode == 0
+    assert pl.read_parquet(tmp_path / "run.parquet").columns == scores[0].columns
+    assert result("train", "moods.csv", "--continue", "run", "--out", "more")["test_accuracy"] > 0.9
+    assert result("export", "more", "delta", "--since", "out")["upserts"] > 0
+    assert run("apply", "out", "delta", "whole", "--onnx").returncode == 0
+    softmax = ("--set", "training.objective=softmax", "--set", "data.label=mood")
+    for arguments, message in (
+        (
+            ("explain", "run", "moods.csv", "--row", "0"),
+            "a model of one output can be explained, and softmax (3 classes)",
+        ),
+        (
+            ("evaluate", "run", "moods.csv", "--by", "user"),
+            "--by is for labels 0 and 1; the model's objective is softmax",
+        ),
+        (("path", "moods.csv", *softmax), "for labels 0 and 1, got softmax"),
+        (
+            ("train", "moods.csv", "--label", "user", "--labels", "classes"),
+            "labels that are classes, and logistic takes",
+        ),
+        (("evaluate", "run", "moods.csv", "--label", "mood==bad"), "takes the classes bad, fair"),
+    ):
+        refused = run(*arguments)
+        assert (refused.returncode in (1, 2), message in " ".join(refused.stderr.split())) == (True, True), (
+            refused.stderr
+        )
 
 
 def test_a_log_of_sampled_negatives_gives_probabilities_of_the_whole_one(run: Run, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from sharded_cases import rows_of
 from sparsegroup import FieldTables, GroupAdam, HashEmbedding, MinCount, TargetRate, param_groups
 from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
+from sparsegroup.objectives import LOGISTIC, Objective, Softmax
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Callback, HistoryPoint, Trainer
-from sparsegroup.training.baseline import BaselineCallback
+from sparsegroup.training.baseline import BaselineCallback, baseline_for
 
 FIELDS, DIM, ROWS = 3, 4, 40
 OWN = ("seconds", "samples_per_s", "table_bytes", "baseline_auc", "baseline_log_loss")
@@ -35,6 +36,7 @@ class TrainerCase:
         weighted: Whether rows have weights.
         numbers: Columns of numbers, which an encoder standardizes.
         normalized: Whether the network has torch's batch normalization.
+        objective: What is learnt of labels 0 and 1.
     """
 
     shares: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
@@ -45,6 +47,7 @@ class TrainerCase:
     weighted: bool = False
     numbers: int = 0
     normalized: bool = False
+    objective: Objective = LOGISTIC
 
 
 CASES = {
@@ -56,6 +59,7 @@ CASES = {
     "sizes": TrainerCase(sizes={0: 2, 1: 4, 2: 4}),
     "sums": TrainerCase(table={"reduction": "sum"}),
     "numbers": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), numbers=2),
+    "classes": TrainerCase(shares=(0.0, 0.5, 0.4, 0.1), weighted=True, objective=Softmax(classes=2)),
 }
 
 
@@ -91,7 +95,7 @@ def own_batches(case: TrainerCase, ends: Sequence[int]) -> Iterator[Batch]:
 
 def new_trainer(case: TrainerCase) -> Trainer:
     torch.manual_seed(3 + (dist.get_rank() if dist.is_initialized() else 0))  # networks are made equal by the trainer
-    model: nn.Module = MLP(FIELDS + case.numbers, DIM, case.numbers, hidden=(8,))
+    model: nn.Module = MLP(FIELDS + case.numbers, DIM, case.numbers, hidden=(8,), outputs=case.objective.outputs)
     if case.normalized:
         model.hidden.append(nn.BatchNorm1d(8))
     if case.numbers:
@@ -109,7 +113,9 @@ def new_trainer(case: TrainerCase) -> Trainer:
     groups = [*param_groups(embedding, l21=1e-3, named=False), {"params": model.parameters()}]
     optimizer = GroupAdam(groups, lr=0.01)
     target = None if case.rate is None else TargetRate(optimizer, case.rate, steps=case.steps, interval=2)
-    return Trainer(embedding, model, optimizer, window=3 * ROWS, target=target, callbacks=[BaselineCallback()])
+    baseline = BaselineCallback(baseline_for(case.objective))
+    how: dict[str, Any] = {"objective": case.objective, "window": 3 * ROWS, "target": target}
+    return Trainer(embedding, model, optimizer, callbacks=[baseline], **how)
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
-from math import isinf, isnan, nan
+from math import isinf, isnan
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +57,7 @@ def predict_command(
     with starting(threads):
         from sparsegroup.artifact.folder import write_atomically
         from sparsegroup.data.raw.files import is_same, short_name, shown
-        from sparsegroup.reporting.run_record import Metrics, NumberMetrics
+        from sparsegroup.training.metrics import measure
         from sparsegroup.training.predictions import (
             SUFFIXES,
             Columns,
@@ -91,14 +91,15 @@ def predict_command(
             with to_stdout():
                 write_csv(parts(), sys.stdout.buffer)
     seconds = perf_counter() - begin
-    is_binary, labels = trained.model.objective.is_binary, window.labels()
+    labels = window.labels()
     has_labels = data.labelled and window.samples > 0 and labels.min() < labels.max()
-    unknown = Metrics(*4 * (nan,)) if is_binary else NumberMetrics(*5 * (nan,))
-    metrics = window.metrics() if has_labels else unknown
+    predictions = window.probabilities() if has_labels else window.probabilities()[:0]
+    weights = window.weights() if has_labels else None
+    metrics = measure(window.objective, labels[: len(predictions)], predictions, weights)
     outcome = [f"{window.samples:,} rows, {window.samples / max(seconds, 1e-9):,.0f} rows/s"]
     if has_labels:
         measures = titles_of(metrics).items()
-        shown_measures = ("auc", "log_loss", "rmse", "mae", "relative_loss", "calibration")
+        shown_measures = ("accuracy", "auc", "log_loss", "rmse", "mae", "relative_loss", "calibration")
         outcome.append(
             ", ".join(f"{title} {getattr(metrics, name):.4f}" for name, title in measures if name in shown_measures)
         )
@@ -266,6 +267,7 @@ def _open_whole(
         like = trained.config.format_options
         data = open_log(log, like=like, whole=True, threads=threads, on_progress=on_progress, **how)
     _check_fits(data, trained, settings)
+    trained.config.check_labels(data)
     return trained, data
 
 

@@ -1,6 +1,6 @@
 """Data frames: their keys and numbers, equal to a log's of the same values, and a frame as a log."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,9 +122,10 @@ class FrameLog(Log):
 
     Args:
         frame: `[n]` rows of features, see `hash_keys`.
-        labels: `[n]`, 0 or 1, or any finite numbers; None for rows without.
+        labels: `[n]`, 0 or 1, or any finite numbers, or numbers of `classes`; None for rows without.
         columns: Column → its kind, see `ColumnKind`; None infers it from the rows.
         weights: `[n]`, ≥ 0; None where every row counts the same.
+        classes: Texts of the classes whose numbers, from 0, the labels are; none where labels are something else.
         whole: Take the rows as for scoring: a column of the log's own time need not be readable.
         name: Where the rows come from, for messages.
 
@@ -146,6 +147,7 @@ class FrameLog(Log):
         *,
         columns: Mapping[str, str] | None = None,
         weights: npt.ArrayLike | None = None,
+        classes: Sequence[str] = (),
         whole: bool = False,
         name: str = "a data frame",
     ) -> None:
@@ -163,7 +165,8 @@ class FrameLog(Log):
             labels=rows.labels if labels is None else self._per_row("labels", labels),
             weights=None if weights is None else self._per_row("weights", weights),
         )
-        self.binary = bool(LOGISTIC.are_labels(self._rows.labels).all())
+        self.classes = tuple(classes)
+        self.binary = not classes and bool(LOGISTIC.are_labels(self._rows.labels).all())
 
     def _per_row(self, what: str, values: npt.ArrayLike) -> torch.Tensor:
         given = np.asarray(values, np.float32)

@@ -43,7 +43,8 @@ class Log(ABC):
         train_rows: Number of training rows, which come first; the others are the test set.
         hash: Name of the hash that keys are made with; "none" for keys that are drawn, not hashed.
         labelled: Whether the rows have labels; if not, all labels of batches are 0.
-        binary: Whether all labels are 0 or 1; else they are any finite numbers.
+        binary: Whether all labels are 0 or 1; else they are any finite numbers, or numbers of `classes`.
+        classes: Texts of the classes whose numbers, from 0, the labels are; none where labels are something else.
         weighted: Whether the rows have weights.
         timed: Whether the times of batches come from a column of the log; if not, they are the rows' numbers.
         bad_rows: Reason → number of rows that were left out.
@@ -78,6 +79,7 @@ class Log(ABC):
     hash: str = HASH
     labelled: bool = True
     binary: bool = True
+    classes: tuple[str, ...] = ()
     weighted: bool = False
     timed: bool = False
     bad_rows: Mapping[str, int] = {}

@@ -12,7 +12,7 @@ import polars as pl
 
 from sparsegroup.data.formats import FORMATS
 from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of, with_aucs
-from sparsegroup.data.kinds import NUMBERS, SPELLED_LABELS, ColumnFinding, Label
+from sparsegroup.data.kinds import CLASSES, NUMBERS, SPELLED_LABELS, ColumnFinding, Label
 from sparsegroup.data.log import Log
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
 from sparsegroup.data.raw.files import Chunk, LogPaths, RawFile, listed, paths_of, shown
@@ -56,7 +56,8 @@ class FormatOptions(TypedDict, total=False):
             the test rows, 2); None to infer it from its first rows. Of no effect, if "categorical", on other formats.
         label: Label column, of a log with a header, or a comparison of one such as `rating>=4`, see `Label`; by default
             the first of `LABELS` that is there, in any case.
-        labels: Whether labels are 0 or 1 ("binary", the default), or any finite numbers ("numbers").
+        labels: Whether labels are 0 or 1 ("binary", the default), any finite numbers ("numbers"), or classes
+            ("classes", of the first rows; or a sequence of the classes' texts): labels are their numbers then, from 0.
         exclude: Columns that are no features, of a log with a header.
         weight: Column of how much each row counts, of a log with a header, a number >= 0; "none" for no such
             column. None: what `columns` say, or, if they are inferred, one of numbers >= 0 that is called `weight`,
@@ -79,7 +80,7 @@ class FormatOptions(TypedDict, total=False):
     label: str | None
     exclude: Collection[str]
     weight: str | None
-    labels: LabelsName | None
+    labels: LabelsName | Sequence[str] | None
     negatives_kept: float | None
     positive_weight: float | None
     test_fraction: float | None
@@ -227,6 +228,8 @@ def format_of(
     found = format or _chosen(files, wanted, needs_label=not whole)
     if wanted.get("labels") == NUMBERS and not found.label_rule:
         found = replace(found, label_rule=NUMBERS)
+    if _takes_classes(wanted) and found.label_rule in ("", CLASSES) and first.has_label(found):
+        found = _with_classes(files, found, wanted["labels"])
     found = _with_class_weights(found, wanted)
     if whole:  # rows to score need neither label nor weight
         if format is None and not first.has_label(found):
@@ -239,6 +242,28 @@ def format_of(
     return replace(found, split="file", split_column=None) if tests else found
 
 
+def _takes_classes(wanted: Mapping[str, Any]) -> bool:
+    return wanted.get("labels") not in (None, "binary", NUMBERS)
+
+
+def _with_classes(files: Sequence[RawFile], log: LogFormat, labels: str | Sequence[str]) -> LogFormat:
+    """The format of labels that are these classes, or the values of its first rows."""
+    if not isinstance(labels, str):
+        return replace(log, label_rule=Label.of_classes(log.label, labels).rule)
+    if labels != CLASSES:
+        raise LogOptionError(f"`labels` is binary, numbers, classes, or a list of these, got {labels!r}", "labels")
+    plain = replace(
+        log, fields=(), numbers=(), lists={}, time=None, weight=None, split_column=None, derive=None, checked={}
+    )
+    found, rows, size = [pl.Series(dtype=pl.String)], 0, 0
+    for file, chunk, read in _chunks(files, plain):
+        found.append(file.full_frame(chunk, plain, [])[log.label])
+        rows, size = rows + len(found[-1]), size + read
+        if rows >= SAMPLE_ROWS or size >= _SAMPLE_BYTES:
+            break
+    return replace(log, label_rule=Label.of_texts(log.label, pl.concat(found).head(SAMPLE_ROWS)).rule)
+
+
 def _with_class_weights(log: LogFormat, wanted: Mapping[str, Any]) -> LogFormat:
     """The format with weights of negatives and positives."""
     kept, positive = wanted.get("negatives_kept", 1.0), wanted.get("positive_weight", 1.0)
@@ -246,7 +271,8 @@ def _with_class_weights(log: LogFormat, wanted: Mapping[str, Any]) -> LogFormat:
         if not valid or not isfinite(value):
             raise LogOptionError(f"`{option}` must be {'in (0, 1]' if value is kept else '> 0'}, got {value}", option)
         if option in wanted and not log.reader.is_binary:
-            raise LogOptionError(f"`{option}` is for labels 0 and 1; these are numbers", option)
+            what = "classes" if log.reader.classes else "numbers"
+            raise LogOptionError(f"`{option}` is for labels 0 and 1; these are {what}", option)
     return replace(log, class_weights=(1 / kept, positive))
 
 
@@ -288,7 +314,8 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
             raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
         if known is None:
             numbers = wanted.get("labels") == NUMBERS
-            return _headed(files, **of_a_header, rule=NUMBERS if numbers else "", needs_label=needs_label)
+            rule = NUMBERS if numbers else CLASSES if _takes_classes(wanted) else ""
+            return _headed(files, **of_a_header, rule=rule, needs_label=needs_label)
     for option in binding:
         raise LogOptionError(
             f"`{option}` is for logs whose columns come from a header; the format {known.name!r} is fixed. "

@@ -261,6 +261,7 @@ class _Parts:
             timed=log.time is not None,
             columns=log.kinds,
             binary=log.reader.is_binary,
+            classes=log.reader.classes,
         )
         PREPARED_LOG.write(self.folder, manifest)
         for part in vocabularies:

@@ -48,6 +48,7 @@ class LogManifest(Manifest):
         weighted: Whether the rows have weights.
         timed: Whether the rows have times.
         binary: Whether all labels are 0 or 1; else they are any numbers.
+        classes: See `Log.classes`.
         columns: Raw column → what it was taken for, see `Log.columns`.
     """
 
@@ -66,6 +67,7 @@ class LogManifest(Manifest):
     weighted: Flag = False
     timed: Flag = False
     binary: Flag = True
+    classes: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -125,7 +127,7 @@ class PreparedLog(Log):
         self.name, self.train_rows = str(self.folder), manifest.train_rows
         self.fields, self.lists, self.numbers = manifest.fields, manifest.lists, manifest.numbers
         self.hash, self.weighted, self.timed = manifest.hash, manifest.weighted, manifest.timed
-        self.binary = manifest.binary
+        self.binary, self.classes = manifest.binary, manifest.classes
         self.bad_rows, self.columns = manifest.bad_rows, manifest.columns
         self.identity = identity_of(manifest.source)
         self._encoded = self.schema.encoded(weighted=self.weighted, binary=manifest.binary)

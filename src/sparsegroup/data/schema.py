@@ -1,5 +1,6 @@
 """What the columns of a log are and how they are read: as a schema, as a format, and as a YAML file."""
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -374,6 +375,7 @@ class SchemaFile(StrictSettings):
 
     Attributes:
         label: With 0 or 1 (true, false, yes, no), or a comparison such as `rating>=4`, see `Label`.
+        classes: Texts of the classes that labels are, in the order of their numbers, where they are classes.
         time: Whole numbers, or none.
         categorical: Fields of one value.
         numeric: Numbers, unchanged; a missing one is 0.
@@ -387,6 +389,7 @@ class SchemaFile(StrictSettings):
     """
 
     label: str | None = None
+    classes: list[str | int | float] = Field(default_factory=list)
     time: str | None = None
     categorical: list[str] = Field(default_factory=list)
     numeric: list[str] = Field(default_factory=list)
@@ -409,6 +412,10 @@ class SchemaFile(StrictSettings):
         if found["label"] is None:
             raise ValueError("label is missing")
         label, split = Label.of(found["label"], self.columns or None), found["split"]
+        if self.classes:
+            if label.rule:
+                raise ValueError(f"classes and the comparison {found['label']!r} cannot both be given")
+            label = Label.of_classes(label.column, list(map(str, self.classes)))
         if split is not None and self.test_fraction is not None:
             raise ValueError("split and test_fraction cannot both be given")
         rest: dict[str, Any] = {
@@ -453,6 +460,8 @@ def write_schema(path: Path, log: LogFormat, source: str) -> None:
         lines.append(f"test_fraction: {log.test_fraction!r}")
     if log.label_rule and log.reader.is_binary:
         lines.append(line("label", str(log.reader)))
+    if log.reader.classes:
+        lines.append(f"classes: {json.dumps(log.reader.classes, ensure_ascii=False)}")
     lines += [line("separator", log.separator or ","), "columns:"]
     why = {finding.name: finding.why for finding in log.findings}
     columns = {name: f"  {line(name, kind)}" for name, kind in log.kinds.items()}

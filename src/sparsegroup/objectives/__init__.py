@@ -1,6 +1,7 @@
-"""What a model learns of a label: probabilities, means, counts, quantiles."""
+"""What a model learns of a label: probabilities, means, counts, quantiles, classes."""
 
 from sparsegroup.importing import document_constructors
+from sparsegroup.objectives.classes import Softmax
 from sparsegroup.objectives.losses import (
     LOGISTIC,
     Gamma,
@@ -13,6 +14,17 @@ from sparsegroup.objectives.losses import (
 )
 from sparsegroup.objectives.objective import Objective
 
-__all__ = ["LOGISTIC", "Gamma", "Huber", "Logistic", "Objective", "Poisson", "Quantile", "Squared", "Tweedie"]
+__all__ = [
+    "LOGISTIC",
+    "Gamma",
+    "Huber",
+    "Logistic",
+    "Objective",
+    "Poisson",
+    "Quantile",
+    "Softmax",
+    "Squared",
+    "Tweedie",
+]
 
 document_constructors(globals())

@@ -11,8 +11,8 @@ NONE = "–"
 
 
 TITLES = {
-    "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "norm. entropy", "rmse": "RMSE", "mae": "MAE",
-    "loss": "loss", "relative_loss": "relative loss", "calibration": "calibration",
+    "accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "norm. entropy",
+    "rmse": "RMSE", "mae": "MAE", "loss": "loss", "relative_loss": "relative loss", "calibration": "calibration",
 }  # fmt: skip
 """Measure → its title."""
 

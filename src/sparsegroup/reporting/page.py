@@ -22,7 +22,16 @@ from sparsegroup.reporting.formatting import (
     target_words,
     titles_of,
 )
-from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Metrics, NumberMetrics, Summary, field_rows
+from sparsegroup.reporting.run_record import (
+    AnyMetrics,
+    ClassMetrics,
+    HistoryPoint,
+    LargestFeature,
+    Metrics,
+    NumberMetrics,
+    Summary,
+    field_rows,
+)
 from sparsegroup.settings.names import model_title, optimizer_title
 
 
@@ -80,10 +89,11 @@ def render_report(config: Mapping[str, Mapping[str, Any]], history: Sequence[His
         started=_moment(summary.started),
         summary=summary,
         tiles=_tiles(history, summary),
-        figures=score_charts(summary.curves, summary.baseline_curves, is_binary=not isinstance(test, NumberMetrics)),
-        charts=run_charts(history, test.auc if isinstance(test, Metrics) else None),
+        figures=score_charts(summary.curves, summary.baseline_curves, Metrics if test is None else type(test)),
+        charts=run_charts(history, getattr(test, "auc", None)),
         titles=titles_of(history[0].metrics) if history else {},
         is_binary=not history or history[0].auc is not None,
+        progressive=_PROGRESSIVE[type(history[0].metrics) if history else Metrics],
         history=history,
         fields=field_rows(summary.fields),
         settings={section: list(_flat(settings)) for section, settings in config.items()},
@@ -117,13 +127,23 @@ def _verdict(config: Mapping[str, Mapping[str, Any]], summary: Summary) -> str:
     return " ".join(sentences)
 
 
+_PROGRESSIVE: Mapping[type[AnyMetrics], str] = {
+    Metrics: "AUC, calibration, log loss and normalized entropy",
+    NumberMetrics: "Losses and errors",
+    ClassMetrics: "Accuracy, AUC, log loss and normalized entropy",
+}
+"""Kind of metrics → what a report shows along the pass."""
+
+
 def _quality(summary: Summary) -> str:
     test, baseline = summary.test, summary.baseline
     if test is None:
         return "No test rows: the figures are of training samples, each predicted before the model learned from it."
     if isinstance(test, NumberMetrics):
         return _quality_of_numbers(summary, test)
-    assert not isinstance(baseline, NumberMetrics)
+    if isinstance(test, ClassMetrics):
+        return _quality_of_classes(summary, test)
+    assert baseline is None or isinstance(baseline, Metrics)
     if math.isnan(test.auc):
         return f"The log loss on {count(summary.test_rows)} test rows is {metric(test.log_loss)}; all have one label."
     auc, log_losses = metric(test.auc), []
@@ -135,6 +155,18 @@ def _quality(summary: Summary) -> str:
         log_losses.append(f"{_compared(mean - test.log_loss)} that of always predicting the mean click rate")
     log_loss = ", ".join(filter(None, (metric(test.log_loss), " and ".join(log_losses))))
     return f"On {count(summary.test_rows)} test rows the AUC is {auc}, and the log loss {log_loss}."
+
+
+def _quality_of_classes(summary: Summary, test: ClassMetrics) -> str:
+    right, log_losses = f"right in {percent(test.accuracy)}", [metric(test.log_loss)]
+    if isinstance(summary.baseline, ClassMetrics):
+        right += f", the baseline's (linear models) in {percent(summary.baseline.accuracy)}"
+    if test.normalized_entropy > 0:
+        log_losses.append(f"{percent(test.normalized_entropy)} of that of always predicting the classes' frequencies")
+    return (
+        f"On {count(summary.test_rows)} test rows the likeliest class is {right}, and the log loss is "
+        f"{', '.join(log_losses)}."
+    )
 
 
 def _quality_of_numbers(summary: Summary, test: NumberMetrics) -> str:
@@ -183,19 +215,26 @@ def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
             note = f"baseline {metric(getattr(summary.baseline, name))}; {note}"
         return Tile(of + label, metric(getattr(metrics, name, math.nan)), note)
 
-    if not isinstance(metrics, NumberMetrics):
-        measures = [
-            quality("AUC", "auc", note),
-            quality("log loss", "log_loss", "nats per sample"),
-            quality("normalized entropy", "normalized_entropy", "1 is predicting the mean click rate"),
-            quality("calibration", "calibration", "predicted over real clicks; 1 is best"),
-        ]
-    else:
+    if isinstance(metrics, NumberMetrics):
         measures = [
             quality("RMSE", "rmse", note),
             quality("MAE", "mae", "mean absolute error"),
             quality("relative loss", "relative_loss", "1 is the best constant prediction"),
             quality("calibration", "calibration", "sum of predictions over sum of labels; 1 is best"),
+        ]
+    elif isinstance(metrics, ClassMetrics):
+        measures = [
+            quality("accuracy", "accuracy", note),
+            quality("log loss", "log_loss", "nats per sample"),
+            quality("normalized entropy", "normalized_entropy", "1 is predicting the classes' frequencies"),
+            quality("AUC", "auc", "of each class against the others, on average"),
+        ]
+    else:
+        measures = [
+            quality("AUC", "auc", note),
+            quality("log loss", "log_loss", "nats per sample"),
+            quality("normalized entropy", "normalized_entropy", "1 is predicting the mean click rate"),
+            quality("calibration", "calibration", "predicted over real clicks; 1 is best"),
         ]
     speed = summary.samples / summary.seconds if summary.seconds > 0 else math.nan
     live = f"{count(summary.live_rows)} live of {count(summary.features_seen)} seen"

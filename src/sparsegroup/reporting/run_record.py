@@ -62,10 +62,44 @@ class NumberMetrics:
     calibration: Number
 
 
-AnyMetrics = Metrics | NumberMetrics
-"""Of probabilities, or of numbers."""
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Measures of the predicted probabilities of several classes against labels.
 
-LOSSES: Mapping[type[AnyMetrics], tuple[str, ...]] = {Metrics: ("auc", "log_loss"), NumberMetrics: ("loss",)}
+    Attributes:
+        accuracy: Share of rows whose class is the likeliest.
+        log_loss: Mean negative log-likelihood in nats.
+        normalized_entropy: Log loss over that of always predicting the classes' frequencies; NaN where only one class
+            is present.
+        auc: Mean over the classes that are present of the AUC of each against the others; NaN where only one is.
+
+    Where rows have weights, they count in all of them.
+    """
+
+    accuracy: Number
+    log_loss: Number
+    normalized_entropy: Number
+    auc: Number
+
+    @property
+    def loss(self) -> float:
+        """What is lower for the better model: the log loss."""
+        return self.log_loss
+
+    @property
+    def relative_loss(self) -> float:
+        """The loss over that of the best constant prediction: the normalized entropy."""
+        return self.normalized_entropy
+
+
+AnyMetrics = Metrics | NumberMetrics | ClassMetrics
+"""Of probabilities, of numbers, or of classes."""
+
+LOSSES: Mapping[type[AnyMetrics], tuple[str, ...]] = {
+    Metrics: ("auc", "log_loss"),
+    NumberMetrics: ("loss",),
+    ClassMetrics: ("auc", "log_loss"),
+}
 """Kind of metrics → the measures that are recorded of a baseline and of validation rows."""
 
 
@@ -138,6 +172,7 @@ class HistoryPoint:
         log_loss, normalized_entropy, calibration: The same samples' other measures; see `Metrics`.
         loss, relative_loss, rmse, mae: The same where labels are numbers, see `NumberMetrics`; the measures of
             probabilities are None then, and these None otherwise.
+        accuracy: A measure of classes, see `ClassMetrics`; there is no calibration then.
         live_rows, features_seen, feature_rate: Live features, features seen so far, and their quotient.
         table_bytes: Bytes of the table's index and rows, including the optimizer's state.
         seconds: How long training has taken so far, without evaluation.
@@ -157,7 +192,7 @@ class HistoryPoint:
     auc: Number | None
     log_loss: Number | None
     normalized_entropy: Number | None
-    calibration: Number
+    calibration: Number | None
     feature_rate: Number
     live_rows: Count
     features_seen: Count
@@ -168,6 +203,7 @@ class HistoryPoint:
     relative_loss: Number | None = None
     rmse: Number | None = None
     mae: Number | None = None
+    accuracy: Number | None = None
     l21: AnyReal | None = None
     scheduled_rate: AnyReal | None = None
     epoch: Count | None = None
@@ -181,7 +217,9 @@ class HistoryPoint:
     @property
     def metrics(self) -> AnyMetrics:
         """The measures of the samples since the last point."""
-        kind = Metrics if self.loss is None else NumberMetrics
+        kind: type[AnyMetrics] = Metrics if self.loss is None else NumberMetrics
+        if self.accuracy is not None:
+            kind = ClassMetrics
         return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
 
 

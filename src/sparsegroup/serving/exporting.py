@@ -23,7 +23,7 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import scan_parquet, write_parquet
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.reporting.run_record import AnyMetrics, ClassMetrics, Metrics, NumberMetrics
 from sparsegroup.serving.evaluation import TestRows
 from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, live_rows
 from sparsegroup.serving.frozen_model import (
@@ -39,6 +39,8 @@ from sparsegroup.serving.manifest import (
     NETWORK,
     ONNX,
     PROGRAM,
+    AnyScores,
+    ClassScores,
     ExportContent,
     ExportedTable,
     ExportManifest,
@@ -316,9 +318,17 @@ def random_batches(keys: Tensor, columns: LogSchema, rows: int = 512) -> Iterato
     yield batch[:1]
 
 
+_SCORES: Mapping[type[AnyMetrics], type[AnyScores]] = {
+    Metrics: PathScores,
+    NumberMetrics: NumberScores,
+    ClassMetrics: ClassScores,
+}
+"""Kind of metrics → the same with a difference."""
+
+
 def compare(
     batches: Iterable[Batch], scorers: Mapping[str, Scorer], model: LookupModel, test: TestRows | None = None
-) -> Mapping[str, PathScores | NumberScores]:
+) -> Mapping[str, AnyScores]:
     """The scores of several models on the same rows; differences are to the one named "export"."""
     parts: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in scorers}
     labels, weights, rows = [], [], 0
@@ -338,12 +348,11 @@ def compare(
         raise ExportError("the test log has no rows")
     every, counts = np.concatenate(labels), np.concatenate(weights) if weights else None
     joined = {name: np.concatenate(some) for name, some in parts.items()}
-    scores: dict[str, PathScores | NumberScores] = {}
+    scores: dict[str, AnyScores] = {}
     for name, predictions in joined.items():
         gap = np.abs(predictions - joined["export"]) / np.maximum(1, np.abs(joined["export"]))
         metrics = measure(model.objective, every, predictions, counts)
-        kind = PathScores if isinstance(metrics, Metrics) else NumberScores
-        scores[name] = kind(**vars(metrics), max_abs_difference=float(gap.max()))
+        scores[name] = _SCORES[type(metrics)](**vars(metrics), max_abs_difference=float(gap.max()))
     return scores
 
 

@@ -130,7 +130,7 @@ class ServingModel(nn.Module):
         self.eval()
 
     def forward(self, keys: Tensor, *others: Tensor) -> Tensor:
-        """Predictions `[batch]` float32: probabilities, or what the objective predicts.
+        """Predictions `[batch]` float32: probabilities, or what the objective predicts, `[batch, k]` of k classes.
 
         Args:
             keys: `[batch, fields]` int64, of the fields of one value, in their order.
@@ -168,6 +168,8 @@ class ServingModel(nn.Module):
     def metadata(self) -> dict[str, str]:
         """The columns, for the `metadata_props` of an ONNX file."""
         names = {name: getattr(self.columns, name) for name in ("fields", "lists", "numbers")}
+        if classes := getattr(self.model.objective, "classes", ()):
+            names["classes"] = list(classes)
         return {
             **{name: json.dumps(value, ensure_ascii=False) for name, value in names.items()},
             "hash": self.columns.hash,

@@ -10,7 +10,7 @@ from sparsegroup.artifact.manifest import FileFacts, FileName, FolderFormat, Man
 from sparsegroup.artifact.validation import Count, Number, finite
 from sparsegroup.bags import BagMode
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.reporting.run_record import Metrics, NumberMetrics
+from sparsegroup.reporting.run_record import ClassMetrics, Metrics, NumberMetrics
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.settings.names import Dtype
 from sparsegroup.settings.yaml_settings import checked
@@ -96,13 +96,23 @@ class NumberScores(NumberMetrics):
     max_abs_difference: Number
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassScores(ClassMetrics):
+    """The same of predicted probabilities of classes."""
+
+    max_abs_difference: Number
+
+
+AnyScores = PathScores | NumberScores | ClassScores
+
+
 @dataclass(frozen=True)
 class TestResult:
     """Name and number of the test rows, and the scores of the model as it was trained, the export, and each file."""
 
     log: str
     rows: Count
-    scores: Mapping[str, PathScores | NumberScores]
+    scores: Mapping[str, AnyScores]
 
 
 @dataclass(frozen=True)

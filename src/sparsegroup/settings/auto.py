@@ -96,6 +96,14 @@ def _label_scale(log: "Log", given: Given) -> float:
     return objective.unit_of(*log.sample(SAMPLE_ROWS)[:2]) if objective.scaled else 1.0
 
 
+def _classes(log: "Log", given: Given) -> tuple[str, ...]:
+    """The log's own, of an objective that takes classes."""
+    from sparsegroup.objectives import LOGISTIC, Objective
+
+    objective = Objective.of(given.get("training", {}).get("objective") or LOGISTIC)
+    return log.classes if objective.takes_classes else ()
+
+
 RULES: Mapping[str, Rule] = {
     "model.name": Rule(_network, "auto: dcnv2 for more than 100,000 training rows, otherwise dcn"),
     "model.pairs": Rule(lambda log, given: (), "auto: what trials choose"),
@@ -121,6 +129,7 @@ RULES: Mapping[str, Rule] = {
         lambda log, given: LEAST if has_default_target(given) else 0, f"{LEAST} with the default size, otherwise 0"
     ),
     "training.label_scale": Rule(_label_scale, f"the standard deviation of the first {SAMPLE_ROWS:,} labels"),
+    "training.classes": Rule(_classes, "for softmax, the log's"),
     "training.batch_size": Rule(_batch_size, "rows/1000, as a power of two from 128 to 8192"),
     "training.epochs": Rule(lambda log, given: 1, "1, or what trials choose"),
     "training.after_first_epoch": Rule(lambda log, given: "train", "train, or what trials choose"),

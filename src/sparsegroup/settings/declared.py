@@ -210,8 +210,8 @@ class DataSettings(StrictSettings):
     label: str | None = setting(None, LOG, words="label, click, clicked or the like")
     """Label column of a raw log with a header; or a comparison of one, such as 'rating>=4' or 'event==click': the label
     is 1 where it holds."""
-    labels: LabelsName | None = setting(None, LOG, words="what the objective takes")
-    """What labels are: 0 or 1, or any numbers."""
+    labels: LabelsName | tuple[str, ...] | None = setting(None, LOG, words="what the objective takes", kind=LabelsName)
+    """What labels are: 0 or 1, any numbers, or classes, which are found in the first rows."""
     exclude: tuple[str, ...] = setting((), LOG, kind=list[str])
     """Column to ignore in a raw log with a header (repeatable)."""
     weight: str | None = setting(None, LOG, words="weight, sample_weight or the like")
@@ -372,7 +372,10 @@ class TrainingSettings(StrictSettings):
 
     objective: ObjectiveSetting | None = setting(None, TRAINING, words="logistic", kind=ObjectiveName)
     """What to learn: logistic, the probability that a label is 1; squared or huber, the mean of any number; quantile,
-    its median; poisson, the mean of a count; gamma, of a number above 0; tweedie, of one that is often 0."""
+    its median; poisson, the mean of a count; gamma, of a number above 0; tweedie, of one that is often 0; softmax, the
+    probabilities of the classes that labels are."""
+    classes: Decided[tuple[str, ...]] = setting(None)
+    """The classes of the objective softmax, in the order of its outputs."""
     label_scale: Decided[float] = setting(None, gt=0, allow_inf_nan=False)
     """Unit of the network's outputs for the objectives squared, huber and quantile: these predict outputs times it."""
     batch_size: Decided[int] = setting(None, TRAINING, ge=1)
@@ -489,8 +492,8 @@ class Settings(StrictSettings):
     def format_options(self) -> "FormatOptions":
         """What tells the format of a raw log, labels as the objective takes them."""
         objective = self.training.objective
-        of_objective = None if objective is None or objective.is_binary else "numbers"
-        return {**self.data.format_options, "labels": self.data.labels or of_objective}  # type: ignore[typeddict-item]
+        of_objective = None if objective is None or objective.is_binary else self.training.classes or objective.labels
+        return {**self.data.format_options, "labels": self.data.labels or of_objective}
 
     def with_keys(self, values: Mapping[str, Any], source: str) -> Self:
         """These settings with other values at dotted keys; SettingsError, which names their source, as `of`."""

@@ -19,12 +19,15 @@ from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import write_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.models import PairKeys
-from sparsegroup.reporting.formatting import titles_of
+from sparsegroup.reporting.formatting import TITLES, titles_of
 from sparsegroup.reporting.run_record import (
+    LOSSES,
     AnyMetrics,
+    ClassMetrics,
     HistoryPoint,
     LargestFeature,
     Metrics,
+    NumberMetrics,
     ScoreCurves,
 )
 from sparsegroup.table.rows.rows import WEIGHT
@@ -48,6 +51,9 @@ _BATCH = 1 << 16
 BLOCKS = 20
 BEYOND_NOISE = 2.093
 """Student's t at 19 degrees of freedom that a difference of noise exceeds, either way, once in 20."""
+
+_SHARES = {Metrics: "share of positives", NumberMetrics: "mean", ClassMetrics: "shares of the classes"}
+"""Kind of metrics → what a constant predicts."""
 
 _TOO_GOOD = 0.995
 """A model's AUC above this is probably that of a column which is known only after the label."""
@@ -123,7 +129,7 @@ def metrics_lost(window: PredictionWindow, baseline: Float64s) -> list[str]:
         if theirs.auc > own.auc and _is_sure(aucs):
             lost.append("auc")
     if theirs.loss < own.loss and _is_sure([ours.loss - other.loss for ours, other in pairs]):
-        lost.append("log_loss" if isinstance(own, Metrics) else "loss")
+        lost.append(LOSSES[type(own)][-1])
     return lost
 
 
@@ -171,12 +177,13 @@ def _against_the_mean(window: PredictionWindow, test: AnyMetrics, baseline: AnyM
     if isinstance(test, Metrics):
         constant = np.full(window.samples, np.average(labels, weights=counts), np.float64)
     else:
-        constant = np.full(window.samples, window.objective.best_constant(labels, counts))
+        best = np.asarray(window.objective.best_constant(labels, counts))
+        constant = np.broadcast_to(best, (window.samples, *best.shape))
     pairs = zip(by_block(window, window.probabilities()), by_block(window, constant), strict=True)
     if entropy < FAR and not _is_sure([ours.loss - theirs.loss for ours, theirs in pairs]):
         return None
     why = "Try a lower learning rate (lr), a smaller network, or, if there are several epochs, fewer of them."
-    share = "share of positives" if isinstance(test, Metrics) else "mean"
+    share = _SHARES[type(test)]
     if baseline is not None and baseline.relative_loss > 1 and entropy < FAR * baseline.relative_loss:
         why = (
             f"So does the baseline ({baseline.relative_loss:.3f}): the test rows differ from the training rows, "
@@ -201,14 +208,15 @@ def _too_good(test: AnyMetrics, log: Log | None) -> str | None:
 
 def _calibration(window: PredictionWindow, test: AnyMetrics, history: Sequence[HistoryPoint]) -> str | None:
     """Off by more than 10 %, and by more than two standard deviations of the number of positives."""
-    if not abs(test.calibration - 1) > OFF_BY or not isinstance(test, Metrics):
+    if not isinstance(test, Metrics) or not abs(test.calibration - 1) > OFF_BY:
         return None
     labels, weights, probabilities = window.labels(), window.weights(), window.probabilities()
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     deviation = math.sqrt(float(np.square(counts) @ (probabilities * (1 - probabilities))))
     if abs(float(counts @ (probabilities - labels))) <= 2 * deviation:
         return None
-    before = [one.calibration for one in history[-max(1, len(history) // 5) :] if one.calibration > 0]
+    every = (one.calibration for one in history[-max(1, len(history) // 5) :])
+    before = [one for one in every if one is not None and one > 0]
     if before and abs(mean(before) - 1) <= OFF_BY / 2:
         why = (
             f"In training they added up to the positives ({mean(before):.3f}), so the share of positives has moved: "
@@ -242,7 +250,7 @@ def _divergence(history: Sequence[HistoryPoint]) -> str | None:
     loss, entropy = mean(one.loss for one in last), mean(one.loss / one.relative_loss for one in last)
     if loss <= DIVERGED * entropy or loss <= mean(one.loss for one in before):
         return None
-    what = "log loss" if isinstance(last[0], Metrics) else "loss"
+    what = TITLES[LOSSES[type(last[0])][-1]]
     return (
         f"Training diverges: the {what} of the last windows is {loss:.4g}, {loss / entropy:.2g} times that of "
         "predicting the mean, and has risen. Lower the learning rate (lr)."

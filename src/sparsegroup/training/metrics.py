@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sparsegroup.objectives import LOGISTIC, Objective
 from sparsegroup.reporting.run_record import (
     AnyMetrics,
+    ClassMetrics,
     GainPoint,
     Metrics,
     NumberMetrics,
@@ -31,9 +32,14 @@ def curves_of(
     weights: npt.NDArray[Any] | None = None,
     objective: Objective = LOGISTIC,
 ) -> ScoreCurves:
-    """Reliability of predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0; of probabilities also gains."""
+    """Reliability of predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0; of probabilities also gains.
+
+    The reliability of classes is the likeliest one's: whether it is the label's (Guo et al., ICML 2017).
+    """
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     labels = labels.astype(np.float64)
+    if predictions.ndim > 1:
+        labels, predictions = (predictions.argmax(1) == labels).astype(np.float64), predictions.max(1)
     gains = gains_of(labels, predictions, counts, SHARES) if objective.is_binary else ()
     return ScoreCurves(reliability_of(labels, predictions, counts, BINS), gains)
 
@@ -102,9 +108,11 @@ def measure(
     predictions: Float64s,
     weights: npt.NDArray[np.float32] | None = None,
 ) -> AnyMetrics:
-    """Metrics of an objective's predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0."""
+    """Metrics of an objective's predictions `[n]`, or of classes `[n, k]`, against labels `[n]`, with weights `[n]`."""
     if objective.is_binary:
         return evaluate(labels, predictions, weights)
+    if predictions.ndim > 1:
+        return _of_classes(objective, labels, predictions, weights)
     if not np.isfinite(predictions).all():
         raise ValueError("predictions contain NaN or infinite ones")
     counts, y = np.ones(len(labels)) if weights is None else weights.astype(np.float64), labels.astype(np.float64)
@@ -125,6 +133,23 @@ def measure(
         loss / of_constant if of_constant > 0 else math.nan,
         objective.calibration(y, predictions, counts),
     )
+
+
+def _of_classes(
+    objective: Objective, labels: npt.NDArray[Any], predictions: Float64s, weights: npt.NDArray[np.float32] | None
+) -> ClassMetrics:
+    if not np.isfinite(predictions).all():
+        raise ValueError("probabilities contain NaN")
+    counts, y = np.ones(len(labels)) if weights is None else weights.astype(np.float64), labels.astype(np.int64)
+    if not counts.sum():
+        return ClassMetrics(*4 * (math.nan,))
+    loss = float(np.average(objective.deviance(labels.astype(np.float64), predictions), weights=counts))
+    rates = np.bincount(y, counts) / counts.sum()
+    present = np.flatnonzero(rates)
+    entropy = -float(rates[present] @ np.log(rates[present]))
+    aucs = [evaluate(y == one, predictions[:, one], weights).auc for one in present]
+    accuracy = float(np.average(predictions.argmax(1) == y, weights=counts))
+    return ClassMetrics(accuracy, loss, loss / entropy if entropy > 0 else math.nan, float(np.mean(aucs)))
 
 
 def exceeds_noise(values: Float64s, errors: float) -> bool:

@@ -169,7 +169,7 @@ class RawLog(Log):
         self._encoded = partial(encoded_chunks, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes)
         self.name, self.fields, self.numbers = name or files[0].source, format.fields, format.numbers
         self.lists, self.labelled, self.weighted = tuple(format.lists), format.labelled, format.weighted
-        self.binary = format.reader.is_binary
+        self.binary, self.classes = format.reader.is_binary, format.reader.classes
         self.timed, self.columns, self.findings = format.time is not None, format.kinds, format.findings
         source = source_of(files, format, tests)
         self.identity = identity_of(source)

@@ -14,7 +14,7 @@ import torch
 
 from sparsegroup.data.log import Log
 from sparsegroup.data.order import LogPart
-from sparsegroup.reporting.run_record import AnyMetrics, Metrics, Trial
+from sparsegroup.reporting.run_record import AnyMetrics, Trial
 from sparsegroup.settings.auto import has_default_optimizer, has_default_target
 from sparsegroup.training.assessment import BEYOND_NOISE, by_block
 from sparsegroup.training.build import Config
@@ -304,7 +304,7 @@ class _Curve(Callback):
         pairs = tuple(self.config.model.pairs or ())
         # The level of a model's predictions hangs on its last batches, and is mended in the end of a run.
         calibrated = predictions_of([torch.from_numpy(window.logits() + window.shift())], window.objective)
-        auc = metrics.auc if isinstance(metrics, Metrics) else nan
+        auc = getattr(metrics, "auc", nan)
         trial = Trial(epochs, mode, pairs, optimizer.l2, rate, auc, window.measured(calibrated).loss)
         losses = [one.loss for one in by_block(window, calibrated)]
         self.scores.append(_Score(self.config.decided({"training.epochs": epochs}), trial, metrics, np.array(losses)))
