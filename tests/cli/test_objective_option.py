@@ -1,4 +1,4 @@
-"""`--objective`: numbers and classes from a CSV to a served model."""
+"""`--objective`: numbers, classes and several tasks from a CSV to a served model."""
 
 import json
 from pathlib import Path
@@ -106,6 +106,77 @@ def test_classes_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
             "labels that are classes, and logistic takes",
         ),
         (("evaluate", "run", "moods.csv", "--label", "mood==bad"), "takes the classes bad, fair"),
+    ):
+        refused = run(*arguments)
+        assert (refused.returncode in (1, 2), message in " ".join(refused.stderr.split())) == (True, True), (
+            refused.stderr
+        )
+
+
+def test_several_tasks_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    users, films = draw.integers(40, size=3_000), draw.integers(30, size=3_000)
+    liked = draw.normal(size=40)[users] + draw.normal(size=30)[films]
+    click = draw.random(3_000) < 1 / (1 + np.exp(-2 * liked))
+    buy = click & (draw.random(3_000) < 0.3)
+    price = pl.Series(10 + draw.normal(size=30)[films]).round(2)
+    frame = pl.DataFrame({"user": [f"u{user}" for user in users], "film": [f"f{film}" for film in films]})
+    frame = frame.with_columns(click=click.astype(int), buy=buy.astype(int), price=price)
+    frame.with_columns(price=pl.when(pl.col("buy") > 0).then("price")).write_csv(tmp_path / "actions.csv")
+    options = ("--selection", "never", "--epochs", "4", "--batch-size", "64")
+
+    def result(*arguments: str) -> dict[str, float]:
+        done = run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, float] = json.loads(done.stdout)
+        return found
+
+    three = ("--label", "click,buy,price", "--objective", "logistic,logistic,squared", "--task-weights", "1,1,.5")
+    trained = result("train", "actions.csv", *three, "--model", "mmoe", *options, "--out", "run")
+    tasks, of_baseline = trained["test_tasks"], trained["baseline_tasks"]
+    assert tasks["click"]["auc"] > 0.8  # type: ignore[index]
+    assert tasks["price"]["relative_loss"] < 0.5  # type: ignore[index]
+    assert of_baseline.keys() == tasks.keys() == {"click", "buy", "price"}  # type: ignore[attr-defined]
+    report = (tmp_path / "run" / "report.html").read_text()
+    for words in ("weighted loss of the tasks", "Test AUC, click", "Test relative loss, price"):
+        assert words in report
+    measured = result("evaluate", "run", "actions.csv")["metrics"]
+    assert measured["tasks"]["buy"]["log_loss"] == pytest.approx(tasks["buy"]["log_loss"], rel=1e-6)  # type: ignore[index]
+    shown = run("evaluate", "run", "actions.csv").stdout
+    assert "click: AUC" in shown
+    assert "price: RMSE" in shown
+    exported = result("export", "run", "out", "--onnx", "--test", "actions.csv")
+    assert exported["onnx_loss"] == pytest.approx(trained["test_loss"], rel=1e-5)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    outputs = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx").get_outputs()
+    names = ["click_probability", "buy_probability", "price_prediction"]
+    assert [one.name for one in outputs] == names
+    for model in ("run", "out"):
+        assert run("predict", model, "actions.csv", "--out", f"{model}.csv").returncode == 0
+    scores = [pl.read_csv(tmp_path / f"{model}.csv") for model in ("run", "out")]
+    assert scores[0].columns == ["row", *names, "click_label", "buy_label", "price_label"]
+    np.testing.assert_allclose(*(one[names].to_numpy() for one in scores), rtol=1e-4)
+    assert scores[0]["price_label"].is_nan().sum() == 3_000 - buy.sum()
+    assert result("train", "actions.csv", "--continue", "run", "--out", "more")["test_relative_loss"] < 0.9
+    assert result("export", "more", "delta", "--since", "out")["upserts"] > 0
+    esmm = ("--label", "click,buy", "--objective", "esmm", "--exclude", "price", "--model", "ple")
+    both = result("train", "actions.csv", *esmm, *options, "--out", "esmm")["test_tasks"]
+    assert both["buy"]["auc"] > 0.7  # type: ignore[index]
+    assert run("predict", "esmm", "actions.csv", "--out", "esmm.csv").returncode == 0
+    of_both = pl.read_csv(tmp_path / "esmm.csv")
+    assert (of_both["buy_probability"] <= of_both["click_probability"]).all()
+    for arguments, message in (
+        (("explain", "run", "actions.csv", "--row", "0"), "a model of one output can be explained"),
+        (
+            ("evaluate", "run", "actions.csv", "--user", "user"),
+            "--user is for labels 0 and 1; the model's objective is",
+        ),
+        (
+            ("train", "actions.csv", "--label", "click,buy", "--objective", "logistic,squared,huber"),
+            "the 2 labels click, buy",
+        ),
+        (("train", "actions.csv", "--label", "click", "--objective", "esmm"), "and `objective` is of 2 tasks"),
+        (("train", "actions.csv", "--label", "click,price", "--objective", "esmm"), "label 'price' must be 0 or 1"),
     ):
         refused = run(*arguments)
         assert (refused.returncode in (1, 2), message in " ".join(refused.stderr.split())) == (True, True), (

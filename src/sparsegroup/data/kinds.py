@@ -120,6 +120,23 @@ class Label:
         return cls(match["column"], sign + value)
 
     @classmethod
+    def several(cls, given: str | Sequence[str], columns: Collection[str] | None = None) -> tuple["Label", ...]:
+        """The labels, of one task each, that texts name, or a text with commas between; one of any other text.
+
+        Raises:
+            LogOptionError: As `of`; or the same label twice.
+        """
+        if isinstance(given, str):
+            parts = tuple(cls.of(part.strip(), columns) for part in given.split(","))
+            there = [columns is None or part.column in columns for part in parts]
+            known = all(there) or (any(there) and not any(part.rule for part in parts))  # a value may have commas
+            given = [str(part) for part in parts] if known and given not in (columns or ()) else [given]
+        found = tuple(cls.of(one, columns) for one in given)
+        if len(set(found)) < len(found):
+            raise LogOptionError(f"`label` names one twice: {', '.join(map(str, found))}", "label")
+        return found
+
+    @classmethod
     def of_classes(cls, column: str, classes: Sequence[str]) -> "Label":
         """The label of a column that is one of these classes."""
         if not 2 <= len(classes) <= MOST_CLASSES or len(set(classes)) < len(classes):

@@ -9,6 +9,7 @@ from sparsegroup.models.fm import FM
 from sparsegroup.models.layers import WithHeads
 from sparsegroup.models.logistic import LR
 from sparsegroup.models.mlp import MLP
+from sparsegroup.models.multi_task import PLE, MMoE
 from sparsegroup.models.number_encoder import NumberEncoder, WithNumbers
 from sparsegroup.models.opnn import OPNN
 from sparsegroup.models.pairs import PairKeys, WithPairs
@@ -20,9 +21,11 @@ __all__ = [
     "LR",
     "MLP",
     "OPNN",
+    "PLE",
     "DCNv2",
     "DeepFM",
     "ListPooling",
+    "MMoE",
     "NumberEncoder",
     "PairKeys",
     "WithHeads",

@@ -1,4 +1,4 @@
-"""What a model learns of a label: probabilities, means, counts, quantiles, classes."""
+"""What a model learns of a label: probabilities, means, counts, quantiles, classes, and several tasks."""
 
 from sparsegroup.importing import document_constructors
 from sparsegroup.objectives.classes import Softmax
@@ -13,9 +13,11 @@ from sparsegroup.objectives.losses import (
     Tweedie,
 )
 from sparsegroup.objectives.objective import Objective
+from sparsegroup.objectives.tasks import Esmm, Tasks
 
 __all__ = [
     "LOGISTIC",
+    "Esmm",
     "Gamma",
     "Huber",
     "Logistic",
@@ -24,6 +26,7 @@ __all__ = [
     "Quantile",
     "Softmax",
     "Squared",
+    "Tasks",
     "Tweedie",
 ]
 

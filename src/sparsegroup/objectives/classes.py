@@ -93,9 +93,9 @@ class Softmax(Objective):
         found = {f"probability_{name}": predictions[:, number] for number, name in enumerate(self.classes)}
         return {**found, "prediction": np.array(self.classes)[predictions.argmax(1)]}
 
-    def texts(self, labels: Any) -> Any:
-        """The classes."""
-        return np.array(self.classes)[labels.astype(np.int64)]
+    def label_columns(self, labels: Any) -> dict[str, Any]:
+        """The classes' texts."""
+        return {"label": np.array(self.classes)[labels.astype(np.int64)]}
 
     def deviance(self, labels: Float64s, predictions: Float64s) -> Float64s:
         """-ln of the probability of the label's class."""

@@ -78,6 +78,11 @@ class Squared(Objective):
     scaled = True
     scale: float = parameter(1.0, above(0))
 
+    @property
+    def loss_unit(self) -> float:
+        """2 scale²."""
+        return 2 * self.scale**2
+
     @staticmethod
     def residual(score: Any, label: Any, shape: Any) -> Any:
         """Score - y."""
@@ -109,6 +114,11 @@ class Huber(Objective):
     def shape(self) -> float:
         """δ."""
         return self.delta
+
+    @property
+    def loss_unit(self) -> float:
+        """Scale²."""
+        return self.scale**2
 
     @staticmethod
     def residual(score: Any, label: Any, shape: Any) -> Any:
@@ -145,6 +155,11 @@ class Quantile(Objective):
         """α."""
         return self.alpha
 
+    @property
+    def loss_unit(self) -> float:
+        """Scale."""
+        return self.scale
+
     @staticmethod
     def residual(score: Any, label: Any, shape: Any) -> Any:
         """1 - α above the label, -α below."""
@@ -171,6 +186,7 @@ class _Logarithmic:
 
     highest = _LOGARITHMIC
     least = 0.0
+    loss_unit = 2.0
 
     def predict(self, scores: Tensor) -> Tensor:
         """e to the score."""

@@ -83,19 +83,34 @@ class Objective(NamedChoice, ABC, kind="objective"):
         """The same objective of labels that are these classes, if it takes classes."""
         return self
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks of which labels are, `[n, tasks]`; none of labels `[n]`."""
+        return ()
+
+    def of_tasks(self, names: Sequence[str], weights: Sequence[float] | None = None) -> "Objective":
+        """The objective of these tasks: this one for each of them, unless it is of several already."""
+        found: Objective = self.known["tasks"](objectives=(self,), names=tuple(names), weights=tuple(weights or ()))
+        return found
+
     def are_labels(self, labels: Tensor) -> Tensor:
         """Which of some labels `[n]` it takes, `[n]` bool."""
         enough = labels >= self.least if self.includes_least else labels > self.least
         return enough & labels.isfinite()
 
-    def in_unit(self, scale: float) -> Self:
+    @property
+    def loss_unit(self) -> float:
+        """What a loss is multiplied by to differ from another by as much as their deviances do."""
+        return 1.0
+
+    def in_unit(self, scale: Any) -> Self:
         """The same objective with this unit of the scores, if it has one."""
         if not self.scaled:
             return self
         parameters: Any = {**self.parameters, "scale": scale}
         return type(self)(**parameters)
 
-    def unit_of(self, labels: Float64s, weights: Float64s) -> float:
+    def unit_of(self, labels: Float64s, weights: Float64s) -> Any:
         """The unit of scores for labels like these `[n]`, with weights `[n]`: their standard deviation, or 1."""
         if not self.scaled or not weights.sum():
             return 1.0
@@ -130,9 +145,18 @@ class Objective(NamedChoice, ABC, kind="objective"):
         """Name → values `[n]` of predictions, as files of them have these."""
         return {self.prediction: predictions}
 
-    def texts(self, labels: Any) -> Any:
-        """What files of predictions have of labels `[n]` float32."""
-        return labels.astype(np.uint8) if self.is_binary else labels
+    def label_columns(self, labels: Any) -> dict[str, Any]:
+        """Name → values `[n]` of labels `[n]` float32, as files of predictions have these."""
+        return {"label": labels.astype(np.uint8) if self.is_binary else labels}
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of what an export gives."""
+        return [self.prediction]
+
+    def served(self, predictions: Tensor) -> tuple[Tensor, ...]:
+        """What an export gives of predictions."""
+        return (predictions,)
 
     @property
     def parts(self) -> "tuple[Objective, ...]":

@@ -22,6 +22,14 @@ def titles_of(metrics: Any) -> dict[str, str]:
     return {one.name: TITLES[one.name] for one in fields(metrics) if one.name in TITLES}
 
 
+def measures_of(metrics: Any) -> dict[str, float]:
+    """Title of each measure → its value, of metrics or of each task's, which are called by its name."""
+    found = {title: getattr(metrics, name) for name, title in titles_of(metrics).items()}
+    for task, own in getattr(metrics, "tasks", {}).items():
+        found |= {f"{task}: {title}": value for title, value in measures_of(own).items()}
+    return found
+
+
 def count(value: float) -> str:
     """1234567 → "1,234,567"."""
     return NONE if math.isnan(value) else f"{value:,.0f}"

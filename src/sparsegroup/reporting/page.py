@@ -30,6 +30,7 @@ from sparsegroup.reporting.run_record import (
     Metrics,
     NumberMetrics,
     Summary,
+    TaskMetrics,
     field_rows,
 )
 from sparsegroup.settings.names import model_title, optimizer_title
@@ -131,6 +132,7 @@ _PROGRESSIVE: Mapping[type[AnyMetrics], str] = {
     Metrics: "AUC, calibration, log loss and normalized entropy",
     NumberMetrics: "Losses and errors",
     ClassMetrics: "Accuracy, AUC, log loss and normalized entropy",
+    TaskMetrics: "Losses",
 }
 """Kind of metrics → what a report shows along the pass."""
 
@@ -143,6 +145,8 @@ def _quality(summary: Summary) -> str:
         return _quality_of_numbers(summary, test)
     if isinstance(test, ClassMetrics):
         return _quality_of_classes(summary, test)
+    if isinstance(test, TaskMetrics):
+        return _quality_of_tasks(summary, test)
     assert baseline is None or isinstance(baseline, Metrics)
     if math.isnan(test.auc):
         return f"The log loss on {count(summary.test_rows)} test rows is {metric(test.log_loss)}; all have one label."
@@ -155,6 +159,15 @@ def _quality(summary: Summary) -> str:
         log_losses.append(f"{_compared(mean - test.log_loss)} that of always predicting the mean click rate")
     log_loss = ", ".join(filter(None, (metric(test.log_loss), " and ".join(log_losses))))
     return f"On {count(summary.test_rows)} test rows the AUC is {auc}, and the log loss {log_loss}."
+
+
+def _quality_of_tasks(summary: Summary, test: TaskMetrics) -> str:
+    losses = [metric(test.loss)]
+    if isinstance(summary.baseline, TaskMetrics):
+        losses.append(f"{_compared(summary.baseline.loss - test.loss)} the baseline's (linear models)")
+    if test.relative_loss > 0:
+        losses.append(f"{percent(test.relative_loss)} of that of the best constant predictions")
+    return f"On {count(summary.test_rows)} test rows the weighted loss of the tasks is {', '.join(losses)}."
 
 
 def _quality_of_classes(summary: Summary, test: ClassMetrics) -> str:
@@ -222,6 +235,17 @@ def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
             quality("relative loss", "relative_loss", "1 is the best constant prediction"),
             quality("calibration", "calibration", "sum of predictions over sum of labels; 1 is best"),
         ]
+    elif isinstance(metrics, TaskMetrics):
+        measures = [
+            quality("loss", "loss", note),
+            quality("relative loss", "relative_loss", "1 is the best constant predictions"),
+        ]
+        others = summary.baseline.tasks if isinstance(summary.baseline, TaskMetrics) else {}
+        for task, own in metrics.tasks.items():
+            name = "auc" if isinstance(own, Metrics) else "relative_loss"
+            other = f"baseline {metric(getattr(others[task], name))}; " if task in others else ""
+            loss = f"{other}relative loss {metric(own.relative_loss)}, calibration {metric(own.calibration)}"
+            measures.append(Tile(f"{of}{titles_of(own)[name]}, {task}", metric(getattr(own, name)), loss))
     elif isinstance(metrics, ClassMetrics):
         measures = [
             quality("accuracy", "accuracy", note),

@@ -92,13 +92,30 @@ class ClassMetrics:
         return self.normalized_entropy
 
 
-AnyMetrics = Metrics | NumberMetrics | ClassMetrics
-"""Of probabilities, of numbers, or of classes."""
+@dataclass(frozen=True)
+class TaskMetrics:
+    """Measures of several tasks.
+
+    Attributes:
+        tasks: Name → its measures, over the rows that have its label.
+        loss: Σ_t weight_t · the loss of task t, in the unit of its scores: see `Objective.loss_unit`. Tasks without a
+            label are left out.
+        relative_loss: The loss over that of the best constant predictions.
+    """
+
+    tasks: Mapping[str, Metrics | NumberMetrics]
+    loss: Number
+    relative_loss: Number
+
+
+AnyMetrics = Metrics | NumberMetrics | ClassMetrics | TaskMetrics
+"""Of probabilities, of numbers, of classes, or of several tasks."""
 
 LOSSES: Mapping[type[AnyMetrics], tuple[str, ...]] = {
     Metrics: ("auc", "log_loss"),
     NumberMetrics: ("loss",),
     ClassMetrics: ("auc", "log_loss"),
+    TaskMetrics: ("loss",),
 }
 """Kind of metrics → the measures that are recorded of a baseline and of validation rows."""
 
@@ -173,6 +190,7 @@ class HistoryPoint:
         loss, relative_loss, rmse, mae: The same where labels are numbers, see `NumberMetrics`; the measures of
             probabilities are None then, and these None otherwise.
         accuracy: A measure of classes, see `ClassMetrics`; there is no calibration then.
+        tasks: Measures of several tasks, see `TaskMetrics`; only these, loss and relative_loss are there then.
         live_rows, features_seen, feature_rate: Live features, features seen so far, and their quotient.
         table_bytes: Bytes of the table's index and rows, including the optimizer's state.
         seconds: How long training has taken so far, without evaluation.
@@ -204,6 +222,7 @@ class HistoryPoint:
     rmse: Number | None = None
     mae: Number | None = None
     accuracy: Number | None = None
+    tasks: Mapping[str, Metrics | NumberMetrics] | None = None
     l21: AnyReal | None = None
     scheduled_rate: AnyReal | None = None
     epoch: Count | None = None
@@ -218,6 +237,8 @@ class HistoryPoint:
     def metrics(self) -> AnyMetrics:
         """The measures of the samples since the last point."""
         kind: type[AnyMetrics] = Metrics if self.loss is None else NumberMetrics
+        if self.tasks is not None:
+            kind = TaskMetrics
         if self.accuracy is not None:
             kind = ClassMetrics
         return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})

@@ -10,7 +10,7 @@ from sparsegroup.artifact.manifest import FileFacts, FileName, FolderFormat, Man
 from sparsegroup.artifact.validation import Count, Number, finite
 from sparsegroup.bags import BagMode
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.reporting.run_record import ClassMetrics, Metrics, NumberMetrics
+from sparsegroup.reporting.run_record import ClassMetrics, Metrics, NumberMetrics, TaskMetrics
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.settings.names import Dtype
 from sparsegroup.settings.yaml_settings import checked
@@ -103,7 +103,14 @@ class ClassScores(ClassMetrics):
     max_abs_difference: Number
 
 
-AnyScores = PathScores | NumberScores | ClassScores
+@dataclass(frozen=True, kw_only=True)
+class TaskScores(TaskMetrics):
+    """The same of several tasks."""
+
+    max_abs_difference: Number
+
+
+AnyScores = PathScores | NumberScores | ClassScores | TaskScores
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from sparsegroup.reporting.run_record import (
     Metrics,
     NumberMetrics,
     ScoreCurves,
+    TaskMetrics,
 )
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import Table
@@ -52,7 +53,12 @@ BLOCKS = 20
 BEYOND_NOISE = 2.093
 """Student's t at 19 degrees of freedom that a difference of noise exceeds, either way, once in 20."""
 
-_SHARES = {Metrics: "share of positives", NumberMetrics: "mean", ClassMetrics: "shares of the classes"}
+_SHARES = {
+    Metrics: "share of positives",
+    NumberMetrics: "mean",
+    ClassMetrics: "shares of the classes",
+    TaskMetrics: "means",
+}
 """Kind of metrics → what a constant predicts."""
 
 _TOO_GOOD = 0.995

@@ -349,8 +349,17 @@ class Config(Settings):
 
     @property
     def objective(self) -> Objective:
-        """What is learnt, in the unit of its scores, or of the classes of a log."""
-        objective = (self.training.objective or LOGISTIC).in_unit(self.training.label_scale or 1.0)
+        """What is learnt, in the unit of its scores, and of the tasks or classes of a log.
+
+        SettingsError: there are other numbers of labels, objectives and weights.
+        """
+        objective = self.training.objective or LOGISTIC
+        if self.training.tasks:
+            try:
+                objective = objective.of_tasks(self.training.tasks, self.training.task_weights)
+            except ValueError as error:
+                raise SettingsError(f"training.objective: {error}", "objective") from error
+        objective = objective.in_unit(self.training.label_scale or 1.0)
         return objective.with_classes(self.training.classes) if self.training.classes else objective
 
     def build(self, log: Log, process_group: dist.ProcessGroup | None = None) -> tuple[ClickModel, GroupOptimizer]:
@@ -369,12 +378,13 @@ class Config(Settings):
 
     def check_log(self, log: Log) -> None:
         """Raise SettingsError if the settings name what a log does not have: a field, or times."""
-        model = self.resolved_for(log).model
+        resolved = self.resolved_for(log)
+        model = resolved.model
         try:
             model.sizes(log.schema)
         except ValueError as error:
             raise SettingsError(f"{log.name}: model.{error}") from error
-        self.check_labels(log)
+        resolved.check_labels(log)
         if isinstance(self.model.evict_unseen, str) and not log.timed:
             raise SettingsError(
                 f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own clock, but {log.name} has no "
@@ -385,6 +395,17 @@ class Config(Settings):
     def check_labels(self, log: Log) -> None:
         """Raise SettingsError unless the objective takes the labels of a log."""
         objective = self.objective
+        if log.labelled and (log.tasks != objective.tasks or (self.training.task_weights and not log.tasks)):
+            wanted, there = (
+                f"the tasks {', '.join(one)}" if one else "one label" for one in (objective.tasks, log.tasks)
+            )
+            raise SettingsError(
+                f"training.objective: {log.name} has {there}, and {objective} is for {wanted}"
+                f"{'; task_weights are for several' if self.training.task_weights else ''}",
+                "objective",
+            )
+        if objective.tasks:
+            return
         if objective.is_binary and not log.binary:
             names = ", ".join(name for name in get_args(ObjectiveName) if name != LOGISTIC.name)
             what = "classes" if log.classes else "numbers"
@@ -394,7 +415,7 @@ class Config(Settings):
                 "objective",
             )
         ours = self.training.classes or objective.labels if objective.takes_classes else ()
-        if log.labelled and log.classes != ours and not (ours == "classes" and log.classes):
+        if log.labelled and log.classes != ours:
             wanted = f"the classes {', '.join(ours)}" if isinstance(ours, tuple) and ours else ours or "no classes"
             raise SettingsError(
                 f"training.objective: {objective} takes {wanted}, and the labels of {log.name} are "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.objectives import LOGISTIC, Objective
+from sparsegroup.objectives import LOGISTIC, Objective, Tasks
 from sparsegroup.reporting.run_record import (
     AnyMetrics,
     ClassMetrics,
@@ -16,6 +16,7 @@ from sparsegroup.reporting.run_record import (
     NumberMetrics,
     ReliabilityBin,
     ScoreCurves,
+    TaskMetrics,
 )
 
 Float64s = npt.NDArray[np.float64]
@@ -34,8 +35,11 @@ def curves_of(
 ) -> ScoreCurves:
     """Reliability of predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0; of probabilities also gains.
 
-    The reliability of classes is the likeliest one's: whether it is the label's (Guo et al., ICML 2017).
+    The reliability of classes is the likeliest one's: whether it is the label's (Guo et al., ICML 2017). Several tasks
+    have no curves.
     """
+    if objective.tasks:
+        return ScoreCurves((), ())
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     labels = labels.astype(np.float64)
     if predictions.ndim > 1:
@@ -108,9 +112,14 @@ def measure(
     predictions: Float64s,
     weights: npt.NDArray[np.float32] | None = None,
 ) -> AnyMetrics:
-    """Metrics of an objective's predictions `[n]`, or of classes `[n, k]`, against labels `[n]`, with weights `[n]`."""
+    """Metrics of an objective's predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0.
+
+    Predictions of classes are `[n, k]`; predictions and labels of several tasks `[n, tasks]`.
+    """
     if objective.is_binary:
         return evaluate(labels, predictions, weights)
+    if isinstance(objective, Tasks):
+        return _of_tasks(objective, labels, predictions, weights)
     if predictions.ndim > 1:
         return _of_classes(objective, labels, predictions, weights)
     if not np.isfinite(predictions).all():
@@ -133,6 +142,24 @@ def measure(
         loss / of_constant if of_constant > 0 else math.nan,
         objective.calibration(y, predictions, counts),
     )
+
+
+def _of_tasks(
+    objective: Tasks, labels: npt.NDArray[Any], predictions: Float64s, weights: npt.NDArray[np.float32] | None
+) -> TaskMetrics:
+    found, losses, constants = dict[str, Metrics | NumberMetrics](), [], []
+    for task, (name, one) in enumerate(zip(objective.names, objective.objectives, strict=True)):
+        known = ~np.isnan(labels[:, task])
+        own = None if weights is None else weights[known]
+        metrics = measure(one, labels[known, task], predictions[known, task], own)
+        assert isinstance(metrics, Metrics | NumberMetrics)
+        found[name] = metrics
+        losses.append(objective.weights[task] * metrics.loss / one.loss_unit)
+        constants.append(losses[-1] / metrics.relative_loss if metrics.relative_loss > 0 else math.nan)
+    loss, constant = (float(np.nansum(each)) if np.isfinite(each).any() else math.nan for each in (losses, constants))
+    compared = np.isfinite(constants)
+    relative = float(np.array(losses)[compared].sum()) / constant if compared.any() else math.nan
+    return TaskMetrics(found, loss, relative)
 
 
 def _of_classes(

@@ -70,9 +70,10 @@ def with_checked_labels(batches: Iterable[Batch], objective: Objective = LOGISTI
         good = objective.are_labels(batch.labels)
         if not bool(good.all()):
             row = int((~good).flatten().nonzero()[0])
+            given = batch.labels[row] if objective.tasks else batch.labels.flatten()[row : row + 1]
             raise ValueError(
-                f"labels must be {objective.label_words}, got {batch.labels.flatten()[row].item():g} in row {row} of "
-                f"batch {number} of the stream (both from 0)"
+                f"labels must be {objective.label_words}, got {', '.join(f'{one:g}' for one in given.tolist())} in row "
+                f"{row} of batch {number} of the stream (both from 0)"
             )
         yield batch
 
@@ -210,10 +211,10 @@ class WindowState:
 
     def check(self) -> None:
         """Raise ValueError, whose message begins with the field, unless a window can have given it."""
-        rows = self.labels.numel()
+        rows = len(self.labels) if self.labels.ndim else 0
         for name, tensor, shape in (
             ("logits", self.logits, (rows, *self.logits.shape[1:2])),
-            ("labels", self.labels, (rows,)),
+            ("labels", self.labels.nan_to_num(), (rows, *self.labels.shape[1:2])),
             ("weights", self.weights, (rows if self.weights.numel() else 0,)),
         ):
             dtype = tensor.dtype if tensor.is_floating_point() else torch.float32
@@ -226,7 +227,7 @@ class WindowState:
         several = () if objective.outputs == 1 else (objective.outputs,)
         if len(self.logits) and self.logits.shape[1:] != several:
             raise ValueError(f"window.logits: are not of {objective.outputs} outputs")
-        if not bool(objective.are_labels(self.labels).all()):
+        if len(self.labels) and not bool(objective.are_labels(self.labels).all()):
             raise ValueError(f"window.labels: has others than {objective.label_words}")
 
 
@@ -333,7 +334,7 @@ def predicted_rows(model: LookupModel, log: Log, window: PredictionWindow) -> It
             rows = log.places(window.samples, batch)
             window.add(batch, logits)
             columns = model.objective.columns(predictions_of([logits], model.objective))
-            labels = {"label": model.objective.texts(batch.labels.numpy())} if log.labelled else {}
+            labels = model.objective.label_columns(batch.labels.numpy()) if log.labelled else {}
             yield {"row": rows, **columns, **labels}
 
 
