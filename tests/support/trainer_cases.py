@@ -13,14 +13,14 @@ from sharded_cases import rows_of
 from sparsegroup import FieldTables, GroupAdam, HashEmbedding, MinCount, TargetRate, param_groups
 from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
-from sparsegroup.objectives import LOGISTIC, Objective, Softmax
+from sparsegroup.objectives import LOGISTIC, Objective, Softmax, Tasks
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Callback, HistoryPoint, Trainer
 from sparsegroup.training.baseline import BaselineCallback, baseline_for
 
 FIELDS, DIM, ROWS = 3, 4, 40
-OWN = ("seconds", "samples_per_s", "table_bytes", "baseline_auc", "baseline_log_loss")
-"""What ranks have otherwise than one process."""
+OWN = ("seconds", "samples_per_s", "table_bytes", "baseline_auc", "baseline_log_loss", "baseline_loss", "tasks")
+"""What ranks have otherwise than one process, and tasks' measures, which a loss sums up."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TrainerCase:
         weighted: Whether rows have weights.
         numbers: Columns of numbers, which an encoder standardizes.
         normalized: Whether the network has torch's batch normalization.
-        objective: What is learnt of labels 0 and 1.
+        objective: What is learnt of labels 0 and 1; of two tasks, also of what is not the label, where it is known.
     """
 
     shares: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
@@ -60,6 +60,7 @@ CASES = {
     "sums": TrainerCase(table={"reduction": "sum"}),
     "numbers": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), numbers=2),
     "classes": TrainerCase(shares=(0.0, 0.5, 0.4, 0.1), weighted=True, objective=Softmax(classes=2)),
+    "tasks": TrainerCase(shares=(0.1, 0.5, 0.4, 0.0), objective=Tasks(weights=(1, 0.5))),
 }
 
 
@@ -71,6 +72,9 @@ def global_batches(case: TrainerCase) -> list[Batch]:
         rows = ROWS if step < case.steps - 1 else ROWS // 2
         keys = torch.randint(0, 60, (rows, FIELDS), generator=draw) + (torch.arange(FIELDS) << 56)
         labels = (torch.rand(rows, generator=draw) < 0.2 + 0.3 * (keys[:, 0] % 3 == 0)).float()
+        if case.objective.tasks:
+            unknown = torch.rand(rows, generator=draw) < 0.3
+            labels = torch.stack([labels, (1 - labels).masked_fill(unknown, torch.nan)], dim=1)
         weights = torch.rand(rows, generator=draw) + 0.5 if case.weighted else None
         numbers = 1e4 + torch.randn(rows, case.numbers, generator=draw)
         numbers[:, :1] += 100 * step  # beyond the reach of the mean so far
@@ -136,7 +140,8 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
 def trained(case: TrainerCase, ends: Sequence[int] = (99,) * 4) -> dict[str, Any]:
     trainer = new_trainer(case)
     trainer.fit(own_batches(case, ends))
-    return outcome(trainer) | {"auc": trainer.evaluate(own_batches(case, ends)).auc}
+    metrics = trainer.evaluate(own_batches(case, ends))
+    return outcome(trainer) | {"auc": getattr(metrics, "auc", metrics.loss)}
 
 
 def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:

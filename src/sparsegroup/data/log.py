@@ -43,7 +43,7 @@ class Log(ABC):
         train_rows: Number of training rows, which come first; the others are the test set.
         hash: Name of the hash that keys are made with; "none" for keys that are drawn, not hashed.
         labelled: Whether the rows have labels; if not, all labels of batches are 0.
-        binary: Whether all labels are 0 or 1; else they are any finite numbers, or numbers of `classes`.
+        binary: Whether all labels are 0 or 1; else they are any finite numbers, numbers of `classes`, or of `tasks`.
         classes: Texts of the classes whose numbers, from 0, the labels are; none where labels are something else.
         tasks: Names of the tasks where labels are of several: they are `[n, tasks]` then, NaN where one has none.
         weighted: Whether the rows have weights.

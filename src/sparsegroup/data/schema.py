@@ -224,7 +224,7 @@ class LogFormat:
             return self.findings
         reason = "as the schema says" if self.name == "log" else f"as the format {self.name!r} has it"
         kinds = self.kinds or {
-            **({self.label: "label"} if self.labelled else {}),
+            **(dict.fromkeys((one.column for one in self.readers), "label") if self.labelled else {}),
             **dict.fromkeys(self.fields, "category"),
             **{name: str(ColumnKind("list", separator)) for name, separator in self.lists.items()},
             **dict.fromkeys(self.numbers, "number"),
