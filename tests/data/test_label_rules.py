@@ -73,6 +73,45 @@ def test_labels_of_any_number(tmp_path: Path) -> None:
         open_log(path, label="rating")
 
 
+def test_classes_are_found_in_the_first_rows(tmp_path: Path) -> None:
+    path = ratings(tmp_path)
+    options = {"label": "rating", "labels": "classes"}
+    log = open_log(path, **options)
+    assert (log.classes, log.binary) == (("1", "2", "3", "4", "5"), False)
+    assert labels_of(log) == [row % 5 for row in range(300)]
+    prepare([path], tmp_path / "prepared", **options)
+    again = PreparedLog(tmp_path / "prepared")
+    assert (again.classes, labels_of(again)) == (log.classes, labels_of(log))
+    write_schema(tmp_path / "schema.yaml", log.format, "it")
+    assert open_log(path, schema=tmp_path / "schema.yaml").classes == log.classes
+    assert open_log(path, label="rating>=4", labels="classes").binary  # a comparison has two
+    given = open_log(path, label="rating", labels=("5", "4", "3", "2", "1.0"))
+    assert labels_of(given)[:5] == [4, 3, 2, 1, 0]
+    assert given.identity != log.identity
+    with pytest.raises(ClickLogError, match=r"csv:6: label 'rating' must be one of the classes 1, 2, 3, 4: 'rating=5'"):
+        open_log(path, label="rating", labels=list("1234"))
+    with pytest.raises(LogOptionError, match=r"2 to 1000 different classes are expected, got 1 classes"):
+        open_log(path, label="rating", labels=["1"])
+    with pytest.raises(LogOptionError, match=r"`labels` is binary, numbers, classes, or a list of these, got 'colors'"):
+        open_log(path, label="rating", labels="colors")
+    pl.DataFrame({"label": [f"{number}.5" for number in range(1001)], "user": ["u"] * 1001}).write_csv(path)
+    with pytest.raises(LogOptionError, match=r"got 1,001 classes; numbers are learnt with `objective` squared"):
+        open_log(path, labels="classes")
+
+
+@pytest.mark.parametrize(
+    ("texts", "classes"),
+    [(["10", "9", "9.0", " 1e1", None], ("9", "10")), (["10", "9", "b", " a ", ""], ("10", "9", "a", "b"))],
+)
+def test_classes_are_sorted_as_numbers_if_all_are(texts: list[str], classes: tuple[str, ...]) -> None:
+    label = Label.of_texts("x", pl.Series(texts, dtype=pl.String))
+    assert label.classes == classes
+    read = label.read(pl.Series(texts, dtype=pl.String)).to_list()
+    names = [None if text is None else text.strip() for text in texts]
+    number_of = {"9.0": 0, "1e1": 1, None: None, "": None} | {name: place for place, name in enumerate(classes)}
+    assert read == [number_of[name] for name in names]
+
+
 def test_the_test_set_begins_at_a_date(tmp_path: Path) -> None:
     path = ratings(tmp_path)
     options = {"label": "rating>=4"}

@@ -167,15 +167,22 @@ def test_ten_rows_are_enough() -> None:
     assert small(epochs=3, validation=0.2).fit(frame, labels).predict(frame).shape == (10,)
 
 
-def test_labels_are_any_two() -> None:
+def test_labels_are_any_two_or_more() -> None:
     numbers, words = small().fit(FRAME, LABELS), small().fit(FRAME, np.where(LABELS == 1, "yes", "no"))
     assert words.classes_.tolist() == ["no", "yes"]
     np.testing.assert_array_equal(probabilities(numbers), probabilities(words))
     assert (words.predict(NEW) == np.where(numbers.predict(NEW) == 1, "yes", "no")).all()
     np.testing.assert_array_equal(numbers.predict(NEW), probabilities(numbers) > 0.5)
-    for labels, what in ((np.arange(600) % 3, "The type of the target is multiclass"), (np.zeros(600), "one class")):
-        with pytest.raises(ValueError, match=what):
-            small().fit(FRAME, labels)
+    colors = FRAME["color"].to_numpy()
+    three = small(epochs=3).fit(FRAME, colors)
+    assert three.classes_.tolist() == sorted(set(colors)) == list(three.config_.training.classes)
+    assert (three.predict(FRAME) == colors).mean() > 0.9
+    np.testing.assert_allclose(three.predict_proba(NEW), np.exp(three.decision_function(NEW)))
+    two = small(objective="softmax").fit(FRAME, LABELS)
+    assert two.decision_function(NEW).shape == (len(NEW),)
+    np.testing.assert_array_equal(two.predict(NEW), two.predict_proba(NEW)[:, 1] > 0.5)
+    with pytest.raises(ValueError, match="one class"):
+        small().fit(FRAME, np.zeros(600))
     with pytest.raises(ValueError, match="X has 600 rows and y 599"):
         small().fit(FRAME, LABELS[1:])
 

@@ -62,7 +62,7 @@ def test_cross_layers_follow_their_formula() -> None:
         x = (x_0.unsqueeze(2) @ x.unsqueeze(1) @ weight.view(1, -1, 1)).squeeze(2) + bias + x
     weight = torch.randn(6)
     products = x_0 @ torch.cat([network.cross.weight, weight.unsqueeze(0)]).t()
-    torch.testing.assert_close(network.cross(products, weight), x @ weight)
+    torch.testing.assert_close(network.cross(products, weight.unsqueeze(0)).squeeze(1), x @ weight)
 
 
 @pytest.mark.parametrize("cross_layers", [0, 1, 2])

@@ -44,8 +44,8 @@ def test_help(command: str) -> None:
 
 
 LOGS = {
-    "short": SimpleNamespace(train_rows=900),
-    "long": SimpleNamespace(train_rows=400_000),
+    "short": SimpleNamespace(train_rows=900, tasks=()),
+    "long": SimpleNamespace(train_rows=400_000, tasks=()),
 }
 GIVEN: dict[str, dict[str, Any]] = {
     "nothing": {},

@@ -13,13 +13,14 @@ from sharded_cases import rows_of
 from sparsegroup import FieldTables, GroupAdam, HashEmbedding, MinCount, TargetRate, param_groups
 from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
+from sparsegroup.objectives import LOGISTIC, Objective, Softmax, Tasks
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Callback, HistoryPoint, Trainer
-from sparsegroup.training.baseline import BaselineCallback
+from sparsegroup.training.baseline import BaselineCallback, baseline_for
 
 FIELDS, DIM, ROWS = 3, 4, 40
-OWN = ("seconds", "samples_per_s", "table_bytes", "baseline_auc", "baseline_log_loss")
-"""What ranks have otherwise than one process."""
+OWN = ("seconds", "samples_per_s", "table_bytes", "baseline_auc", "baseline_log_loss", "baseline_loss", "tasks")
+"""What ranks have otherwise than one process, and tasks' measures, which a loss sums up."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class TrainerCase:
         weighted: Whether rows have weights.
         numbers: Columns of numbers, which an encoder standardizes.
         normalized: Whether the network has torch's batch normalization.
+        objective: What is learnt of labels 0 and 1; of two tasks, also of what is not the label, where it is known.
     """
 
     shares: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
@@ -45,6 +47,7 @@ class TrainerCase:
     weighted: bool = False
     numbers: int = 0
     normalized: bool = False
+    objective: Objective = LOGISTIC
 
 
 CASES = {
@@ -56,6 +59,8 @@ CASES = {
     "sizes": TrainerCase(sizes={0: 2, 1: 4, 2: 4}),
     "sums": TrainerCase(table={"reduction": "sum"}),
     "numbers": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), numbers=2),
+    "classes": TrainerCase(shares=(0.0, 0.5, 0.4, 0.1), weighted=True, objective=Softmax(classes=2)),
+    "tasks": TrainerCase(shares=(0.1, 0.5, 0.4, 0.0), objective=Tasks(weights=(1, 0.5))),
 }
 
 
@@ -67,6 +72,9 @@ def global_batches(case: TrainerCase) -> list[Batch]:
         rows = ROWS if step < case.steps - 1 else ROWS // 2
         keys = torch.randint(0, 60, (rows, FIELDS), generator=draw) + (torch.arange(FIELDS) << 56)
         labels = (torch.rand(rows, generator=draw) < 0.2 + 0.3 * (keys[:, 0] % 3 == 0)).float()
+        if case.objective.tasks:
+            unknown = torch.rand(rows, generator=draw) < 0.3
+            labels = torch.stack([labels, (1 - labels).masked_fill(unknown, torch.nan)], dim=1)
         weights = torch.rand(rows, generator=draw) + 0.5 if case.weighted else None
         numbers = 1e4 + torch.randn(rows, case.numbers, generator=draw)
         numbers[:, :1] += 100 * step  # beyond the reach of the mean so far
@@ -91,7 +99,7 @@ def own_batches(case: TrainerCase, ends: Sequence[int]) -> Iterator[Batch]:
 
 def new_trainer(case: TrainerCase) -> Trainer:
     torch.manual_seed(3 + (dist.get_rank() if dist.is_initialized() else 0))  # networks are made equal by the trainer
-    model: nn.Module = MLP(FIELDS + case.numbers, DIM, case.numbers, hidden=(8,))
+    model: nn.Module = MLP(FIELDS + case.numbers, DIM, case.numbers, hidden=(8,), outputs=case.objective.outputs)
     if case.normalized:
         model.hidden.append(nn.BatchNorm1d(8))
     if case.numbers:
@@ -109,7 +117,9 @@ def new_trainer(case: TrainerCase) -> Trainer:
     groups = [*param_groups(embedding, l21=1e-3, named=False), {"params": model.parameters()}]
     optimizer = GroupAdam(groups, lr=0.01)
     target = None if case.rate is None else TargetRate(optimizer, case.rate, steps=case.steps, interval=2)
-    return Trainer(embedding, model, optimizer, window=3 * ROWS, target=target, callbacks=[BaselineCallback()])
+    baseline = BaselineCallback(baseline_for(case.objective))
+    how: dict[str, Any] = {"objective": case.objective, "window": 3 * ROWS, "target": target}
+    return Trainer(embedding, model, optimizer, callbacks=[baseline], **how)
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
@@ -130,7 +140,8 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
 def trained(case: TrainerCase, ends: Sequence[int] = (99,) * 4) -> dict[str, Any]:
     trainer = new_trainer(case)
     trainer.fit(own_batches(case, ends))
-    return outcome(trainer) | {"auc": trainer.evaluate(own_batches(case, ends)).auc}
+    metrics = trainer.evaluate(own_batches(case, ends))
+    return outcome(trainer) | {"auc": getattr(metrics, "auc", metrics.loss)}
 
 
 def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:

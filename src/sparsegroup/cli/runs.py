@@ -23,7 +23,7 @@ from sparsegroup.cli.options import setting_values, settings_file
 from sparsegroup.cli.output import figures, show, speak_as, training_bar
 from sparsegroup.data import Log, is_prepared
 from sparsegroup.errors import UserError
-from sparsegroup.reporting.formatting import duration, size, titles_of
+from sparsegroup.reporting.formatting import duration, measures_of, size, titles_of
 from sparsegroup.settings.declared import ADMISSION_SETTINGS, ModelSettings
 from sparsegroup.settings.yaml_settings import checked, with_values
 from sparsegroup.training import (
@@ -310,6 +310,10 @@ def _outcome(summary: Summary, folder: Path) -> Iterator[tuple[str, str]]:
             if summary.baseline is not None:
                 note = f"  (baseline {getattr(summary.baseline, name):.4f})"
             yield title, f"{getattr(test, name):.4f}{note}"
+        others = {} if summary.baseline is None else measures_of(summary.baseline)
+        for title, value in measures_of(test).items():
+            if title not in titles_of(test).values():  # of a task
+                yield title, f"{value:.4f}" + (f"  (baseline {others[title]:.4f})" if title in others else "")
     features = f"{summary.live_rows:,} of {summary.features_seen:,} features"
     yield "feature rate", f"{summary.feature_rate:.4f}  ({features})"
     if summary.evicted_rows or summary.refused_rows:

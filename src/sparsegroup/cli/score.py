@@ -16,7 +16,7 @@ from rich.table import Table
 from sparsegroup.cli.app import UsageError, in_shell, starting
 from sparsegroup.cli.options import OF_THE_LOG, THREADS, Model, RawOrPrepared, Threads, log_settings, takes_settings
 from sparsegroup.cli.output import is_json, plain, progress, show, table, to_stdout
-from sparsegroup.reporting.formatting import count, metric, percent, titles_of
+from sparsegroup.reporting.formatting import TITLES, count, measures_of, metric, percent
 from sparsegroup.settings.declared import FORMAT
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def predict_command(
     The log is read the way the training log was, unless options say otherwise.
     """
     with starting(threads):
+        import numpy as np
+
         from sparsegroup.artifact.folder import write_atomically
         from sparsegroup.data.raw.files import is_same, short_name, shown
         from sparsegroup.training.metrics import undefined
@@ -92,15 +94,13 @@ def predict_command(
                 write_csv(parts(), sys.stdout.buffer)
     seconds = perf_counter() - begin
     labels = window.labels()
-    has_labels = data.labelled and window.samples > 0 and labels.min() < labels.max()
+    has_labels = data.labelled and window.samples > 0 and np.nanmin(labels) < np.nanmax(labels)
     metrics = window.metrics() if has_labels else undefined(trained.model.objective)
     outcome = [f"{window.samples:,} rows, {window.samples / max(seconds, 1e-9):,.0f} rows/s"]
     if has_labels:
-        measures = titles_of(metrics).items()
-        shown_measures = ("auc", "log_loss", "rmse", "mae", "ndcg", "gauc", "relative_loss", "calibration")
-        outcome.append(
-            ", ".join(f"{title} {getattr(metrics, name):.4f}" for name, title in measures if name in shown_measures)
-        )
+        left_out = {TITLES[name] for name in ("normalized_entropy", "loss")}
+        shown_measures = {title: value for title, value in measures_of(metrics).items() if title not in left_out}
+        outcome.append(", ".join(f"{title} {value:.4f}" for title, value in shown_measures.items()))
         if (own := trained.config.data.log) is not None and is_same(log, own):
             again = in_shell("evaluate", model, *log)
             outcome.append(f"the model was trained on rows of this log, so these figures flatter it: see {again}")
@@ -156,8 +156,8 @@ def _overall(found: "EvaluationResult") -> Table:
     if found.baseline is not None:
         columns["baseline"] = (found.baseline, found.baseline_gauc)
     rows = [
-        (title, *(metric(getattr(metrics, measure)) for metrics, _ in columns.values()))
-        for measure, title in titles_of(found.metrics).items()
+        (title, *(metric(measures_of(metrics)[title]) for metrics, _ in columns.values()))
+        for title in measures_of(found.metrics)
     ]
     if (gauc := found.gauc) is not None:
         name = f"gAUC by {found.user}, {count(gauc.users)} users of both classes, {percent(gauc.share)} of the rows"
@@ -265,6 +265,7 @@ def _open_whole(
         like = trained.config.format_options
         data = open_log(log, like=like, whole=True, threads=threads, on_progress=on_progress, **how)
     _check_fits(data, trained, settings)
+    trained.config.check_labels(data)
     return trained, data
 
 

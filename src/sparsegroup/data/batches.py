@@ -52,7 +52,8 @@ class Batch:
     Attributes:
         keys: `[n, fields]` int64, of the fields of one value.
         numbers: `[n, numbers]` float32.
-        labels: `[n]` float32, 0 or 1.
+        labels: `[n]` float32: 0 or 1, numbers, or numbers of classes; of several tasks `[n, tasks]`, NaN where one has
+            none.
         times: `[n]` int64.
         weights: `[n]` float32, ≥ 0, or None where every row counts the same.
         bags: The values of each field of several values, in the order of the log's `lists`.

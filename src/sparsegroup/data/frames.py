@@ -1,6 +1,6 @@
 """Data frames: their keys and numbers, equal to a log's of the same values, and a frame as a log."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,9 +122,11 @@ class FrameLog(Log):
 
     Args:
         frame: `[n]` rows of features, see `hash_keys`.
-        labels: `[n]`, 0 or 1, or any finite numbers; None for rows without.
+        labels: `[n]`, 0 or 1, or any finite numbers, or numbers of `classes`; None for rows without.
         columns: Column → its kind, see `ColumnKind`; None infers it from the rows.
         weights: `[n]`, ≥ 0; None where every row counts the same.
+        classes: Texts of the classes whose numbers, from 0, the labels are; none where labels are something else.
+        tasks: Names of the tasks of which labels are, `[n, tasks]`, NaN where one has none; none for labels `[n]`.
         whole: Take the rows as for scoring: a column of the log's own time need not be readable.
         name: Where the rows come from, for messages.
 
@@ -146,6 +148,8 @@ class FrameLog(Log):
         *,
         columns: Mapping[str, str] | None = None,
         weights: npt.ArrayLike | None = None,
+        classes: Sequence[str] = (),
+        tasks: Sequence[str] = (),
         whole: bool = False,
         name: str = "a data frame",
     ) -> None:
@@ -160,15 +164,16 @@ class FrameLog(Log):
         rows = _batch(data, log)
         self._rows = replace(
             rows,
-            labels=rows.labels if labels is None else self._per_row("labels", labels),
+            labels=rows.labels if labels is None else self._per_row("labels", labels, *([len(tasks)] if tasks else [])),
             weights=None if weights is None else self._per_row("weights", weights),
         )
-        self.binary = bool(LOGISTIC.are_labels(self._rows.labels).all())
+        self.classes, self.tasks = tuple(classes), tuple(tasks)
+        self.binary = not classes and not tasks and bool(LOGISTIC.are_labels(self._rows.labels).all())
 
-    def _per_row(self, what: str, values: npt.ArrayLike) -> torch.Tensor:
-        given = np.asarray(values, np.float32)
-        if given.shape != (self.train_rows,):
-            raise ClickLogError(f"{self.name}: {what} must be [{self.train_rows}], got {list(given.shape)}")
+    def _per_row(self, what: str, values: npt.ArrayLike, *more: int) -> torch.Tensor:
+        given, shape = np.asarray(values, np.float32), [self.train_rows, *more]
+        if list(given.shape) != shape:
+            raise ClickLogError(f"{self.name}: {what} must be {shape}, got {list(given.shape)}")
         return torch.from_numpy(given.copy())
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ Every column is read as texts: that of a CSV unchanged, a typed one (Parquet, Ar
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from operator import ge, gt, le, lt
@@ -62,6 +62,11 @@ SPELLED_LABELS = {"0": "0", "0.0": "0", "false": "0", "no": "0", "1": "1", "1.0"
 NUMBERS = "numbers"
 """Rule of a label that is any finite number."""
 
+CLASSES = "classes"
+"""Rule of a label that is one of several classes, followed by their texts as a JSON array."""
+
+MOST_CLASSES = 1000
+
 _COMPARISON = re.compile(r"(?P<column>.*?\S)\s*(?P<sign>>=|<=|==|!=|>|<|=)\s*(?P<value>\S.*)")
 _COMPARED = re.compile(r"(>=|<=|==|!=|>|<)(.*)")
 _BY_ORDER: Mapping[str, Callable[[pl.Expr, float], pl.Expr]] = {">=": ge, "<=": le, ">": gt, "<": lt}
@@ -81,8 +86,12 @@ class Label:
 
     Attributes:
         column: The column.
-        rule: "" for 0 or 1, as `SPELLED_LABELS` spells them; `NUMBERS` for finite numbers; or a comparison, such as
-            ">=4" or "==click": the label is 1 where it holds. Texts are compared by == and != alone.
+        rule: "" for 0 or 1, as `SPELLED_LABELS` spells them; `NUMBERS` for finite numbers; `CLASSES` with their texts,
+            whose numbers from 0 the labels are; or a comparison, such as ">=4" or "==click": the label is 1 where it
+            holds. Texts are compared by == and != alone.
+
+    Raises:
+        LogOptionError: Fewer than two classes, more than 1000, or one twice.
     """
 
     column: str
@@ -110,10 +119,57 @@ class Label:
             raise LogOptionError(f"`label` {given!r}: {match['sign']} compares with a number, got {value!r}", "label")
         return cls(match["column"], sign + value)
 
+    @classmethod
+    def several(cls, given: str | Sequence[str], columns: Collection[str] | None = None) -> tuple["Label", ...]:
+        """The labels, of one task each, that texts name, or a text with commas between; one of any other text.
+
+        Raises:
+            LogOptionError: As `of`; or the same label twice.
+        """
+        if isinstance(given, str):
+            parts = tuple(cls.of(part.strip(), columns) for part in given.split(","))
+            there = [columns is None or part.column in columns for part in parts]
+            known = all(there) or (any(there) and not any(part.rule for part in parts))  # a value may have commas
+            given = [str(part) for part in parts] if known and given not in (columns or ()) else [given]
+        found = tuple(cls.of(one, columns) for one in given)
+        if len(set(found)) < len(found):
+            raise LogOptionError(f"`label` names one twice: {', '.join(map(str, found))}", "label")
+        return found
+
+    @classmethod
+    def of_classes(cls, column: str, classes: Sequence[str]) -> "Label":
+        """The label of a column that is one of these classes."""
+        if not 2 <= len(classes) <= MOST_CLASSES or len(set(classes)) < len(classes):
+            what = f"{len(classes):,} classes" if len(set(classes)) == len(classes) else "one twice"
+            raise LogOptionError(
+                f"label {column!r}: 2 to {MOST_CLASSES} different classes are expected, got {what}"
+                f"{'' if len(classes) < 2 else '; numbers are learnt with `objective` squared or another'}",
+                "label",
+            )
+        return cls(column, CLASSES + json.dumps(list(classes), ensure_ascii=False))
+
+    @classmethod
+    def of_texts(cls, column: str, texts: pl.Series) -> "Label":
+        """The label of a column whose values `[n]` show the classes: sorted as numbers, if all are, else as texts.
+
+        LogOptionError if they are fewer than two, or more than 1000.
+        """
+        every = texts.str.strip_chars().replace("", None).drop_nulls().unique()
+        if every.cast(pl.Float64, strict=False).is_finite().fill_null(False).all():
+            numerals = pl.DataFrame({"text": every}).select(as_numeral("text")).to_series().unique()
+            return cls.of_classes(column, sorted(numerals, key=float))
+        return cls.of_classes(column, sorted(every))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The texts of the classes, in the order of their numbers; none of other rules, or before they are found."""
+        texts = self.rule.removeprefix(CLASSES) if self.rule.startswith(CLASSES) else ""
+        return tuple(json.loads(texts or "[]"))
+
     @property
     def is_binary(self) -> bool:
         """Whether all labels are 0 or 1."""
-        return self.rule != NUMBERS
+        return self.rule != NUMBERS and not self.rule.startswith(CLASSES)
 
     def read(self, texts: pl.Series) -> pl.Series:
         """Labels `[n]` float32 of texts `[n]`; null where there is none, or it cannot be read."""
@@ -129,6 +185,11 @@ class Label:
                 pl.col("text").str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
             )
         numbers = text.cast(pl.Float64, strict=False)
+        if classes := self.classes:
+            values, places = [_number(name) for name in classes], list(range(len(classes)))
+            if None not in values:  # 1 and 1.0 are one number
+                return numbers.replace_strict(values, places, default=None, return_dtype=pl.Float64)
+            return text.replace_strict(classes, places, default=None, return_dtype=pl.Float64)
         if not self.is_binary:
             return pl.when(numbers.cast(pl.Float32).is_finite()).then(numbers)
         sign, value = _COMPARED.fullmatch(self.rule).groups()  # type: ignore[union-attr]
@@ -147,6 +208,9 @@ class Label:
             return f"label {self.column!r} must be 0 or 1, true or false, yes or no"
         if self.is_binary:
             return f"label {self.column!r} cannot be compared ({self.rule})"
+        if classes := self.classes:
+            shown = ", ".join(classes[:10]) + (f" and {len(classes) - 10} more" if len(classes) > 10 else "")
+            return f"label {self.column!r} must be one of the classes {shown}"
         return f"label {self.column!r} must be a finite number"
 
     def check(self, texts: pl.Series, where: str) -> None:
@@ -158,7 +222,8 @@ class Label:
             shown = ", ".join(strange.unique(maintain_order=True).head(3))
             raise ClickLogError(
                 f"{where}: label {self.column!r} has numbers such as {shown}: compare it, as in `label` "
-                f"'{self.column}>={strange[0]}', or train on the numbers, with `objective` squared or another",
+                f"'{self.column}>={strange[0]}', or train on the numbers, with `objective` squared or another, or "
+                "softmax",
                 "label",
             )
 

@@ -83,6 +83,8 @@ def scan_parquet(paths: Iterable[Path]) -> pl.LazyFrame:
 
 
 def arrow_of(values: npt.NDArray[Any]) -> pa.Array:
-    """`[n]` numbers as an Arrow array of their dtype, over the same memory where that is contiguous."""
+    """`[n]` numbers as an Arrow array of their dtype, over the same memory where that is contiguous; or texts."""
+    if values.dtype.kind == "U":
+        return pa.array(values)
     buffer = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])

@@ -43,7 +43,9 @@ class Log(ABC):
         train_rows: Number of training rows, which come first; the others are the test set.
         hash: Name of the hash that keys are made with; "none" for keys that are drawn, not hashed.
         labelled: Whether the rows have labels; if not, all labels of batches are 0.
-        binary: Whether all labels are 0 or 1; else they are any finite numbers.
+        binary: Whether all labels are 0 or 1; else they are any finite numbers, numbers of `classes`, or of `tasks`.
+        classes: Texts of the classes whose numbers, from 0, the labels are; none where labels are something else.
+        tasks: Names of the tasks where labels are of several: they are `[n, tasks]` then, NaN where one has none.
         weighted: Whether the rows have weights.
         timed: Whether the times of batches come from a column of the log; if not, they are the rows' numbers.
         bad_rows: Reason → number of rows that were left out.
@@ -78,6 +80,8 @@ class Log(ABC):
     hash: str = HASH
     labelled: bool = True
     binary: bool = True
+    classes: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
     weighted: bool = False
     timed: bool = False
     bad_rows: Mapping[str, int] = {}
@@ -117,8 +121,12 @@ class Log(ABC):
         return names_of(self.vocabulary, keys)
 
     def sample(self, rows: int) -> tuple[Float64s, Float64s, torch.Tensor]:
-        """Labels `[n]`, weights `[n]` and numbers `[n, numbers]` of the first training rows, at most `rows` of them."""
-        labels, weights, numbers = [np.zeros(0)], [np.zeros(0)], [torch.empty(0, len(self.numbers))]
+        """Labels `[n]`, weights `[n]` and numbers `[n, numbers]` of the first training rows, at most `rows` of them.
+
+        Labels of several tasks are `[n, tasks]`.
+        """
+        labels = [np.zeros((0, len(self.tasks)) if self.tasks else 0)]
+        weights, numbers = [np.zeros(0)], [torch.empty(0, len(self.numbers))]
         for batch in self.batches(0, min(self.train_rows, rows), _READ):
             labels.append(batch.labels.double().numpy())
             weights.append(np.ones(len(batch)) if batch.weights is None else batch.weights.double().numpy())

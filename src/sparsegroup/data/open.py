@@ -12,7 +12,7 @@ import polars as pl
 
 from sparsegroup.data.formats import FORMATS
 from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of, with_aucs
-from sparsegroup.data.kinds import NUMBERS, SPELLED_LABELS, ColumnFinding, Label
+from sparsegroup.data.kinds import CLASSES, NUMBERS, SPELLED_LABELS, ColumnFinding, Label
 from sparsegroup.data.log import Log
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
 from sparsegroup.data.raw.files import Chunk, LogPaths, RawFile, listed, paths_of, shown
@@ -55,8 +55,11 @@ class FormatOptions(TypedDict, total=False):
             "categorical" for a field of every column except `id`, `ts` and `timestamp` (the time) and `split` (marks
             the test rows, 2); None to infer it from its first rows. Of no effect, if "categorical", on other formats.
         label: Label column, of a log with a header, or a comparison of one such as `rating>=4`, see `Label`; by default
-            the first of `LABELS` that is there, in any case.
-        labels: Whether labels are 0 or 1 ("binary", the default), or any finite numbers ("numbers").
+            the first of `LABELS` that is there, in any case. Several, or a text with commas between them, are the
+            labels of a task each, of which a row may lack some.
+        labels: Whether labels are 0 or 1 ("binary", the default), any finite numbers ("numbers"), or classes
+            ("classes", of the first rows; or a sequence of the classes' texts): labels are their numbers then, from 0.
+            Of several tasks, "binary" or "numbers" for all, or for each.
         exclude: Columns that are no features, of a log with a header.
         weight: Column of how much each row counts, of a log with a header, a number >= 0; "none" for no such
             column. None: what `columns` say, or, if they are inferred, one of numbers >= 0 that is called `weight`,
@@ -76,10 +79,10 @@ class FormatOptions(TypedDict, total=False):
     dataset: DatasetName
     schema: Path | None
     columns: Kinds | None
-    label: str | None
+    label: str | Sequence[str] | None
     exclude: Collection[str]
     weight: str | None
-    labels: LabelsName | None
+    labels: LabelsName | Sequence[str] | None
     negatives_kept: float | None
     positive_weight: float | None
     test_fraction: float | None
@@ -225,8 +228,12 @@ def format_of(
         if option in wanted:
             raise LogOptionError(f"`{option}` and `test` cannot both be given", option, "test")
     found = format or _chosen(files, wanted, needs_label=not whole)
-    if wanted.get("labels") == NUMBERS and not found.label_rule:
+    if found.tasks:
+        found = _with_rules(found, wanted.get("labels"))
+    elif wanted.get("labels") == NUMBERS and not found.label_rule:
         found = replace(found, label_rule=NUMBERS)
+    elif _takes_classes(wanted) and found.label_rule in ("", CLASSES) and first.has_label(found):
+        found = _with_classes(files, found, wanted["labels"])
     found = _with_class_weights(found, wanted)
     if whole:  # rows to score need neither label nor weight
         if format is None and not first.has_label(found):
@@ -239,14 +246,54 @@ def format_of(
     return replace(found, split="file", split_column=None) if tests else found
 
 
+def _takes_classes(wanted: Mapping[str, Any]) -> bool:
+    return wanted.get("labels") not in (None, "binary", NUMBERS)
+
+
+def _with_rules(log: LogFormat, labels: str | Sequence[str] | None) -> LogFormat:
+    """The format of several tasks, each of whose labels are 0 or 1, or numbers."""
+    kinds = [labels or "binary"] * len(log.tasks) if labels is None or isinstance(labels, str) else list(labels)
+    if len(kinds) != len(log.tasks) or not set(kinds) <= {"binary", NUMBERS}:
+        raise LogOptionError(
+            f"`objective` or `labels`: the {len(log.tasks)} labels {', '.join(map(str, log.readers))} take 0 and 1 or "
+            f"numbers, all of them or each, got {labels if isinstance(labels, str) else ', '.join(kinds)}",
+            "objective",
+            "labels",
+        )
+    rules = {"binary": "", NUMBERS: NUMBERS}
+    given = zip(log.readers, kinds, strict=True)
+    return log.labelled_by([one if one.rule else replace(one, rule=rules[kind]) for one, kind in given])
+
+
+def _with_classes(files: Sequence[RawFile], log: LogFormat, labels: str | Sequence[str]) -> LogFormat:
+    """The format of labels that are these classes, or the values of its first rows."""
+    if not isinstance(labels, str) and set(labels) <= {"binary", NUMBERS}:
+        raise LogOptionError(f"`label` {log.label!r} is one, and `objective` is of {len(labels)} tasks", "label")
+    if not isinstance(labels, str):
+        return replace(log, label_rule=Label.of_classes(log.label, labels).rule)
+    if labels != CLASSES:
+        raise LogOptionError(f"`labels` is binary, numbers, classes, or a list of these, got {labels!r}", "labels")
+    plain = replace(
+        log, fields=(), numbers=(), lists={}, time=None, weight=None, split_column=None, derive=None, checked={}
+    )
+    found, rows, size = [pl.Series(dtype=pl.String)], 0, 0
+    for file, chunk, read in _chunks(files, plain):
+        found.append(file.full_frame(chunk, plain, [])[log.label])
+        rows, size = rows + len(found[-1]), size + read
+        if rows >= SAMPLE_ROWS or size >= _SAMPLE_BYTES:
+            break
+    return replace(log, label_rule=Label.of_texts(log.label, pl.concat(found).head(SAMPLE_ROWS)).rule)
+
+
 def _with_class_weights(log: LogFormat, wanted: Mapping[str, Any]) -> LogFormat:
     """The format with weights of negatives and positives."""
     kept, positive = wanted.get("negatives_kept", 1.0), wanted.get("positive_weight", 1.0)
     for option, value, valid in (("negatives_kept", kept, 0 < kept <= 1), ("positive_weight", positive, positive > 0)):
         if not valid or not isfinite(value):
             raise LogOptionError(f"`{option}` must be {'in (0, 1]' if value is kept else '> 0'}, got {value}", option)
-        if option in wanted and not log.reader.is_binary:
-            raise LogOptionError(f"`{option}` is for labels 0 and 1; these are numbers", option)
+        if option in wanted and not log.is_binary:
+            what = "of several tasks" if log.tasks else "classes" if log.reader.classes else "numbers"
+            raise LogOptionError(f"`{option}` is for labels 0 and 1; these are {what}", option)
     return replace(log, class_weights=(1 / kept, positive))
 
 
@@ -288,7 +335,8 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
             raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
         if known is None:
             numbers = wanted.get("labels") == NUMBERS
-            return _headed(files, **of_a_header, rule=NUMBERS if numbers else "", needs_label=needs_label)
+            rule = NUMBERS if numbers else CLASSES if _takes_classes(wanted) else ""
+            return _headed(files, **of_a_header, rule=rule, needs_label=needs_label)
     for option in binding:
         raise LogOptionError(
             f"`{option}` is for logs whose columns come from a header; the format {known.name!r} is fixed. "
@@ -322,7 +370,7 @@ def _named(wanted: Mapping[str, Any]) -> LogFormat | None:
 
 def _headed(
     files: Sequence[RawFile],
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     exclude: Collection[str] = (),
     test_fraction: float | None = None,
     columns: Kinds | None = None,
@@ -339,16 +387,21 @@ def _headed(
     where, names = f"{head.source}:1", ", ".join(header)
     if needs_label and (unknown := [name for name in exclude if name not in header]):
         raise ClickLogError(f"{where}: no column {unknown[0]!r} to exclude. The columns are {names}")
-    reader = None if label is None else Label.of(label, header, rule)
-    found = _label_of(header, columns) if reader is None else reader.column
-    if needs_label and found not in header:
-        wanted = repr(label) if label is not None else " or ".join(map(repr, LABELS[:2]))
+    readers = () if label is None else Label.several(label, header)
+    if len(readers) == 1 and not readers[0].rule:
+        readers = (replace(readers[0], rule=rule),)
+    labels = [one.column for one in readers]
+    found = labels[0] if labels else _label_of(header, columns)
+    if needs_label and (found not in header or not set(labels) <= set(header)):
+        missing = next((one for one in labels if one not in header), label)
+        wanted = repr(missing) if label is not None else " or ".join(map(repr, LABELS[:2]))
         proposed = _proposed(_first_rows(files)[0], exclude)
         raise ClickLogError(
             f"{where}: no label column {wanted}; name it with `label`{proposed}. The columns are {names}", "label"
         )
     found = found or LABELS[0]
-    reader = reader or Label(found, rule)
+    readers = readers or (Label(found, rule),)
+    labels, reader = [one.column for one in readers], readers[0]
     split_column = SPLIT if SPLIT in header and found != SPLIT else None
     if split_column and test_fraction is not None:
         raise LogOptionError(
@@ -358,7 +411,7 @@ def _headed(
     weigher = None if weight == NO_WEIGHT else weight
     if weigher is not None and needs_label and weigher not in header:
         raise ClickLogError(f"{where}: no column {weigher!r} for `weight`. The columns are {names}", "weight")
-    if weigher is not None and weigher in (found, split_column, *exclude):
+    if weigher is not None and weigher in (*labels, split_column, *exclude):
         raise LogOptionError(f"`weight`: {weigher!r} is the label or the split already, or excluded", "weight")
     # pandas writes its index in a first column without a name, which inference leaves out
     named = header if columns == "categorical" else header[1:] if columns is None else ()
@@ -370,34 +423,35 @@ def _headed(
         "split_column": split_column,
         "test_fraction": TEST_FRACTION if test_fraction is None else test_fraction,
         "separator": head.separator,
-        "label_rule": reader.rule,
     }
     if columns == "categorical":
-        fields = tuple(name for name in header if name not in {found, weigher, "id", *TIMES, SPLIT, *exclude})
+        fields = tuple(name for name in header if name not in {*labels, weigher, "id", *TIMES, SPLIT, *exclude})
         time = next((name for name in TIMES if name in header and name != found), None)
-        return LogFormat("log", found, fields, time=time, weight=weigher, **others)
+        return LogFormat("log", found, fields, time=time, weight=weigher, **others).labelled_by(readers)
     findings: tuple[ColumnFinding, ...] = ()
     if columns is None:
         known = dict.fromkeys(exclude, ("ignore", "left out, as requested"))
-        known[found] = ("label", "the label, by its name" if label is None else "the label, as requested")
+        for name in labels:
+            known[name] = ("label", "the label, by its name" if label is None else "the label, as requested")
         if split_column:
             known[SPLIT] = ("split", "marks the test rows, by its name")
         if weigher is not None:
             known[weigher] = ("weight", "how much a row counts, as requested")
         rows, whole = _first_rows(files)
-        if needs_label:
+        if needs_label and len(readers) == 1:
             reader.check(rows[found], where)
         findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None)
-        if found in rows.columns and reader.is_binary:
+        if found in rows.columns and reader.is_binary and len(readers) == 1:
             findings = with_aucs(findings, rows, reader)
         inferred = {"": ColumnFinding("", "ignore", "has no name")} | {finding.name: finding for finding in findings}
         findings = tuple(inferred[name] for name in header)
         columns = kinds_of(findings)
-    kinds = {name: "ignore" if name in exclude and name != found else kind for name, kind in columns.items()}
+    kinds = {name: "ignore" if name in exclude and name not in labels else kind for name, kind in columns.items()}
+    kinds |= dict.fromkeys(labels[1:], "label")
     if weight is not None:
         kinds = {name: "ignore" if kind == "weight" else kind for name, kind in kinds.items()}
         kinds |= {} if weigher is None else {weigher: "weight"}
-    return replace(format_for_kinds(kinds, found, **others), findings=findings)
+    return replace(format_for_kinds(kinds, found, **others).labelled_by(readers), findings=findings)
 
 
 def _label_of(header: Sequence[str], columns: Kinds | None) -> str | None:

@@ -260,7 +260,9 @@ class _Parts:
             weighted=log.weighted,
             timed=log.time is not None,
             columns=log.kinds,
-            binary=log.reader.is_binary,
+            binary=log.is_binary,
+            classes=() if log.tasks else log.reader.classes,
+            tasks=tuple(str(one) for one in log.readers) if log.tasks else (),
         )
         PREPARED_LOG.write(self.folder, manifest)
         for part in vocabularies:
@@ -272,9 +274,10 @@ class _Parts:
 
 def _record_batch(batch: Batch, log: LogFormat, schema: pa.Schema) -> pa.RecordBatch:
     single = [name for name in log.fields if name not in log.lists]
-    labels = batch.labels.numpy()
+    values = batch.labels.numpy()
+    labels = arrow_of(values.flatten() if log.tasks else values.astype(np.uint8) if log.is_binary else values)
     columns = {
-        LABEL: arrow_of(labels.astype(np.uint8) if log.reader.is_binary else labels),
+        LABEL: pa.FixedSizeListArray.from_arrays(labels, len(log.tasks)) if log.tasks else labels,
         TIME: arrow_of(batch.times.numpy()),
     }
     columns |= {} if batch.weights is None else {WEIGHT: arrow_of(batch.weights.numpy())}

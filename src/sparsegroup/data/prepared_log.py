@@ -48,6 +48,7 @@ class LogManifest(Manifest):
         weighted: Whether the rows have weights.
         timed: Whether the rows have times.
         binary: Whether all labels are 0 or 1; else they are any numbers.
+        classes, tasks: See `Log`.
         columns: Raw column → what it was taken for, see `Log.columns`.
     """
 
@@ -66,6 +67,8 @@ class LogManifest(Manifest):
     weighted: Flag = False
     timed: Flag = False
     binary: Flag = True
+    classes: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -125,10 +128,10 @@ class PreparedLog(Log):
         self.name, self.train_rows = str(self.folder), manifest.train_rows
         self.fields, self.lists, self.numbers = manifest.fields, manifest.lists, manifest.numbers
         self.hash, self.weighted, self.timed = manifest.hash, manifest.weighted, manifest.timed
-        self.binary = manifest.binary
+        self.binary, self.classes, self.tasks = manifest.binary, manifest.classes, manifest.tasks
         self.bad_rows, self.columns = manifest.bad_rows, manifest.columns
         self.identity = identity_of(manifest.source)
-        self._encoded = self.schema.encoded(weighted=self.weighted, binary=manifest.binary)
+        self._encoded = self.schema.encoded(weighted=self.weighted, binary=manifest.binary, tasks=len(manifest.tasks))
         vocabulary = self.folder / VOCABULARY
         self.vocabulary = vocabulary if vocabulary.exists() else None
 
@@ -199,6 +202,12 @@ class PreparedLog(Log):
             raise ClickLogError(f"{path}: damaged (column {gone[0]!r} lacks values)")
         return table
 
+    def _labels(self, table: pa.Table) -> Tensor:
+        values = table.column(LABEL).combine_chunks()
+        if self.tasks:
+            return torch.from_numpy(np.from_dlpack(values.flatten()).reshape(len(table), len(self.tasks)).copy())
+        return torch.from_numpy(np.from_dlpack(values).astype(np.float32))
+
     def _batch(self, table: pa.Table) -> Batch:
         # Without Polars, whose threads are not there in a process that was forked, such as a DataLoader's worker.
         def column(name: str) -> npt.NDArray[Any]:
@@ -213,7 +222,7 @@ class PreparedLog(Log):
         return Batch(
             matrix([name for name in self.fields if name not in self.lists], np.int64),
             matrix(self.numbers, np.float32),
-            torch.from_numpy(column(LABEL).astype(np.float32)),
+            self._labels(table),
             torch.from_numpy(column(TIME).copy()),
             weights=torch.from_numpy(column(WEIGHT).copy()) if self.weighted else None,
             bags=tuple(_bags(table.column(name).combine_chunks()) for name in self.lists),

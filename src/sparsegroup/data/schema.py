@@ -1,5 +1,6 @@
 """What the columns of a log are and how they are read: as a schema, as a format, and as a YAML file."""
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -76,11 +77,15 @@ class LogSchema:
         """Fields of one value, in the order of a batch's keys."""
         return tuple(name for name in self.fields if name not in self.lists)
 
-    def encoded(self, *, weighted: bool, binary: bool = True) -> pa.Schema:
-        """The columns of encoded rows: a column of keys per field, or of lists of keys, and one per number."""
+    def encoded(self, *, weighted: bool, binary: bool = True, tasks: int = 0) -> pa.Schema:
+        """The columns of encoded rows: a column of keys per field, or of lists of keys, and one per number.
+
+        The labels of several tasks are a list of one size.
+        """
         key, keys = pa.int64(), pa.list_(pa.int64())
+        label = pa.uint8() if binary else pa.float32()
         columns = [
-            (LABEL, pa.uint8() if binary else pa.float32()),
+            (LABEL, pa.list_(label, tasks) if tasks else label),
             (TIME, pa.int64()),
             *([(WEIGHT, pa.float32())] if weighted else []),
         ]
@@ -128,6 +133,7 @@ class LogFormat:
         sources: Made column → its raw column, where their names differ.
         labelled: Whether the log has the label column; a log to score need not. All labels are 0 then.
         label_rule: How labels are read of their column, see `Label`.
+        tasks: Column and rule of each label, the first one's too, where there are several: one of each task.
         test_from: Seconds since 1970 from which on rows are test rows, for the split "time".
         class_weights: How much a row with label 0 counts, and one with label 1, times its weight if it has one.
         kinds: Raw column → what it is, see `ColumnKind`, if `derive` goes by that: a missing number is NaN then, and
@@ -156,6 +162,7 @@ class LogFormat:
     checked: Mapping[str, str] = field(default_factory=dict)
     labelled: bool = True
     label_rule: str = ""
+    tasks: tuple[tuple[str, str], ...] = ()
     test_from: int | None = None
     class_weights: tuple[float, float] = (1.0, 1.0)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -171,8 +178,8 @@ class LogFormat:
     @property
     def raw(self) -> tuple[str, ...]:
         """The columns of the log that are read."""
-        label = (self.label,) if self.labelled else ()
-        wanted = (*label, *self.fields, *self.numbers, self.time, self.split_column, self.weight)
+        labels = [one.column for one in self.readers] if self.labelled else ()
+        wanted = (*labels, *self.fields, *self.numbers, self.time, self.split_column, self.weight)
         return tuple(dict.fromkeys(self.sources.get(name, name) for name in wanted if name is not None))
 
     @property
@@ -184,12 +191,27 @@ class LogFormat:
     def schema(self) -> pa.Schema:
         """The columns of encoded rows."""
         schema = LogSchema(self.fields, tuple(self.lists), self.numbers)
-        return schema.encoded(weighted=self.weighted, binary=self.reader.is_binary)
+        return schema.encoded(weighted=self.weighted, binary=self.is_binary, tasks=len(self.tasks))
 
     @property
     def reader(self) -> Label:
-        """How the labels are read."""
-        return Label(self.label, self.label_rule)
+        """How the labels are read; of several tasks, the first one's."""
+        return self.readers[0]
+
+    @property
+    def readers(self) -> tuple[Label, ...]:
+        """How the labels of each task are read."""
+        return tuple(Label(*task) for task in self.tasks) or (Label(self.label, self.label_rule),)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether there is one label, 0 or 1."""
+        return not self.tasks and self.reader.is_binary
+
+    def labelled_by(self, labels: Sequence[Label]) -> "LogFormat":
+        """The same with these labels, of one task each."""
+        tasks = tuple((one.column, one.rule) for one in labels) if len(labels) > 1 else ()
+        return replace(self, label=labels[0].column, label_rule="" if tasks else labels[0].rule, tasks=tasks)
 
     @property
     def weighted(self) -> bool:
@@ -208,7 +230,7 @@ class LogFormat:
             return self.findings
         reason = "as the schema says" if self.name == "log" else f"as the format {self.name!r} has it"
         kinds = self.kinds or {
-            **({self.label: "label"} if self.labelled else {}),
+            **(dict.fromkeys((one.column for one in self.readers), "label") if self.labelled else {}),
             **dict.fromkeys(self.fields, "category"),
             **{name: str(ColumnKind("list", separator)) for name, separator in self.lists.items()},
             **dict.fromkeys(self.numbers, "number"),
@@ -223,7 +245,8 @@ class LogFormat:
 
     def without_label(self) -> "LogFormat":
         """The format of such a log that lacks its label column."""
-        return replace(self, labelled=False, columns=tuple(name for name in self.columns if name != self.label))
+        labels = [one.column for one in self.readers]
+        return replace(self, labelled=False, columns=tuple(name for name in self.columns if name not in labels))
 
 
 @dataclass(frozen=True)
@@ -379,7 +402,9 @@ class SchemaFile(StrictSettings):
     """The keys of a schema file.
 
     Attributes:
-        label: With 0 or 1 (true, false, yes, no), or a comparison such as `rating>=4`, see `Label`.
+        label: With 0 or 1 (true, false, yes, no), or a comparison such as `rating>=4`, see `Label`; a list of several
+            names a label for each task.
+        classes: Texts of the classes that labels are, in the order of their numbers, where they are classes.
         time: Whole numbers, or none.
         categorical: Fields of one value.
         numeric: Numbers, unchanged; a missing one is 0.
@@ -392,7 +417,8 @@ class SchemaFile(StrictSettings):
             names of all columns in order, of a log without a header.
     """
 
-    label: str | None = None
+    label: str | Annotated[list[str], Field(min_length=1)] | None = None
+    classes: list[str | int | float] = Field(default_factory=list)
     time: str | None = None
     categorical: list[str] = Field(default_factory=list)
     numeric: list[str] = Field(default_factory=list)
@@ -406,7 +432,7 @@ class SchemaFile(StrictSettings):
     def format(self) -> LogFormat:
         """The format that the keys describe; ValueError if they exclude each other."""
         kinds = self.columns if isinstance(self.columns, dict) else None
-        found: dict[str, str | None] = {"label": self.label, "split": self.split}
+        found: dict[str, Any] = {"label": self.label, "split": self.split}
         for role in found:
             named = [name for name, kind in (kinds or {}).items() if ColumnKind.of(kind).role == role]
             if not found[role] and len(named) > 1:
@@ -414,7 +440,14 @@ class SchemaFile(StrictSettings):
             found[role] = found[role] or next(iter(named), None)
         if found["label"] is None:
             raise ValueError("label is missing")
-        label, split = Label.of(found["label"], self.columns or None), found["split"]
+        given, split = found["label"], found["split"]
+        if isinstance(given, str):
+            given = [given]
+        label, *others = labels = Label.several(given, self.columns or None)
+        if self.classes:
+            if label.rule or others:
+                raise ValueError(f"classes and the label {found['label']!r} cannot both be given")
+            labels = (Label.of_classes(label.column, list(map(str, self.classes))),)
         if split is not None and self.test_fraction is not None:
             raise ValueError("split and test_fraction cannot both be given")
         rest: dict[str, Any] = {
@@ -422,20 +455,26 @@ class SchemaFile(StrictSettings):
             "split_column": split,
             "test_fraction": TEST_FRACTION if self.test_fraction is None else self.test_fraction,
             "separator": self.separator,
-            "label_rule": label.rule,
         }
         if kinds is not None:
             for name in ("time", "categorical", "numeric", "multi"):
                 if getattr(self, name):
                     raise ValueError(f"{name} and columns cannot both be given: say in columns what {name} has")
             kinds = kinds | ({} if self.weight is None else {self.weight: "weight"})
-            return format_for_kinds(kinds | ({split: "split"} if split in kinds else {}), label.column, **rest)
+            kinds |= {one.column: "label" for one in others}
+            kinds |= {split: "split"} if split in kinds else {}
+            return format_for_kinds(kinds, label.column, **rest).labelled_by(labels)
         fields = (*self.categorical, *self.multi)
-        named = [*fields, *self.numeric, label.column, *([] if self.weight is None else [self.weight])]
+        named = [
+            *fields,
+            *self.numeric,
+            *(one.column for one in labels),
+            *([] if self.weight is None else [self.weight]),
+        ]
         if repeated := {name for name in named if named.count(name) > 1}:
             raise ValueError(f"column {min(repeated)!r} appears twice")
         rest |= {"numbers": tuple(self.numeric), "lists": self.multi, "time": self.time, "weight": self.weight}
-        return LogFormat("log", label.column, fields, columns=tuple(self.columns), **rest)
+        return LogFormat("log", label.column, fields, columns=tuple(self.columns), **rest).labelled_by(labels)
 
 
 def read_schema(path: Path) -> LogFormat:
@@ -460,8 +499,12 @@ def write_schema(path: Path, log: LogFormat, source: str, left_out: Mapping[str,
     lines = [f"# What the columns of {source} are. To be edited, and given with --schema."]
     if log.split == "last-fraction":
         lines.append(f"test_fraction: {log.test_fraction!r}")
-    if log.label_rule and log.reader.is_binary:
+    if log.tasks:
+        lines.append(f"label: {json.dumps([str(one) for one in log.readers], ensure_ascii=False)}")
+    elif log.label_rule and log.reader.is_binary:
         lines.append(line("label", str(log.reader)))
+    if log.reader.classes:
+        lines.append(f"classes: {json.dumps(log.reader.classes, ensure_ascii=False)}")
     lines += [line("separator", log.separator or ","), "columns:"]
     why = {finding.name: finding.why for finding in log.findings} | dict(left_out)
     kinds = {name: "ignore" if name in left_out else kind for name, kind in log.kinds.items()}

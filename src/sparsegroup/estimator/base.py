@@ -74,7 +74,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _scores(self, X: Any) -> npt.NDArray[np.float64]:
-        """The network's outputs `[n]`.
+        """The network's outputs `[n]`, or of several classes `[n, k]`.
 
         Args:
             X: `[n, columns]` as in `fit`. Features that training has not seen have the fallback vector, or zero.
@@ -99,7 +99,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     def export(
         self, out: str | Path, dtype: Dtype = "float32", *, onnx: bool = False, overwrite: bool = False
     ) -> ExportManifest:
-        """Write an export as `sparsegroup export` does, of the second class's probability. See `sparsegroup.serving`.
+        """Write an export as `sparsegroup export` does, of the probability of the second of two classes, or of each.
+
+        See `sparsegroup.serving`.
 
         Args:
             out: Its folder; it appears when it is complete.
@@ -129,15 +131,24 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             raise
 
     def _begin(
-        self, frame: pl.DataFrame, labels: Labels, name: str | None, weight: Any, *, tries: bool, **decided: Any
+        self,
+        frame: pl.DataFrame,
+        labels: Labels,
+        name: str | None,
+        weight: Any,
+        *,
+        tries: bool,
+        classes: Sequence[str] = (),
+        **decided: Any,
     ) -> FrameLog:
         """Make the model for these rows and labels, with settings by trials if it `tries` them.
 
-        `name`: the label's, if a file could have these rows; `decided`: settings where none are given.
+        `name`: the label's, if a file could have these rows; `classes`: see `FrameLog`; `decided`: settings where none
+        are given.
         """
         kinds = _column_kinds(frame, self.columns or {})
         columns = kinds if name in (None, "", *kinds) else {**kinds, str(name): "label"}  # as in a file of these rows
-        log = self._log(frame, labels, columns, weight)
+        log = self._log(frame, labels, columns, weight, classes)
         if not log.fields and not log.numbers:
             raise ValueError(f"no column is left to train on, of {', '.join(kinds)}: give their kinds by columns={{…}}")
         state, own = self.random_state, ("columns", "random_state")
@@ -149,8 +160,10 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
                 f"objective: {config.objective} learns an order of rows within groups, which scikit-learn's estimators "
                 "do not have: take `Config`, as in docs/objectives.md, or `sparsegroup train`"
             )
-        if self._learns_classes and not config.objective.is_binary:
+        if self._learns_classes and not (config.objective.is_binary or config.objective.takes_classes):
             raise ValueError(f"objective: {config.objective} is for numbers: take Regressor")
+        if not self._learns_classes and config.objective.takes_classes:
+            raise ValueError(f"objective: {config.objective} is for classes: take Classifier")
         config.check_log(log)
         config = config.resolved_for(log).for_log(log)
         with _own_random_numbers():
@@ -176,10 +189,18 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             group["lr"] = group.get("initial_lr", group["lr"])
         self._train(log, self.config_.replace(schedule="constant", warmup=0.0, average=0.0), plan)
 
-    def _log(self, frame: pl.DataFrame, labels: Labels, kinds: Mapping[str, str], weight: Any) -> FrameLog:
+    def _log(
+        self,
+        frame: pl.DataFrame,
+        labels: Labels,
+        kinds: Mapping[str, str],
+        weight: Any,
+        classes: Sequence[str] = (),
+    ) -> FrameLog:
         if len(labels) != len(frame):
             raise ClickLogError(f"X has {len(frame)} rows and y {len(labels)}: as many are expected")
-        return FrameLog(frame, labels, columns=kinds, weights=_checked_weights(weight, len(frame)), name="X")
+        weights = _checked_weights(weight, len(frame))
+        return FrameLog(frame, labels, columns=kinds, weights=weights, classes=classes, name="X")
 
     def _train(self, log: FrameLog, config: Config, plan: EpochPlan, callbacks: Sequence[Callback] = ()) -> None:
         with _own_random_numbers(self._random_numbers):

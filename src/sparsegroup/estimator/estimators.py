@@ -14,6 +14,7 @@ from sklearn.utils.validation import assert_all_finite, column_or_1d
 
 from sparsegroup.data.frames import FrameLog
 from sparsegroup.estimator.base import Labels, NetworkEstimator, feature_frame, name_of
+from sparsegroup.objectives import Objective
 
 EXPECTED_FAILED_CHECKS: Mapping[str, str] = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -25,11 +26,12 @@ EXPECTED_FAILED_CHECKS: Mapping[str, str] = {
 
 
 class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
-    """A network over hashed features with sparse group lasso, for two classes, in scikit-learn's conventions.
+    """A network over hashed features with sparse group lasso, for two or more classes, in scikit-learn's conventions.
 
     It takes unchanged frames of pandas, Polars or Arrow: it infers categories, numbers, times and lists as
     `sparsegroup train` does from a file, and missing values need not be filled in. The same rules decide what is not
-    given: `Classifier().fit(frame, y)` is the model that `sparsegroup train` makes of a file of these rows.
+    given: `Classifier().fit(frame, y)` is the model that `sparsegroup train` makes of a file of these rows. For more
+    than two classes the objective is softmax.
 
     Args:
         model: The network; "auto" leaves it to the rules.
@@ -41,7 +43,7 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
             `dim`, `lr`, `target_rate`, `epochs` and so on. None, the default of each, leaves it to the rules.
 
     Attributes:
-        classes_: The two labels, ascending.
+        classes_: The different labels, ascending.
         columns_: Column → its kind, inferred or given.
         config_: All settings of the training.
         feature_rate_: Live features over features seen.
@@ -69,7 +71,6 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
         tags.classifier_tags.poor_score = self.epochs is None  # the rules think of logs, not of some 300 rows
         return tags
 
@@ -79,18 +80,18 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
         Args:
             X: `[n, columns]`, a frame of pandas, Polars, Arrow, or of Arrow's PyCapsule interface; or an array, whose
                 columns are x0, x1, …, with kinds as a frame's.
-            y: `[n]` labels of two classes.
+            y: `[n]` labels of two or more classes.
             sample_weight: `[n]`, ≥ 0; the loss is the mean over a batch of each row's times its weight.
 
         Raises:
-            ValueError: Labels of other than two classes, other lengths, no column to train on; SettingsError of
+            ValueError: Labels of one class, other lengths, no column to train on; SettingsError of
                 settings that do not hold, ClickLogError of values that cannot be read as the columns' kind.
             FloatingPointError: The training has diverged. After any failure the earlier fit remains.
         """
         with self._restored_on_error():
             labels = _checked_labels(self, y)
             frame = feature_frame(self, X)
-            self._fit(self._log_of(frame, y, labels, _two_classes(labels), sample_weight, tries=True))
+            self._fit(self._log_of(frame, y, labels, _classes_in(labels), sample_weight, tries=True))
         return self
 
     def partial_fit(
@@ -104,7 +105,7 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
 
         Args:
             X, y, sample_weight: As `fit`; labels of one class will do.
-            classes: Both labels; needed in the first call, and the same ones later on.
+            classes: All labels; needed in the first call, and the same ones later on.
 
         Raises:
             ValueError: As `fit`; no or other classes, or another label in y.
@@ -113,8 +114,8 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
         """
         is_first = not hasattr(self, "model_")
         if is_first and classes is None:
-            raise ValueError("classes must be passed on the first call to partial_fit: both labels")
-        given = None if classes is None else _two_classes(np.asarray(classes))
+            raise ValueError("classes must be passed on the first call to partial_fit: all labels")
+        given = None if classes is None else _classes_in(np.asarray(classes))
         if not is_first and given is not None and not np.array_equal(given, self.classes_):
             raise ValueError(f"classes {given.tolist()} are not those of the first call: {self.classes_.tolist()}")
         with self._restored_on_error(also_if_diverged=is_first):
@@ -123,12 +124,13 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
             if given is not None and is_first:
                 log = self._log_of(frame, y, labels, given, sample_weight, tries=False)
             else:
-                log = self._log(frame, _codes_of(labels, self.classes_), self.columns_, sample_weight)
+                names = self.config_.training.classes or ()
+                log = self._log(frame, _codes_of(labels, self.classes_), self.columns_, sample_weight, names)
             self._continue(log)
         return self
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
-        """Logits `[n]` of the second class.
+        """Logits `[n]` of the second of two classes; of more, logarithms of their probabilities, `[n, k]`.
 
         Args:
             X: `[n, columns]` as in `fit`. Features that training has not seen have the fallback vector, or zero.
@@ -137,19 +139,24 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
             NotFittedError: Nothing has been trained.
             ValueError: Other columns, or in another order; ClickLogError of values that cannot be read.
         """
-        return self._scores(X)
+        scores = self._scores(X)
+        if scores.ndim == 1:
+            return scores
+        logarithms: npt.NDArray[np.float64] = torch.from_numpy(scores).log_softmax(1).numpy()
+        return logarithms[:, 1] - logarithms[:, 0] if logarithms.shape[1] == 2 else logarithms
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """Probabilities `[n, 2]` of the classes, in the order of `classes_`; raises as `decision_function`."""
+        """Probabilities `[n, k]` of the classes, in the order of `classes_`; raises as `decision_function`."""
         logits = torch.from_numpy(self.decision_function(X))
-        probabilities: npt.NDArray[np.float64] = torch.stack([-logits, logits], dim=1).sigmoid().numpy()
+        found = logits.exp() if logits.ndim > 1 else torch.stack([-logits, logits], dim=1).sigmoid()
+        probabilities: npt.NDArray[np.float64] = found.numpy()
         return probabilities
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The more probable class of each row, `[n]`; raises as `decision_function`."""
-        second = self.decision_function(X) > 0
-        classes: npt.NDArray[Any] = self.classes_
-        return classes[second.astype(np.intp)]
+        """The most probable class of each row, `[n]`; raises as `decision_function`."""
+        found = self.decision_function(X)
+        classes: npt.NDArray[Any] = self.classes_[found.argmax(1) if found.ndim > 1 else (found > 0).astype(np.intp)]
+        return classes
 
     def _log_of(
         self,
@@ -163,7 +170,10 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
     ) -> FrameLog:
         """The rows as a log, for which the model is made."""
         name = name_of(y) if classes.tolist() == [0, 1] else None
-        log = self._begin(frame, _codes_of(labels, classes), name, weight, tries=tries)
+        more: dict[str, Any] = {"tries": tries}
+        if len(classes) > 2 or (self.objective is not None and Objective.of(self.objective).takes_classes):
+            more |= {"classes": list(map(str, classes.tolist())), "objective": "softmax"}
+        log = self._begin(frame, _codes_of(labels, classes), name, weight, **more)
         self.classes_ = classes
         return log
 
@@ -260,30 +270,29 @@ def _check_given(estimator: BaseEstimator, y: Any) -> None:
 
 
 def _checked_labels(estimator: BaseEstimator, y: Any) -> npt.NDArray[Any]:
-    """Labels `[n]` of at most two classes; ValueError for others, missing or continuous ones."""
+    """Labels `[n]`; ValueError for missing or continuous ones, or several of a row."""
     _check_given(estimator, y)
     labels = column_or_1d(y, warn=True)
     assert_all_finite(labels, input_name="y")
     check_classification_targets(labels)
     kind = type_of_target(labels, input_name="y", raise_unknown=True)
-    if kind != "binary":
-        raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
+    if kind not in ("binary", "multiclass"):
+        raise ValueError(f"Labels of one class a row are expected. The type of the target is {kind}.")
     return np.asarray(labels)
 
 
-def _two_classes(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The different labels, ascending; ValueError if they are not two."""
+def _classes_in(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The different labels, ascending; ValueError if they are not two or more."""
     classes = np.unique(labels)
-    if len(classes) != 2:
-        found = "one class" if len(classes) == 1 else f"{len(classes)} classes"
-        shown = ", ".join(map(repr, classes[:5].tolist()))
-        raise ValueError(f"y needs labels of two classes; it contains {found}: {shown}")
+    if len(classes) < 2:
+        shown = ", ".join(map(repr, classes.tolist()))
+        raise ValueError(f"y needs labels of two or more classes; it contains one class: {shown}")
     return classes
 
 
 def _codes_of(labels: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """0 for the first class, 1 for the second, `[n]`; ValueError for a label of neither."""
+    """The number of each label's class, from 0, `[n]`; ValueError for a label of none."""
     strange = ~np.isin(labels, classes)
     if strange.any():
         raise ValueError(f"y contains {labels[strange][:1].tolist()[0]!r}; the classes are {classes.tolist()}")
-    return np.asarray(labels == classes[1], np.float32)
+    return np.searchsorted(classes, labels).astype(np.float32)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.layers import Network, hidden_layers
+from sparsegroup.models.layers import Network, by_row, hidden_layers
 
 
 class CrossLayers(nn.Module):
@@ -23,15 +23,23 @@ class CrossLayers(nn.Module):
         self.bias = nn.Parameter(torch.zeros(layers, width))
 
     def forward(self, products: Tensor, weight: Tensor) -> Tensor:
-        """The last layer's x · `weight`, `[batch]`; `products`, `[batch, layers + 1]`, of x_0 with each w_l and it."""
-        *of_x_0, with_weight = products.unbind(1)
+        """The last layer's x · each of `weight` `[outputs, width]`, `[batch, outputs]`.
+
+        `products` `[batch, layers + outputs]`: x_0 · each w_l, and x_0 · the weights.
+        """
+        layers = len(self.weight)
+        of_x_0, with_weight = products[:, :layers].unbind(1), products[:, layers:]
         bias = self.bias.cumsum(0)
         of_bias = (bias[:-1] * self.weight[1:]).sum(1)
         scale = torch.ones(())
         for layer, product in enumerate(of_x_0):
             x_dot_w = scale * product if layer == 0 else scale * product + of_bias[layer - 1]
             scale = scale + x_dot_w
-        return scale * with_weight + bias[-1] @ weight if of_x_0 else with_weight
+        if not layers:
+            return with_weight
+        # A product of two vectors has other bits than one of a matrix of one row.
+        of_last = bias[-1] @ weight[0] if len(weight) == 1 else weight @ bias[-1]
+        return scale.unsqueeze(1) * with_weight + of_last
 
 
 class DCN(Network):
@@ -44,6 +52,7 @@ class DCN(Network):
         hidden: Sizes of the deep layers.
         cross_layers: Number of cross layers.
         dropout: After each deep layer.
+        outputs: Number of logits of a row, which share all layers but the last.
     """
 
     default_dim = 8
@@ -56,17 +65,18 @@ class DCN(Network):
         hidden: Sequence[int] = (64, 64),
         cross_layers: int = 2,
         dropout: float = 0.0,
+        outputs: int = 1,
     ) -> None:
         super().__init__(fields, dim, numbers)
         width = fields * dim + numbers
         self.cross = CrossLayers(width, cross_layers)
         self.deep = hidden_layers(width, hidden, dropout)
-        self.output = nn.Linear(width + (hidden[-1] if hidden else width), 1)
+        self.output = nn.Linear(width + (hidden[-1] if hidden else width), outputs)
 
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
-        """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
+        """Logits `[batch]`, or `[batch, outputs]`, of embeddings `[batch, fields, dim]`, numbers `[batch, numbers]`."""
         x = self.flatten(embeddings, numbers)
-        width, crosses = x.shape[1], len(self.cross.weight) + 1
+        width, crosses = x.shape[1], len(self.cross.weight) + self.output.out_features
         of_cross, of_deep = self.output.weight[:, :width], self.output.weight[:, width:]
         first = self.deep[0] if len(self.deep) else None
         assert first is None or isinstance(first, nn.Linear)
@@ -76,5 +86,4 @@ class DCN(Network):
         deep = products[:, crosses:]
         if first is not None:
             deep = self.deep[1:](deep + first.bias) @ of_deep.t()
-        logits: Tensor = self.cross(products[:, :crosses], of_cross[0]) + deep.squeeze(1) + self.output.bias
-        return logits
+        return by_row(self.cross(products[:, :crosses], of_cross) + deep + self.output.bias)

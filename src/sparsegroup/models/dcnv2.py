@@ -43,6 +43,7 @@ class DCNv2(Network):
         rank: Rank of the cross layers' matrices; None for full ones.
         stacked: Whether the deep layers take what the cross layers give (fig. 1a), or x_0 in parallel (fig. 1b).
         dropout: After each deep layer.
+        outputs: Number of logits of a row, which share all layers but the last.
 
     Raises:
         ValueError: `rank` < 1.
@@ -60,6 +61,7 @@ class DCNv2(Network):
         rank: int | None = None,
         stacked: bool = False,
         dropout: float = 0.0,
+        outputs: int = 1,
     ) -> None:
         super().__init__(fields, dim, numbers)
         self.stacked = stacked
@@ -67,12 +69,11 @@ class DCNv2(Network):
         self.cross = MatrixCross(width, cross_layers, rank)
         self.deep = hidden_layers(width, hidden, dropout)
         deep = hidden[-1] if hidden else width
-        self.output = nn.Linear(deep if stacked else width + deep, 1)
+        self.output = nn.Linear(deep if stacked else width + deep, outputs)
 
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
-        """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
+        """Logits `[batch]`, or `[batch, outputs]`, of embeddings `[batch, fields, dim]`, numbers `[batch, numbers]`."""
         x = self.flatten(embeddings, numbers)
         crossed = self.cross(x)
         last = self.deep(crossed) if self.stacked else torch.cat([crossed, self.deep(x)], dim=1)
-        logits: Tensor = self.output(last).squeeze(1)
-        return logits
+        return self.logits(last)

@@ -8,7 +8,11 @@ from torch import Tensor, nn
 
 
 class Network(nn.Module):
-    """A network over embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`, whose last layer is `output`."""
+    """A network over embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`, whose last layer is `output`.
+
+    Where it has an argument `outputs`, it gives as many logits of a row as that: `[batch]` of one, otherwise
+    `[batch, outputs]`.
+    """
 
     output: nn.Linear
 
@@ -18,13 +22,22 @@ class Network(nn.Module):
 
     @property
     def logit_bias(self) -> nn.Parameter:
-        """What is added to every logit, `[1]`; training may start it at the log's base rate."""
+        """What is added to every logit, `[outputs]`; training may start it at the log's base rate."""
         return self.output.bias
+
+    def logits(self, last: Tensor) -> Tensor:
+        """Logits of what the last layer takes, `[batch, width]`."""
+        return by_row(self.output(last))
 
     def flatten(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
         """Checked embeddings and numbers as one `[batch, fields * dim + numbers]`."""
         check_inputs(embeddings, numbers, self.fields, self.dim, self.numbers)
         return joined(embeddings, numbers)
+
+
+def by_row(logits: Tensor) -> Tensor:
+    """Logits `[batch, outputs]`; of one output `[batch]`."""
+    return logits.squeeze(1) if logits.shape[1] == 1 else logits
 
 
 def check_inputs(embeddings: Tensor, numbers: Tensor | None, fields: int, dim: int, n_numbers: int) -> None:
@@ -52,6 +65,29 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float = 0.0) -> nn
             layers.append(nn.Dropout(dropout))
         width = size
     return nn.Sequential(*layers)
+
+
+class WithHeads(nn.Module):
+    """Several networks with one output each, side by side, each over a part of every embedding.
+
+    For networks that use a coordinate of an embedding as a feature's weight: each output has another weight.
+
+    Args:
+        heads: The networks; of `dim` coordinates each, in their order.
+    """
+
+    def __init__(self, heads: Sequence[Network]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+        self.logit_bias = nn.Parameter(torch.zeros(len(heads)))
+        for head in heads:  # whose place it takes
+            nn.init.zeros_(head.logit_bias).requires_grad_(False)
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Logits `[batch, heads]` of embeddings `[batch, fields, heads * dim]` and numbers `[batch, numbers]`."""
+        parts = embeddings.chunk(len(self.heads), dim=2)
+        logits = [head(part, numbers) for head, part in zip(self.heads, parts, strict=True)]
+        return torch.stack(logits, dim=1) + self.logit_bias
 
 
 class RunningStatistics(nn.Module, ABC):

@@ -16,6 +16,7 @@ class MLP(Network):
         numbers: Number of numeric features.
         hidden: Sizes of the hidden layers.
         dropout: After each hidden layer.
+        outputs: Number of logits of a row, which share the hidden layers.
     """
 
     default_dim = 16
@@ -27,14 +28,14 @@ class MLP(Network):
         numbers: int = 0,
         hidden: Sequence[int] = (64, 32, 16),
         dropout: float = 0.0,
+        outputs: int = 1,
     ) -> None:
         super().__init__(fields, dim, numbers)
         width = fields * dim + numbers
         self.hidden = hidden_layers(width, hidden, dropout)
-        self.output = nn.Linear(hidden[-1] if hidden else width, 1)
+        self.output = nn.Linear(hidden[-1] if hidden else width, outputs)
 
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
-        """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
+        """Logits `[batch]`, or `[batch, outputs]`, of embeddings `[batch, fields, dim]`, numbers `[batch, numbers]`."""
         x = self.flatten(embeddings, numbers)
-        logits: Tensor = self.output(self.hidden(x)).squeeze(1)
-        return logits
+        return self.logits(self.hidden(x))

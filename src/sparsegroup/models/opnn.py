@@ -23,6 +23,7 @@ class OPNN(Network):
         hidden: Sizes of the hidden layers.
         dropout: After each hidden layer.
         pairwise: Outer products of all pairs of fields, fields (fields - 1) / 2 × dim² inputs.
+        outputs: Number of logits of a row, which share the hidden layers.
     """
 
     default_dim = 10
@@ -36,23 +37,23 @@ class OPNN(Network):
         hidden: Sequence[int] = (512, 256, 128),
         dropout: float = 0.5,
         pairwise: bool = False,
+        outputs: int = 1,
     ) -> None:
         super().__init__(fields, dim, numbers)
         self.pairwise = pairwise
         products = (fields * (fields - 1) // 2 if pairwise else 1) * dim * dim
         width = fields * dim + numbers + products
         self.hidden = hidden_layers(width, hidden, dropout)
-        self.output = nn.Linear(hidden[-1] if hidden else width, 1)
+        self.output = nn.Linear(hidden[-1] if hidden else width, outputs)
         pairs = list(combinations(range(fields), 2))  # torch.triu_indices takes seconds on the meta device
         self.register_buffer("pairs", torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2), persistent=False)
 
     def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
-        """Logits `[batch]` of embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`."""
+        """Logits `[batch]`, or `[batch, outputs]`, of embeddings `[batch, fields, dim]`, numbers `[batch, numbers]`."""
         z = self.flatten(embeddings, numbers)
         if self.pairwise:
             left, right = embeddings[:, self.pairs[:, 0]], embeddings[:, self.pairs[:, 1]]
         else:
             left = right = embeddings.sum(dim=1, keepdim=True)
         p = (left.unsqueeze(3) * right.unsqueeze(2)).flatten(1)
-        logits: Tensor = self.output(self.hidden(torch.cat([z, p], dim=1))).squeeze(1)
-        return logits
+        return self.logits(self.hidden(torch.cat([z, p], dim=1)))

@@ -1,6 +1,7 @@
-"""What a model learns of a label: probabilities, means, counts, quantiles, an order."""
+"""What a model learns of a label: probabilities, means, counts, quantiles, classes, an order, and several tasks."""
 
 from sparsegroup.importing import document_constructors
+from sparsegroup.objectives.classes import Softmax
 from sparsegroup.objectives.losses import (
     LOGISTIC,
     Gamma,
@@ -13,9 +14,11 @@ from sparsegroup.objectives.losses import (
 )
 from sparsegroup.objectives.objective import Objective
 from sparsegroup.objectives.ranking import LambdaRank, Pairwise
+from sparsegroup.objectives.tasks import Esmm, Tasks
 
 __all__ = [
     "LOGISTIC",
+    "Esmm",
     "Gamma",
     "Huber",
     "LambdaRank",
@@ -24,7 +27,9 @@ __all__ = [
     "Pairwise",
     "Poisson",
     "Quantile",
+    "Softmax",
     "Squared",
+    "Tasks",
     "Tweedie",
 ]
 

@@ -71,7 +71,7 @@ class Logistic(Objective):
         positives = float(weights @ labels)
         return math.log((positives + 0.5) / (float(weights.sum()) - positives + 0.5))
 
-    def shift(self, scores: Float64s, labels: Float64s, weights: Float64s) -> float:
+    def shift(self, scores: Float64s, labels: Float64s, weights: Float64s) -> Any:
         """See `Objective`; with half a positive and half a negative whose logits are 0, so that it is finite."""
         both = np.zeros(2)
         return super().shift(
@@ -85,6 +85,11 @@ class Squared(Objective):
     name = "squared"
     scaled = True
     scale: float = parameter(1.0, above(0))
+
+    @property
+    def loss_unit(self) -> float:
+        """2 scale²."""
+        return 2 * self.scale**2
 
     @staticmethod
     def residual(score: Any, label: Any, shape: Any) -> Any:
@@ -117,6 +122,11 @@ class Huber(Objective):
     def shape(self) -> float:
         """δ."""
         return self.delta
+
+    @property
+    def loss_unit(self) -> float:
+        """Scale²."""
+        return self.scale**2
 
     @staticmethod
     def residual(score: Any, label: Any, shape: Any) -> Any:
@@ -153,6 +163,11 @@ class Quantile(Objective):
         """α."""
         return self.alpha
 
+    @property
+    def loss_unit(self) -> float:
+        """Scale."""
+        return self.scale
+
     @staticmethod
     def residual(score: Any, label: Any, shape: Any) -> Any:
         """1 - α above the label, -α below."""
@@ -179,6 +194,7 @@ class _Logarithmic:
 
     highest = _LOGARITHMIC
     least = 0.0
+    loss_unit = 2.0
 
     def predict(self, scores: Tensor) -> Tensor:
         """e to the score."""

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -31,6 +31,8 @@ class Objective(NamedChoice, ABC, kind="objective"):
             score. Like the `update` of a rule it takes its array functions from the global `xp`: the baseline compiles
             it by Numba, training runs it on tensors.
         is_binary: Whether labels are 0 or 1, and predictions probabilities.
+        takes_classes: Whether labels are numbers of classes, from 0.
+        outputs: How many scores it takes of a row: scores are `[n]`, or, of several, `[n, outputs]`.
         prediction: What a prediction is called: the column of files of predictions, the output of an ONNX model.
         least, includes_least: The smallest label; and whether it is one itself.
         takes_groups: Whether losses are of several rows together, the rows of a group: of equal `groups_of`.
@@ -46,6 +48,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
 
     residual: ClassVar[Callable[..., Any]]
     is_binary: ClassVar[bool] = False
+    takes_classes: ClassVar[bool] = False
     prediction: ClassVar[str] = "prediction"
     least: ClassVar[float] = -math.inf
     includes_least: ClassVar[bool] = True
@@ -53,6 +56,11 @@ class Objective(NamedChoice, ABC, kind="objective"):
     scaled: ClassVar[bool] = False
     highest: ClassVar[float] = 2.0**60
     scale = 1.0
+
+    @property
+    def outputs(self) -> int:
+        """How many scores it takes of a row."""
+        return 1
 
     @property
     def shape(self) -> float:
@@ -68,19 +76,43 @@ class Objective(NamedChoice, ABC, kind="objective"):
             return "finite numbers"
         return f"finite numbers {'>=' if self.includes_least else '>'} {self.least:g}"
 
+    @property
+    def labels(self) -> Any:
+        """What it takes of a log: "binary" labels, "numbers", or "classes", or the texts of these."""
+        return "binary" if self.is_binary else "numbers"
+
+    def with_classes(self, classes: Sequence[str]) -> "Objective":
+        """The same objective of labels that are these classes, if it takes classes."""
+        return self
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks of which labels are, `[n, tasks]`; none of labels `[n]`."""
+        return ()
+
+    def of_tasks(self, names: Sequence[str], weights: Sequence[float] | None = None) -> "Objective":
+        """The objective of these tasks: this one for each of them, unless it is of several already."""
+        found: Objective = self.known["tasks"](objectives=(self,), names=tuple(names), weights=tuple(weights or ()))
+        return found
+
     def are_labels(self, labels: Tensor) -> Tensor:
         """Which of some labels `[n]` it takes, `[n]` bool."""
         enough = labels >= self.least if self.includes_least else labels > self.least
         return enough & labels.isfinite()
 
-    def in_unit(self, scale: float) -> Self:
+    @property
+    def loss_unit(self) -> float:
+        """What a loss is multiplied by to differ from another by as much as their deviances do."""
+        return 1.0
+
+    def in_unit(self, scale: Any) -> Self:
         """The same objective with this unit of the scores, if it has one."""
         if not self.scaled:
             return self
         parameters: Any = {**self.parameters, "scale": scale}
         return type(self)(**parameters)
 
-    def unit_of(self, labels: Float64s, weights: Float64s) -> float:
+    def unit_of(self, labels: Float64s, weights: Float64s) -> Any:
         """The unit of scores for labels like these `[n]`, with weights `[n]`: their standard deviation, or 1."""
         if not self.scaled or not weights.sum():
             return 1.0
@@ -130,6 +162,36 @@ class Objective(NamedChoice, ABC, kind="objective"):
         """Predictions `[n]` of scores `[n]`, of the same dtype."""
         return scores * self.scale if self.scaled else scores
 
+    def columns(self, predictions: Float64s) -> dict[str, Any]:
+        """Name → values `[n]` of predictions, as files of them have these."""
+        return {self.prediction: predictions}
+
+    def label_columns(self, labels: Any) -> dict[str, Any]:
+        """Name → values `[n]` of labels `[n]` float32, as files of predictions have these."""
+        return {"label": labels.astype(np.uint8) if self.is_binary else labels}
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of what an export gives."""
+        return [self.prediction]
+
+    def served(self, predictions: Tensor) -> tuple[Tensor, ...]:
+        """What an export gives of predictions."""
+        return (predictions,)
+
+    @property
+    def parts(self) -> "tuple[Objective, ...]":
+        """Objectives of one output each that a linear model, the baseline, learns in its place."""
+        return (self,)
+
+    def labels_of_parts(self, labels: Tensor) -> Tensor:
+        """The labels of the parts `[n, parts]` of labels `[n]`, NaN where a part has none."""
+        return labels.unsqueeze(1)
+
+    def of_parts(self, scores: Tensor) -> Tensor:
+        """Scores of the scores `[n, parts]` of the parts."""
+        return scores.squeeze(1)
+
     @abstractmethod
     def deviance(self, labels: Float64s, predictions: Float64s) -> Float64s:
         """How far predictions `[n]` are from labels `[n]`, `[n]` ≥ 0: a loss that is 0 where they agree."""
@@ -139,7 +201,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
         total = float(weights @ labels)
         return float(weights @ predictions) / total if total else math.nan
 
-    def shift(self, scores: Float64s, labels: Float64s, weights: Float64s) -> float:
+    def shift(self, scores: Float64s, labels: Float64s, weights: Float64s) -> Any:
         """What is added to scores `[n]` so that the weighted loss is lowest: its derivative is 0 there.
 
         For the mean and for a logarithmic link with Poisson's loss, the predictions then add up to the labels.
@@ -161,11 +223,14 @@ class Objective(NamedChoice, ABC, kind="objective"):
             low, high = (middle, high) if derivative(middle) < 0 else (low, middle)
         return (low + high) / 2
 
-    def start(self, labels: Float64s, weights: Float64s) -> float:
-        """The score of the best constant prediction of labels `[n]` with weights `[n]`; 0 without any."""
+    def start(self, labels: Float64s, weights: Float64s) -> Any:
+        """The score of the best constant prediction of labels `[n]` with weights `[n]`; 0 without any.
+
+        A float, or of several outputs their scores `[outputs]` float64, as of `shift`.
+        """
         return self.shift(np.zeros(len(labels)), labels, weights) if weights.sum() else 0.0
 
-    def best_constant(self, labels: Float64s, weights: Float64s) -> float:
-        """The constant prediction of the lowest weighted loss."""
+    def best_constant(self, labels: Float64s, weights: Float64s) -> Any:
+        """The constant prediction of the lowest weighted loss: a float, or of several outputs `[outputs]`."""
         score = torch.tensor([self.start(labels, weights)], dtype=torch.float64)
         return float(self.predict(score))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 from sparsegroup.rules.hyperparameter import Described, Range
 
 
-def parameter(default: float, valid: Range | Described) -> Any:
+def parameter(default: Any, valid: Range | Described) -> Any:
     """A parameter of a penalty, which is a field of its class: the default, and the valid values."""
     return field(default=default, metadata={"valid": valid})
 
@@ -43,7 +43,7 @@ class NamedChoice:
             valid.check(f"{name} of the {self.kind} {self.name!r}", value)
 
     @property
-    def parameters(self) -> dict[str, float]:
+    def parameters(self) -> dict[str, Any]:
         """Names and values."""
         return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
 
@@ -52,7 +52,11 @@ class NamedChoice:
         """The name, or name and parameters if they are not at their defaults: what `of` takes and files contain."""
         if self == type(self)():
             return self.name
-        return {"name": self.name, **{name: float(value) for name, value in self.parameters.items()}}
+        parameters = self.parameters.items()
+        return {
+            "name": self.name,
+            **{name: list(value) if isinstance(value, tuple) else float(value) for name, value in parameters},
+        }
 
     def __str__(self) -> str:
         plain = self.plain

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import Literal
 
 from sparsegroup.reporting.formatting import metric, per_second, percent, prefixed, short, size
-from sparsegroup.reporting.run_record import HistoryPoint, ScoreCurves
+from sparsegroup.reporting.run_record import AnyMetrics, ClassMetrics, HistoryPoint, Metrics, NumberMetrics, ScoreCurves
 
 Colour = Literal["blue", "orange", "green", "pink", "gold", "sky"]
 COLOURS: Mapping[Colour, str] = {
@@ -236,6 +236,7 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> list[
     rates: list[_Line] = [("feature rate", "feature_rate", "orange"), ("scheduled", "scheduled_rate", "blue")]
     rows: list[_Line] = [("live rows", "live_rows", "orange"), ("features seen", "features_seen", "blue")]
     charts = (
+        _along("Accuracy", "", history, [(_NEXT, "accuracy", "blue")]),
         _along("AUC", "", history, auc, tested),
         _along("NDCG@10", "", history, ndcg),
         _along("Grouped AUC", "", history, [(_NEXT, "gauc", "blue")], ("by chance: 0.5", 0.5)),
@@ -320,29 +321,27 @@ def _lag_note(history: Sequence[HistoryPoint]) -> str:
     return note
 
 
-def score_charts(model: ScoreCurves | None, baseline: ScoreCurves | None, *, is_binary: bool = True) -> list[Chart]:
+def score_charts(
+    model: ScoreCurves | None, baseline: ScoreCurves | None, kind: type[AnyMetrics] = Metrics
+) -> list[Chart]:
     """The reliability plot and the gains of a model, with the baseline's where there are some; empty without any.
 
-    If labels are numbers, the reliability plot is of their means.
+    If labels are numbers, the reliability plot is of their means; if they are classes, of the likeliest ones.
     """
     if model is None or not model.reliability:
         return []
     scored, bins = [model] if baseline is None else [model, baseline], model.reliability
     points = [[(one.predicted, one.actual) for one in of.reliability] for of in scored if of.reliability]
-    if not is_binary:
+    if kind is NumberMetrics:
         said = f"from {bins[0].predicted:.4g} predicted, {bins[0].actual:.4g} actual, to "
         said += f"{bins[-1].predicted:.4g} predicted, {bins[-1].actual:.4g} actual"
         texts = ("Labels by prediction", f"{len(bins)} bins of about as many rows", f"Mean label by prediction: {said}")
         return [_of_points(texts, ("mean prediction", "mean label", "perfect"), points, lambda value: f"{value:.4g}")]
-    said = f"from {percent(bins[0].predicted)} predicted, {percent(bins[0].actual)} positive, to "
-    said += f"{percent(bins[-1].predicted)} predicted, {percent(bins[-1].actual)} positive"
-    charts = [
-        _of_points(
-            ("Reliability", f"{len(bins)} bins of about as many rows", f"Share of positives by prediction: {said}"),
-            ("mean prediction", "share of positives", "perfect"),
-            points,
-        )
-    ]
+    what, share = ("right", "share of right classes") if kind is ClassMetrics else ("positive", "share of positives")
+    said = f"from {percent(bins[0].predicted)} predicted, {percent(bins[0].actual)} {what}, to "
+    said += f"{percent(bins[-1].predicted)} predicted, {percent(bins[-1].actual)} {what}"
+    texts = ("Reliability", f"{len(bins)} bins of about as many rows", f"{share.capitalize()} by prediction: {said}")
+    charts = [_of_points(texts, ("mean prediction", share, "perfect"), points)]
     if model.gains:
         points = [[(0.0, 0.0), *((one.share, one.captured) for one in of.gains)] for of in scored if of.gains]
         top = next(point for point in model.gains if point.share >= 0.1)

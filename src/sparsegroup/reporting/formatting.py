@@ -11,9 +11,9 @@ NONE = "–"
 
 
 TITLES = {
-    "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "norm. entropy", "rmse": "RMSE", "mae": "MAE",
-    "ndcg": "NDCG@10", "gauc": "grouped AUC", "loss": "loss", "relative_loss": "relative loss",
-    "calibration": "calibration",
+    "accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss", "normalized_entropy": "norm. entropy",
+    "rmse": "RMSE", "mae": "MAE", "ndcg": "NDCG@10", "gauc": "grouped AUC", "loss": "loss",
+    "relative_loss": "relative loss", "calibration": "calibration",
 }  # fmt: skip
 """Measure → its title."""
 
@@ -21,6 +21,14 @@ TITLES = {
 def titles_of(metrics: Any) -> dict[str, str]:
     """Measure → its title, of metrics of any kind (`AnyMetrics`, or their class), in their order."""
     return {one.name: TITLES[one.name] for one in fields(metrics) if one.name in TITLES}
+
+
+def measures_of(metrics: Any) -> dict[str, float]:
+    """Title of each measure → its value, of metrics or of each task's, which are called by its name."""
+    found = {title: getattr(metrics, name) for name, title in titles_of(metrics).items()}
+    for task, own in getattr(metrics, "tasks", {}).items():
+        found |= {f"{task}: {title}": value for title, value in measures_of(own).items()}
+    return found
 
 
 def count(value: float) -> str:

@@ -23,12 +23,15 @@ from sparsegroup.reporting.formatting import (
     titles_of,
 )
 from sparsegroup.reporting.run_record import (
+    AnyMetrics,
+    ClassMetrics,
     HistoryPoint,
     LargestFeature,
     Metrics,
     NumberMetrics,
     RankMetrics,
     Summary,
+    TaskMetrics,
     field_rows,
 )
 from sparsegroup.settings.names import model_title, optimizer_title
@@ -88,10 +91,11 @@ def render_report(config: Mapping[str, Mapping[str, Any]], history: Sequence[His
         started=_moment(summary.started),
         summary=summary,
         tiles=_tiles(history, summary),
-        figures=score_charts(summary.curves, summary.baseline_curves, is_binary=not isinstance(test, NumberMetrics)),
-        charts=run_charts(history, test.auc if isinstance(test, Metrics) else None),
+        figures=score_charts(summary.curves, summary.baseline_curves, Metrics if test is None else type(test)),
+        charts=run_charts(history, getattr(test, "auc", None)),
         titles=titles_of(history[0].metrics) if history else {},
         is_binary=not history or isinstance(history[0].metrics, Metrics),
+        progressive=_PROGRESSIVE[type(history[0].metrics) if history else Metrics],
         history=history,
         fields=field_rows(summary.fields),
         settings={section: list(_flat(settings)) for section, settings in config.items()},
@@ -125,6 +129,16 @@ def _verdict(config: Mapping[str, Mapping[str, Any]], summary: Summary) -> str:
     return " ".join(sentences)
 
 
+_PROGRESSIVE: Mapping[type[AnyMetrics], str] = {
+    Metrics: "AUC, calibration, log loss and normalized entropy",
+    NumberMetrics: "Losses and errors",
+    RankMetrics: "Losses and other measures",
+    ClassMetrics: "Accuracy, AUC, log loss and normalized entropy",
+    TaskMetrics: "Losses",
+}
+"""Kind of metrics → what a report shows along the pass."""
+
+
 def _quality(summary: Summary) -> str:
     test, baseline = summary.test, summary.baseline
     if test is None:
@@ -133,6 +147,10 @@ def _quality(summary: Summary) -> str:
         return _quality_of_numbers(summary, test)
     if isinstance(test, RankMetrics):
         return _quality_of_order(summary, test)
+    if isinstance(test, ClassMetrics):
+        return _quality_of_classes(summary, test)
+    if isinstance(test, TaskMetrics):
+        return _quality_of_tasks(summary, test)
     assert baseline is None or isinstance(baseline, Metrics)
     if math.isnan(test.auc):
         return f"The log loss on {count(summary.test_rows)} test rows is {metric(test.log_loss)}; all have one label."
@@ -145,6 +163,27 @@ def _quality(summary: Summary) -> str:
         log_losses.append(f"{_compared(mean - test.log_loss)} that of always predicting the mean click rate")
     log_loss = ", ".join(filter(None, (metric(test.log_loss), " and ".join(log_losses))))
     return f"On {count(summary.test_rows)} test rows the AUC is {auc}, and the log loss {log_loss}."
+
+
+def _quality_of_tasks(summary: Summary, test: TaskMetrics) -> str:
+    losses = [metric(test.loss)]
+    if isinstance(summary.baseline, TaskMetrics):
+        losses.append(f"{_compared(summary.baseline.loss - test.loss)} the baseline's (linear models)")
+    if test.relative_loss > 0:
+        losses.append(f"{percent(test.relative_loss)} of that of the best constant predictions")
+    return f"On {count(summary.test_rows)} test rows the weighted loss of the tasks is {', '.join(losses)}."
+
+
+def _quality_of_classes(summary: Summary, test: ClassMetrics) -> str:
+    right, log_losses = f"right in {percent(test.accuracy)}", [metric(test.log_loss)]
+    if isinstance(summary.baseline, ClassMetrics):
+        right += f", the baseline's (linear models) in {percent(summary.baseline.accuracy)}"
+    if test.normalized_entropy > 0:
+        log_losses.append(f"{percent(test.normalized_entropy)} of that of always predicting the classes' frequencies")
+    return (
+        f"On {count(summary.test_rows)} test rows the likeliest class is {right}, and the log loss is "
+        f"{', '.join(log_losses)}."
+    )
 
 
 def _quality_of_numbers(summary: Summary, test: NumberMetrics) -> str:
@@ -211,19 +250,37 @@ def _tiles(history: Sequence[HistoryPoint], summary: Summary) -> list[Tile]:
             quality("grouped AUC", "gauc", "share of a group's pairs in order; 0.5 is chance"),
             quality("relative loss", "relative_loss", "1 is equal scores"),
         ]
-    elif not isinstance(metrics, NumberMetrics):
-        measures = [
-            quality("AUC", "auc", note),
-            quality("log loss", "log_loss", "nats per sample"),
-            quality("normalized entropy", "normalized_entropy", "1 is predicting the mean click rate"),
-            quality("calibration", "calibration", "predicted over real clicks; 1 is best"),
-        ]
-    else:
+    elif isinstance(metrics, NumberMetrics):
         measures = [
             quality("RMSE", "rmse", note),
             quality("MAE", "mae", "mean absolute error"),
             quality("relative loss", "relative_loss", "1 is the best constant prediction"),
             quality("calibration", "calibration", "sum of predictions over sum of labels; 1 is best"),
+        ]
+    elif isinstance(metrics, TaskMetrics):
+        measures = [
+            quality("loss", "loss", note),
+            quality("relative loss", "relative_loss", "1 is the best constant predictions"),
+        ]
+        others = summary.baseline.tasks if isinstance(summary.baseline, TaskMetrics) else {}
+        for task, own in metrics.tasks.items():
+            name = "auc" if isinstance(own, Metrics) else "relative_loss"
+            other = f"baseline {metric(getattr(others[task], name))}; " if task in others else ""
+            loss = f"{other}relative loss {metric(own.relative_loss)}, calibration {metric(own.calibration)}"
+            measures.append(Tile(f"{of}{titles_of(own)[name]}, {task}", metric(getattr(own, name)), loss))
+    elif isinstance(metrics, ClassMetrics):
+        measures = [
+            quality("accuracy", "accuracy", note),
+            quality("log loss", "log_loss", "nats per sample"),
+            quality("normalized entropy", "normalized_entropy", "1 is predicting the classes' frequencies"),
+            quality("AUC", "auc", "of each class against the others, on average"),
+        ]
+    else:
+        measures = [
+            quality("AUC", "auc", note),
+            quality("log loss", "log_loss", "nats per sample"),
+            quality("normalized entropy", "normalized_entropy", "1 is predicting the mean click rate"),
+            quality("calibration", "calibration", "predicted over real clicks; 1 is best"),
         ]
     speed = summary.samples / summary.seconds if summary.seconds > 0 else math.nan
     live = f"{count(summary.live_rows)} live of {count(summary.features_seen)} seen"

@@ -83,13 +83,61 @@ class RankMetrics:
     relative_loss: Number
 
 
-AnyMetrics = Metrics | NumberMetrics | RankMetrics
-"""Of probabilities, of numbers, or of an order."""
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Measures of the predicted probabilities of several classes against labels.
+
+    Attributes:
+        accuracy: Share of rows whose class is the likeliest.
+        log_loss: Mean negative log-likelihood in nats.
+        normalized_entropy: Log loss over that of always predicting the classes' frequencies; NaN where only one class
+            is present.
+        auc: Mean over the classes that are present of the AUC of each against the others; NaN where only one is.
+
+    Where rows have weights, they count in all of them.
+    """
+
+    accuracy: Number
+    log_loss: Number
+    normalized_entropy: Number
+    auc: Number
+
+    @property
+    def loss(self) -> float:
+        """What is lower for the better model: the log loss."""
+        return self.log_loss
+
+    @property
+    def relative_loss(self) -> float:
+        """The loss over that of the best constant prediction: the normalized entropy."""
+        return self.normalized_entropy
+
+
+@dataclass(frozen=True)
+class TaskMetrics:
+    """Measures of several tasks.
+
+    Attributes:
+        tasks: Name → its measures, over the rows that have its label.
+        loss: Σ_t weight_t · the loss of task t, in the unit of its scores: see `Objective.loss_unit`. Tasks without a
+            label are left out.
+        relative_loss: The loss over that of the best constant predictions.
+    """
+
+    tasks: Mapping[str, Metrics | NumberMetrics]
+    loss: Number
+    relative_loss: Number
+
+
+AnyMetrics = Metrics | NumberMetrics | RankMetrics | ClassMetrics | TaskMetrics
+"""Of probabilities, of numbers, of an order, of classes, or of several tasks."""
 
 LOSSES: Mapping[type[AnyMetrics], tuple[str, ...]] = {
     Metrics: ("auc", "log_loss"),
     NumberMetrics: ("loss",),
     RankMetrics: ("ndcg", "loss"),
+    ClassMetrics: ("auc", "log_loss"),
+    TaskMetrics: ("loss",),
 }
 """Kind of metrics → the measures that are recorded of a baseline and of validation rows."""
 
@@ -217,6 +265,8 @@ class HistoryPoint:
         loss, relative_loss, rmse, mae: The same where labels are numbers, see `NumberMetrics`, or, except for errors,
             where an order is learnt; the measures of probabilities are None then, and these None otherwise.
         ndcg, gauc: The same where an order within groups is learnt, see `RankMetrics`; None otherwise.
+        accuracy: A measure of classes, see `ClassMetrics`; there is no calibration then.
+        tasks: Measures of several tasks, see `TaskMetrics`; only these, loss and relative_loss are there then.
         live_rows, features_seen, feature_rate: Live features, features seen so far, and their quotient.
         table_bytes: Bytes of the table's index and rows, including the optimizer's state.
         seconds: How long training has taken so far, without evaluation.
@@ -249,6 +299,8 @@ class HistoryPoint:
     mae: Number | None = None
     ndcg: Number | None = None
     gauc: Number | None = None
+    accuracy: Number | None = None
+    tasks: Mapping[str, Metrics | NumberMetrics] | None = None
     l21: AnyReal | None = None
     scheduled_rate: AnyReal | None = None
     epoch: Count | None = None
@@ -264,7 +316,9 @@ class HistoryPoint:
     @property
     def metrics(self) -> AnyMetrics:
         """The measures of the samples since the last point."""
-        kind = Metrics if self.loss is None else NumberMetrics if self.ndcg is None else RankMetrics
+        kind: type[AnyMetrics] = Metrics if self.loss is None else NumberMetrics
+        for measure, of in ((self.ndcg, RankMetrics), (self.tasks, TaskMetrics), (self.accuracy, ClassMetrics)):
+            kind = kind if measure is None else of
         return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
 
 

@@ -105,11 +105,11 @@ def open_test_rows(
 
 
 @torch.no_grad()
-def recalibrate_on(trained: TrainedModel, rows: TestRows) -> float:
+def recalibrate_on(trained: TrainedModel, rows: TestRows) -> Any:
     """Shift a model's `logit_bias`, in place, so that its loss on rows of a log is lowest: positives add up.
 
     Returns:
-        The shift of the logits.
+        The shift of the logits: a float, or of several outputs `[outputs]`.
 
     Raises:
         ExportError: The network has no `logit_bias`.
@@ -122,7 +122,7 @@ def recalibrate_on(trained: TrainedModel, rows: TestRows) -> float:
     with numbers_named(rows.log, rows.start):
         window = predict(trained.model, rows.batches())
     shift = window.shift()
-    bias.add_(shift)
+    bias.add_(torch.as_tensor(shift, dtype=bias.dtype))
     return shift
 
 
@@ -178,7 +178,10 @@ def evaluate_on(
     """
     if not trained.model.objective.is_binary and (by or user is not None):
         option = "by" if by else "user"
-        raise UserError(f"`{option}` is for labels 0 and 1; the model predicts numbers", option)
+        raise UserError(
+            f"`{option}` is for labels 0 and 1; the model's objective is {trained.config.objective}", option
+        )
+    trained.config.check_labels(test.log)
     log, fields = test.log, dict.fromkeys((*((user,) if user is not None else ()), *by))
     for name in fields:
         _check_field(name, log)

@@ -95,6 +95,8 @@ def explain(
     """
     if permutations < 4 or permutations % 2:
         raise UserError(f"`permutations` must be even and >= 4, got {permutations}", "permutations")
+    if model.objective.outputs > 1:
+        raise UserError(f"a model of one output can be explained, and {model.objective} has {model.objective.outputs}")
     names = (*columns.fields, *columns.numbers)
     reference = _reference_row(model.network, columns)
     shape = (reference.keys.shape[1], len(columns.lists), len(columns.numbers))

@@ -23,7 +23,7 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import scan_parquet, write_parquet
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.reporting.run_record import Metrics, NumberMetrics, RankMetrics
+from sparsegroup.reporting.run_record import AnyMetrics, ClassMetrics, Metrics, NumberMetrics, RankMetrics, TaskMetrics
 from sparsegroup.serving.evaluation import TestRows
 from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, live_rows
 from sparsegroup.serving.frozen_model import (
@@ -40,6 +40,7 @@ from sparsegroup.serving.manifest import (
     ONNX,
     PROGRAM,
     AnyScores,
+    ClassScores,
     ExportContent,
     ExportedTable,
     ExportManifest,
@@ -48,6 +49,7 @@ from sparsegroup.serving.manifest import (
     PathScores,
     RankScores,
     SizesBefore,
+    TaskScores,
     TestResult,
     check_free,
     content_of,
@@ -131,12 +133,17 @@ class Draft:
         if formats:
             metadata = served.metadata() | {"export": manifest.id}
             runs |= _save_models(
-                served.trace(), folder, formats, served.inputs, [self.model.objective.prediction], metadata, threads
+                served.trace(), folder, formats, served.inputs, self.model.objective.output_names, metadata, threads
             )
-        batches = random_batches(keys_of(self.rows), columns) if test is None else test.batches()
+        tasks = len(self.model.objective.tasks)
+        batches = random_batches(keys_of(self.rows), columns, tasks=tasks) if test is None else test.batches()
 
         def scorer(run: Runner) -> Scorer:
-            return lambda batch: run(ExampleCall(served.arguments(batch), {}))[0].numpy()
+            def score(batch: Batch) -> npt.NDArray[np.floating]:
+                outputs = run(ExampleCall(served.arguments(batch), {}))
+                return (torch.stack(outputs, dim=1) if tasks else outputs[0]).numpy()
+
+            return score
 
         scores = compare(batches, {name: scorer(run) for name, run in runs.items()}, self.model, test)
         for name, score in scores.items():
@@ -291,8 +298,8 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> Draft:
     return Draft(manifest, rows, frozen_copy(trained.model, rows), vocabularies)
 
 
-def random_batches(keys: Tensor, columns: LogSchema, rows: int = 512) -> Iterator[Batch]:
-    """A batch of known and as many absent keys, and its first row alone."""
+def random_batches(keys: Tensor, columns: LogSchema, rows: int = 512, *, tasks: int = 0) -> Iterator[Batch]:
+    """A batch of known and as many absent keys, and its first row alone; labels are 0, of as many tasks."""
     generator = torch.Generator().manual_seed(0)
 
     def some_keys(*shape: int) -> Tensor:
@@ -310,12 +317,22 @@ def random_batches(keys: Tensor, columns: LogSchema, rows: int = 512) -> Iterato
     batch = Batch(
         some_keys(rows, len(columns.fields) - len(columns.lists)),
         torch.randn(rows, len(columns.numbers), generator=generator),
-        torch.zeros(rows),
+        torch.zeros(rows, tasks) if tasks else torch.zeros(rows),
         torch.zeros(rows, dtype=torch.int64),
         bags=tuple(bags),
     )
     yield batch
     yield batch[:1]
+
+
+_SCORES: Mapping[type[AnyMetrics], type[AnyScores]] = {
+    Metrics: PathScores,
+    NumberMetrics: NumberScores,
+    RankMetrics: RankScores,
+    ClassMetrics: ClassScores,
+    TaskMetrics: TaskScores,
+}
+"""Kind of metrics → the same with a difference."""
 
 
 def compare(
@@ -344,11 +361,10 @@ def compare(
     within = np.concatenate(groups) if groups else None
     joined = {name: np.concatenate(some) for name, some in parts.items()}
     scores: dict[str, AnyScores] = {}
-    kinds = {Metrics: PathScores, NumberMetrics: NumberScores, RankMetrics: RankScores}
     for name, predictions in joined.items():
         gap = np.abs(predictions - joined["export"]) / np.maximum(1, np.abs(joined["export"]))
         metrics = measure(model.objective, every, predictions, counts, within)
-        scores[name] = kinds[type(metrics)](**vars(metrics), max_abs_difference=float(gap.max()))
+        scores[name] = _SCORES[type(metrics)](**vars(metrics), max_abs_difference=float(gap.max()))
     return scores
 
 

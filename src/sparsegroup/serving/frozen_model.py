@@ -129,8 +129,10 @@ class ServingModel(nn.Module):
         self.inputs = ("keys", *(["numbers"] if columns.numbers else []), *lists)
         self.eval()
 
-    def forward(self, keys: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, keys: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Predictions `[batch]` float32: probabilities, or what the objective predicts.
+
+        Probabilities of k classes are `[batch, k]`; several tasks have a tensor each.
 
         Args:
             keys: `[batch, fields]` int64, of the fields of one value, in their order.
@@ -141,7 +143,8 @@ class ServingModel(nn.Module):
         numbers, parts = (others[0], others[1:]) if self.columns.numbers else (None, others)
         bags = [Bags(*pair) for pair in zip(parts[0::2], parts[1::2], strict=True)]
         logits: Tensor = self.model(keys, numbers, bags)
-        return self.model.objective.predict(logits)
+        outputs = self.model.objective.served(self.model.objective.predict(logits))
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def arguments(self, batch: Batch) -> tuple[Tensor, ...]:
         """The arguments of `forward` for a batch of a log."""
@@ -168,6 +171,8 @@ class ServingModel(nn.Module):
     def metadata(self) -> dict[str, str]:
         """The columns, for the `metadata_props` of an ONNX file."""
         names = {name: getattr(self.columns, name) for name in ("fields", "lists", "numbers")}
+        if classes := getattr(self.model.objective, "classes", ()):
+            names["classes"] = list(classes)
         return {
             **{name: json.dumps(value, ensure_ascii=False) for name, value in names.items()},
             "hash": self.columns.hash,

@@ -10,7 +10,7 @@ from sparsegroup.artifact.manifest import FileFacts, FileName, FolderFormat, Man
 from sparsegroup.artifact.validation import Count, Number, finite
 from sparsegroup.bags import BagMode
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.reporting.run_record import Metrics, NumberMetrics, RankMetrics
+from sparsegroup.reporting.run_record import ClassMetrics, Metrics, NumberMetrics, RankMetrics, TaskMetrics
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.settings.names import Dtype
 from sparsegroup.settings.yaml_settings import checked
@@ -103,8 +103,21 @@ class RankScores(RankMetrics):
     max_abs_difference: Number
 
 
-AnyScores = PathScores | NumberScores | RankScores
-"""Of probabilities, of numbers, or of an order."""
+@dataclass(frozen=True, kw_only=True)
+class ClassScores(ClassMetrics):
+    """The same of predicted probabilities of classes."""
+
+    max_abs_difference: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScores(TaskMetrics):
+    """The same of several tasks."""
+
+    max_abs_difference: Number
+
+
+AnyScores = PathScores | NumberScores | RankScores | ClassScores | TaskScores
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import Table
 from sparsegroup.training import ClickModel, Config, RunError
-from sparsegroup.training.baseline import LogisticBaseline, baseline_of
+from sparsegroup.training.baseline import Baseline, baseline_of
 from sparsegroup.training.run_folder import NAMES, VOCABULARY, RunFolder, find_run
 from sparsegroup.training.state import CheckpointMetadata
 
@@ -65,7 +65,7 @@ class TrainedModel:
     l21: float | None = None
     manifest: ExportManifest | None = None
     names: Path | None = None
-    baseline: LogisticBaseline | None = None
+    baseline: Baseline | None = None
 
     @property
     def rows(self) -> dict[str, RowSource]:

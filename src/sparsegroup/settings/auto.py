@@ -91,12 +91,28 @@ SAMPLE_ROWS = 50_000
 """The first training rows of a log, which are enough for quantiles to a hundredth."""
 
 
-def _label_scale(log: "Log", given: Given) -> float:
+def _label_scale(log: "Log", given: Given) -> Any:
     """So that a learning rate is one for prices in cents and in euros."""
     from sparsegroup.objectives import LOGISTIC, Objective
 
     objective = Objective.of(given.get("training", {}).get("objective") or LOGISTIC)
+    try:
+        objective = objective.of_tasks(log.tasks) if log.tasks else objective
+    except ValueError:  # whose message `Config.objective` gives
+        return 1.0
+    if bool(objective.tasks) != bool(log.tasks):
+        return 1.0
     return objective.unit_of(*log.sample(SAMPLE_ROWS)[:2]) if objective.scaled else 1.0
+
+
+def _classes(log: "Log", given: Given) -> tuple[str, ...]:
+    """The log's, for an objective that takes classes and names none."""
+    from sparsegroup.objectives import LOGISTIC, Objective
+
+    objective = Objective.of(given.get("training", {}).get("objective") or LOGISTIC)
+    if not objective.takes_classes:
+        return ()
+    return objective.labels if isinstance(objective.labels, tuple) else log.classes
 
 
 RULES: Mapping[str, Rule] = {
@@ -124,6 +140,8 @@ RULES: Mapping[str, Rule] = {
         lambda log, given: LEAST if has_default_target(given) else 0, f"{LEAST} with the default size, otherwise 0"
     ),
     "training.label_scale": Rule(_label_scale, f"the standard deviation of the first {SAMPLE_ROWS:,} labels"),
+    "training.tasks": Rule(lambda log, given: log.tasks, "of several labels, the columns"),
+    "training.classes": Rule(_classes, "for softmax, the log's"),
     "training.batch_size": Rule(_batch_size, "rows/1000, as a power of two from 128 to 8192"),
     "training.epochs": Rule(lambda log, given: 1, "1, or what trials choose"),
     "training.after_first_epoch": Rule(lambda log, given: "train", "train, or what trials choose"),

@@ -90,6 +90,10 @@ def _size(given: object) -> object:
     return given if isinstance(given, int) else str(given)
 
 
+def _weights(given: object) -> object:
+    return tuple(given.split(",")) if isinstance(given, str) else given
+
+
 def _moment(given: object) -> str:
     moment_of(given)
     return str(given).strip()
@@ -108,7 +112,9 @@ def _objective(given: object) -> object:
     from sparsegroup.objectives import Objective
 
     try:
-        return Objective.of(given)
+        if isinstance(given, str) and "," in given:
+            given = [one.strip() for one in given.split(",")]
+        return Objective.of({"name": "tasks", "objectives": given} if isinstance(given, list | tuple) else given)
     except TypeError as error:
         raise ValueError(str(error)) from error
 
@@ -155,7 +161,8 @@ Rate = Annotated[float, BeforeValidator(share_of), Field(gt=0, le=1)]
 PenaltySetting = Annotated[Penalty, BeforeValidator(_penalty), PlainSerializer(lambda penalty: penalty.plain)]
 """A penalty; in files its name, or `{name: mcp, gamma: 2.5}`."""
 ObjectiveSetting = Annotated[Objective, BeforeValidator(_objective), PlainSerializer(lambda objective: objective.plain)]
-"""An objective; in files its name, or `{name: quantile, alpha: 0.9}`."""
+"""An objective; in files its name, or `{name: quantile, alpha: 0.9}`; or a list of them, of a task each."""
+Unit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Paths = str | Annotated[tuple[str, ...], Field(min_length=1)]
 """Of a log: one path, or several."""
 Dim = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -207,11 +214,11 @@ class DataSettings(StrictSettings):
     )
     """How to read the columns of a raw log with a header: categorical makes every column a category; `sparsegroup
     columns` shows what is inferred otherwise."""
-    label: str | None = setting(None, LOG, words="label, click, clicked or the like")
+    label: str | tuple[str, ...] | None = setting(None, LOG, words="label, click, clicked or the like", kind=str)
     """Label column of a raw log with a header; or a comparison of one, such as 'rating>=4' or 'event==click': the label
-    is 1 where it holds."""
-    labels: LabelsName | None = setting(None, LOG, words="what the objective takes")
-    """What labels are: 0 or 1, or any numbers."""
+    is 1 where it holds. Several, such as click,buy, are the labels of a task each."""
+    labels: LabelsName | tuple[str, ...] | None = setting(None, LOG, words="what the objective takes", kind=LabelsName)
+    """What labels are: 0 or 1, any numbers, or classes, which are found in the first rows."""
     exclude: tuple[str, ...] = setting((), LOG, kind=list[str])
     """Column to ignore in a raw log with a header (repeatable)."""
     weight: str | None = setting(None, LOG, words="weight, sample_weight or the like")
@@ -259,7 +266,9 @@ class ModelSettings(StrictSettings):
     )
     """Network over the embeddings."""
     dim: Dim | None = setting(
-        None, MODEL, words="lr 1; fm, deepfm, xdeepfm 9: a weight and 8 factors; mlp 16, opnn 10, dcn, dcnv2 8"
+        None,
+        MODEL,
+        words="lr 1; fm, deepfm, xdeepfm 9: a weight and 8 factors; mlp, mmoe, ple 16, opnn 10, dcn, dcnv2 8",
     )
     """Embedding dimension."""
     dims: dict[str, Dim] = setting({})
@@ -367,17 +376,30 @@ class OptimizerSettings(StrictSettings):
         return self
 
 
+_OBJECTIVES = "|".join(get_args(ObjectiveName))
+
+
 class TrainingSettings(StrictSettings):
     """How it is trained."""
 
-    objective: ObjectiveSetting | None = setting(None, TRAINING, words="logistic", kind=ObjectiveName)
+    objective: ObjectiveSetting | None = setting(None, TRAINING, words="logistic", kind=str, metavar=_OBJECTIVES)
     """What to learn: logistic, the probability that a label is 1; squared or huber, the mean of any number; quantile,
     its median; poisson, the mean of a count; gamma, of a number above 0; tweedie, of one that is often 0; pairwise or
-    lambdarank, the order of the rows of a group."""
+    lambdarank, the order of the rows of a group; softmax, the probabilities of the classes that labels are; esmm, a
+    label such as a purchase that only follows another. Of several labels, one for all or, with commas between, for
+    each."""
     group: str | None = setting(None, TRAINING, metavar="FIELD")
     """Field whose values are the groups of pairwise and lambdarank, such as user or query: only rows of the same value
     are compared."""
-    label_scale: Decided[float] = setting(None, gt=0, allow_inf_nan=False)
+    task_weights: Annotated[tuple[Unit, ...] | None, BeforeValidator(_weights)] = setting(
+        None, TRAINING, words="1 each", kind=str, metavar="W,W,…"
+    )
+    """Weights of the losses of several labels' tasks, such as 1,0.5."""
+    tasks: Decided[tuple[str, ...]] = setting(None)
+    """Names of the tasks of several labels, in the order of the outputs."""
+    classes: Decided[tuple[str, ...]] = setting(None)
+    """The classes of the objective softmax, in the order of its outputs."""
+    label_scale: Decided[Unit | tuple[Unit, ...]] = setting(None)
     """Unit of the network's outputs for the objectives squared, huber and quantile: these predict outputs times it."""
     batch_size: Decided[int] = setting(None, TRAINING, ge=1)
     """Samples per step."""
@@ -493,8 +515,8 @@ class Settings(StrictSettings):
     def format_options(self) -> "FormatOptions":
         """What tells the format of a raw log, labels as the objective takes them."""
         objective = self.training.objective
-        of_objective = None if objective is None or objective.is_binary else "numbers"
-        return {**self.data.format_options, "labels": self.data.labels or of_objective}  # type: ignore[typeddict-item]
+        of_objective = None if objective is None or objective.is_binary else self.training.classes or objective.labels
+        return {**self.data.format_options, "labels": self.data.labels or of_objective}
 
     def with_keys(self, values: Mapping[str, Any], source: str) -> Self:
         """These settings with other values at dotted keys; SettingsError, which names their source, as `of`."""

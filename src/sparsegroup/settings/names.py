@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from typing import Literal
 
 OptimizerName = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adahessian", "ftrl"]
-ModelName = Literal["lr", "fm", "deepfm", "mlp", "opnn", "dcn", "dcnv2", "xdeepfm"]
+ModelName = Literal["lr", "fm", "deepfm", "mlp", "opnn", "dcn", "dcnv2", "xdeepfm", "mmoe", "ple"]
 ModelChoice = Literal["auto", ModelName]
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
 ColumnsName = Literal["categorical"]
 ObjectiveName = Literal[
-    "logistic", "squared", "huber", "quantile", "poisson", "gamma", "tweedie", "pairwise", "lambdarank"
-]
-LabelsName = Literal["binary", "numbers"]
+    "logistic", "squared", "huber", "quantile", "poisson", "gamma", "tweedie", "pairwise", "lambdarank", "softmax",
+    "esmm",
+]  # fmt: skip
+LabelsName = Literal["binary", "numbers", "classes"]
 CriteoNumbers = Literal["log", "buckets"]
 AvazuHour = Literal["hour", "weekday-hour", "raw"]
 OnBadRow = Literal["error", "skip"]
@@ -22,7 +23,7 @@ ProgramName = Literal["program", "onnx"]
 ScheduleName = Literal["constant", "linear", "cosine"]
 AfterFirstEpoch = Literal["train", "reset", "freeze"]
 
-_MODEL_TITLES: Mapping[str, str] = {"deepfm": "DeepFM", "dcnv2": "DCNv2", "xdeepfm": "xDeepFM"}
+_MODEL_TITLES: Mapping[str, str] = {"deepfm": "DeepFM", "dcnv2": "DCNv2", "xdeepfm": "xDeepFM", "mmoe": "MMoE"}
 _OPTIMIZER_TITLES: Mapping[str, str] = {
     "sgd": "SGD",
     "rowwise_adagrad": "row-wise Adagrad",

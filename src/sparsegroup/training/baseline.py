@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -48,6 +48,9 @@ PER_NUMBER = 3
 
 HASH_BITS = 22
 """Features share 2²² weights: 32 MiB, of which weights without features are never touched."""
+
+LEAST_BITS, MOST_MODELS = 16, 64
+"""Several models share as many weights, but 2¹⁶ each at least; of more models than that there is no baseline."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio
 _KIND = np.uint64(1) << np.uint64(48)
@@ -180,6 +183,7 @@ class LogisticBaseline:
         numbers: How many numbers a row has; None: as many as in the first batch.
         pairs: Pairs of fields whose combinations are also features.
         objective: What it learns.
+        bits: Its features share 2 to this power of weights.
 
     Examples:
         >>> import torch
@@ -194,9 +198,14 @@ class LogisticBaseline:
     """
 
     def __init__(
-        self, *, numbers: int | None = None, pairs: PairKeys | None = None, objective: Objective = LOGISTIC
+        self,
+        *,
+        numbers: int | None = None,
+        pairs: PairKeys | None = None,
+        objective: Objective = LOGISTIC,
+        bits: int = HASH_BITS,
     ) -> None:
-        self.pairs, self.objective = pairs, objective
+        self.pairs, self.objective, self._bits = pairs, objective, bits
         self._memory: npt.NDArray[np.float32] | None = None
         self._numbers, self._moments = numbers, np.zeros((0, MOMENTS))
 
@@ -232,7 +241,7 @@ class LogisticBaseline:
         Raises:
             ValueError: It is no such state; nothing has changed.
         """
-        checked = [BaselineState.of(state, self._numbers) for state in states]
+        checked = [BaselineState.of(state, self._numbers, self._bits) for state in states]
         moments = [one.moments for one in checked if len(one.moments)]  # without a row, it knows of no numbers
         if len(moments) > 1:
             moments = [torch.stack(merged_moments(torch.stack([one.T for one in moments])), 1)]
@@ -248,8 +257,12 @@ class LogisticBaseline:
             self._memory[places, WEIGHT] = np.divide(weighted, total, out=np.zeros_like(total), where=total > 0)
             self._memory[places, SUM] = total
 
+    def window_of(self, state: Mapping[str, Tensor]) -> Tensor:
+        """The logits of a callback's window in its state; ValueError if it is no such state."""
+        return BaselineState.of(state, bits=self._bits).logits
+
     def _new_memory(self) -> npt.NDArray[np.float32]:
-        return np.zeros(((1 << HASH_BITS) + 1 + len(self._moments), PARTS), np.float32)
+        return np.zeros(((1 << self._bits) + 1 + len(self._moments), PARTS), np.float32)
 
     def _pass(self, batch: Batch, *, learns: bool) -> Tensor:
         batch = batch.for_device(torch.device("cpu"))
@@ -262,7 +275,7 @@ class LogisticBaseline:
             self._memory = self._new_memory()
             if not self.objective.is_binary and learns:  # whose mean may be far from a score of 0
                 y, counts = batch.labels.double().numpy(), np.ones(rows)
-                self._memory[1 << HASH_BITS, WEIGHT] = self.objective.start(y, counts)
+                self._memory[1 << self._bits, WEIGHT] = self.objective.start(y, counts)
         if len(self._moments) != numbers:
             raise ValueError(f"the baseline has learnt from rows of {len(self._moments)} numbers, got {numbers}")
         given = np.ascontiguousarray(batch.numbers.numpy(), np.float32)
@@ -282,7 +295,7 @@ class LogisticBaseline:
             self._moments,
             np.empty(1 + features + most, np.int64),
             np.empty(1 + features + most),
-            np.uint64(64 - HASH_BITS),
+            np.uint64(64 - self._bits),
             1 / (2.0 / max(1, features + len(batch.bags))),
             self.objective.shape,
             learns,
@@ -303,7 +316,7 @@ class BaselineState:
     logits: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     @classmethod
-    def of(cls, content: Any, numbers: int | None = None) -> "BaselineState":
+    def of(cls, content: Any, numbers: int | None = None, bits: int = HASH_BITS) -> "BaselineState":
         """A state of rows with this many numbers; else ValueError, whose message begins with the field."""
         state = validated(cls, content)
         check_tensor("places", state.places, torch.int32, state.places.numel())
@@ -312,11 +325,87 @@ class BaselineState:
         check_tensor("logits", state.logits, torch.float32, state.logits.numel())
         if numbers is not None and len(state.moments) not in (0, numbers):
             raise ValueError(f"moments: are not of {numbers} numbers")
-        end = (1 << HASH_BITS) + 1 + len(state.moments)
+        end = (1 << bits) + 1 + len(state.moments)
         if bool((state.places < 0).any()) or bool((state.places >= end).any()):
             raise ValueError(f"places: has some that are not within 0 to {end - 1}")
         if bool((state.weights[:, SUM] < 0).any()) or bool((state.moments[:, [COUNT, SQUARES]] < 0).any()):
             raise ValueError("weights, moments: have a sum of squares or a count below 0")
+        return state
+
+
+class LinearBaselines:
+    """A `LogisticBaseline` for each part of an objective of several outputs: for each class against the others.
+
+    Args:
+        objective: What they learn, see `Objective.parts`.
+        numbers, pairs: See `LogisticBaseline`.
+    """
+
+    def __init__(self, *, objective: Objective, numbers: int | None = None, pairs: PairKeys | None = None) -> None:
+        self.objective, parts = objective, objective.parts
+        bits = max(LEAST_BITS, HASH_BITS - (len(parts) - 1).bit_length())
+        self._models = [LogisticBaseline(numbers=numbers, pairs=pairs, objective=one, bits=bits) for one in parts]
+
+    def learn(self, batch: Batch) -> Tensor:
+        """Logits `[n, outputs]` of a batch on the host, each row's from before it was learnt, in order."""
+        weights = torch.ones(len(batch)) if batch.weights is None else batch.weights.cpu()
+        found = []
+        for model, labels in zip(self._models, self.objective.labels_of_parts(batch.labels.cpu()).T, strict=True):
+            known = ~labels.isnan()
+            filled = labels.nan_to_num(float(labels[known].mean()) if known.any() else 1.0)  # which count nothing
+            found.append(model.learn(replace(batch, labels=filled, weights=weights * known)))
+        return self.objective.of_parts(torch.stack(found, dim=1))
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits `[n, outputs]` of a batch on the host."""
+        own = replace(batch, labels=torch.zeros(len(batch)))
+        return self.objective.of_parts(torch.stack([model.predict(own) for model in self._models], dim=1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the models, in order."""
+        return {"models": [model.state_dict() for model in self._models]}
+
+    def load_state_dict(self, *states: Mapping[str, Any]) -> None:
+        """See `LogisticBaseline.load_state_dict`."""
+        parts = [_StatesOfParts.of(state, self.objective).models for state in states]
+        models = [copy(model) for model in self._models]
+        for model, *of_model in zip(models, *parts, strict=True):
+            model.load_state_dict(*of_model)
+        self._models = models
+
+    def window_of(self, state: Mapping[str, Any]) -> Tensor:
+        """See `LogisticBaseline.window_of`."""
+        return _StatesOfParts.of(state, self.objective).logits
+
+
+Baseline = LogisticBaseline | LinearBaselines
+
+
+def baseline_for(objective: Objective, *, numbers: int | None = None, pairs: PairKeys | None = None) -> Baseline | None:
+    """The baseline of an objective, see `LogisticBaseline`; None of one that would take more than 64 models."""
+    if objective.outputs == 1:
+        return LogisticBaseline(numbers=numbers, pairs=pairs, objective=objective)
+    if len(objective.parts) > MOST_MODELS:
+        return None
+    return LinearBaselines(numbers=numbers, pairs=pairs, objective=objective)
+
+
+@dataclass(frozen=True)
+class _StatesOfParts:
+    """See `LinearBaselines.state_dict`; with the logits of a callback's window."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    models: tuple[Mapping[str, Tensor], ...]
+    logits: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    @classmethod
+    def of(cls, content: Any, objective: Objective) -> "_StatesOfParts":
+        state = validated(cls, content)
+        if len(state.models) != len(objective.parts):
+            raise ValueError(f"models: are {len(state.models)}, and not {len(objective.parts)}")
+        if state.logits.numel():
+            check_tensor("logits", state.logits, torch.float32, len(state.logits), objective.outputs)
         return state
 
 
@@ -331,7 +420,7 @@ def _joined(batch: Batch) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]
     return keys, offsets + begins[:, None], most
 
 
-def predicting(model: LogisticBaseline, batches: Iterable[Batch], logits: list[Tensor]) -> Iterator[Batch]:
+def predicting(model: Baseline, batches: Iterable[Batch], logits: list[Tensor]) -> Iterator[Batch]:
     """The batches, with the model's logits of each added to `logits`."""
     for batch in batches:
         logits.append(model.predict(batch))
@@ -345,7 +434,7 @@ MOST_ROWS = 300_000
 
 
 def after_more_passes(
-    model: LogisticBaseline,
+    model: Baseline,
     first: Sequence[Tensor],
     passes: Iterable[Iterable[Batch]],
     test: Callable[[], Iterable[Batch]],
@@ -373,7 +462,7 @@ _WAITING = 1 << 15
 
 
 class BaselineCallback(Callback):
-    """Trains a `LogisticBaseline` on the batches of the first epoch; points have its AUC and log loss.
+    """Trains a baseline, see `LogisticBaseline`, on the batches of the first epoch; points have its AUC and log loss.
 
     It learns in a separate thread. On several ranks, each has a baseline that learns from its part of the rows.
 
@@ -381,8 +470,8 @@ class BaselineCallback(Callback):
         model: The baseline, trained further; by default a new one.
     """
 
-    def __init__(self, model: LogisticBaseline | None = None) -> None:
-        self.model = model or LogisticBaseline()
+    def __init__(self, model: Baseline | None = None) -> None:
+        self.model: Baseline = model or LogisticBaseline()
         self._thread: ThreadPoolExecutor | None = None
         self._lessons: deque[Future[Tensor]] = deque()
         self._logits: list[Tensor] = []
@@ -412,18 +501,18 @@ class BaselineCallback(Callback):
             self._thread.shutdown()
             self._thread = None
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Any]:
         logits = self._predictions()  # which waits until all is learnt
         return {**self.model.state_dict(), "logits": logits}
 
     def load_state_dict(self, trainer: Trainer, states: Sequence[Mapping[str, Tensor]]) -> None:
-        logits = [BaselineState.of(state).logits for state in states]
+        logits = [self.model.window_of(state) for state in states]
         is_alike = len(states) == trainer.ranks.count
         rank = trainer.ranks.rank
         self.model.load_state_dict(*(states[rank : rank + 1] if is_alike else states))
         self._logits = logits[rank : rank + 1] if is_alike else [] if rank else logits
 
-    def of_all_ranks(self, ranks: RankGroup) -> LogisticBaseline:
+    def of_all_ranks(self, ranks: RankGroup) -> Baseline:
         """The baseline of all rows."""
         if ranks.is_alone:
             return self.model
@@ -444,13 +533,14 @@ class BaselineCallback(Callback):
 
 def baseline_of(
     metadata: CheckpointMetadata, checkpoint: Path, network: nn.Module, objective: Objective
-) -> LogisticBaseline | None:
+) -> Baseline | None:
     """The baseline of all ranks in a checkpoint of a network, or None; RunError if its state is damaged."""
     states = metadata.trainer.callbacks().get(BaselineCallback.__name__, [])
     if not states:
         return None
     numbers = len(metadata.columns.numbers)
-    baseline = LogisticBaseline(numbers=numbers, pairs=pairs_of(network), objective=objective)
+    if (baseline := baseline_for(objective, numbers=numbers, pairs=pairs_of(network))) is None:
+        return None
     try:
         baseline.load_state_dict(*states)
     except ValueError as error:

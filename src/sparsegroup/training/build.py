@@ -19,7 +19,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import is_rows
-from sparsegroup.models import ListPooling, NumberEncoder, PairKeys, WithNumbers, WithPairs, WithPooling
+from sparsegroup.models import ListPooling, NumberEncoder, PairKeys, WithHeads, WithNumbers, WithPairs, WithPooling
 from sparsegroup.names import bytes_of
 from sparsegroup.objectives import LOGISTIC, Objective
 from sparsegroup.optim import (
@@ -108,9 +108,13 @@ class ModelConfig(ModelSettings):
         """Length of an embedding: `dim`, or the network's default."""
         return NETWORKS[self.name].default_dim if self.dim is None else self.dim
 
+    def heads(self, outputs: int) -> int:
+        """Networks side by side for this many outputs, each over a part of every vector: 1 if one network has all."""
+        return 1 if "outputs" in inspect.signature(NETWORKS[self.name]).parameters else outputs
+
     @property
     def network_dim(self) -> int:
-        """Length of the vectors that the network takes: the largest of `vector_dim` and `dims`."""
+        """Length of the vectors that a network takes: the largest of `vector_dim` and `dims`."""
         return max([self.vector_dim, *self.dims.values()])
 
     def features(self, columns: LogSchema) -> tuple[str, ...]:
@@ -145,12 +149,16 @@ class ModelConfig(ModelSettings):
         seed: int,
         process_group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
+        outputs: int = 1,
     ) -> HashEmbedding | FieldTables:
         """An empty table for the columns of a log, or with `dims` one for each size of vectors; its rows start small.
 
+        A vector is `heads` times as long as the settings say.
+
         ValueError: a table that cannot be so small, fields that the log does not have, or a device without a GPU.
         """
-        sizes, age = self.sizes(columns), age_of(self.evict_unseen)
+        heads, age = self.heads(outputs), age_of(self.evict_unseen)
+        dim, sizes = heads * self.network_dim, {name: heads * size for name, size in self.sizes(columns).items()}
         sketch_bytes = None if self.admit_sketch is None else bytes_of(self.admit_sketch)
         options: dict[str, Any] = {
             "seed": seed,
@@ -162,11 +170,11 @@ class ModelConfig(ModelSettings):
             "process_group": process_group,
             "device": device,
         }
-        if set(sizes.values()) <= {self.network_dim}:
-            return HashEmbedding(self.network_dim, **options)
-        return FieldTables(self.network_dim, sizes, **options)
+        if set(sizes.values()) <= {dim}:
+            return HashEmbedding(dim, **options)
+        return FieldTables(dim, sizes, **options)
 
-    def network(self, columns: LogSchema) -> nn.Module:
+    def network(self, columns: LogSchema, outputs: int = 1) -> nn.Module:
         """A freshly initialized network over the columns of a log. Draws from torch's generator.
 
         ValueError: a size that the network cannot have, or fields that the log does not have.
@@ -175,14 +183,16 @@ class ModelConfig(ModelSettings):
         encoded = numbers > 0 and (self.standardize or self.number_buckets > 0)
         more = numbers if encoded and self.number_buckets else 0
         more += len(columns.lists) if self.list_sums else 0
-        network: nn.Module = NETWORKS[self.name](
-            fields + more, self.network_dim, numbers, **self._layers, **self.options
-        )
+        heads, of, sizes = self.heads(outputs), NETWORKS[self.name], (fields + more, self.network_dim, numbers)
+        options = {**self._layers, **self.options, **({"outputs": outputs} if outputs > heads else {})}
+        networks = [of(*sizes, **options) for _ in range(heads)]
+        network: nn.Module = networks[0] if heads == 1 else WithHeads(networks)
+        dim = heads * self.network_dim
         if encoded:
-            encoder = NumberEncoder(numbers, self.network_dim, self.number_buckets, self.standardize)
+            encoder = NumberEncoder(numbers, dim, self.number_buckets, self.standardize)
             network = WithNumbers(encoder, network)
         if self.attention or (self.list_sums and columns.lists):
-            pooling = ListPooling(self.network_dim, self.queries(columns), sums=self.list_sums)
+            pooling = ListPooling(dim, self.queries(columns), sums=self.list_sums)
             network = WithPooling(pooling, network)
         if self.pairs:
             network = WithPairs(PairKeys(self.places(columns), len(columns.fields), FIELD_BITS), network)
@@ -202,7 +212,7 @@ class ModelConfig(ModelSettings):
         return {columns.lists.index(name): single.index(query) for name, query in self.attention.items()}
 
 
-_BUILT_IN = ("fields", "dim", "numbers")
+_BUILT_IN = ("fields", "dim", "numbers", "outputs")
 
 
 def _split(pair: str) -> Iterator[tuple[str, str]]:
@@ -347,8 +357,18 @@ class Config(Settings):
 
     @property
     def objective(self) -> Objective:
-        """What is learnt, in the unit of its scores; not yet in its groups, see `objective_for`."""
-        return (self.training.objective or LOGISTIC).in_unit(self.training.label_scale or 1.0)
+        """What is learnt, in the unit of its scores, of the tasks or classes of a log; see `objective_for` for groups.
+
+        SettingsError: there are other numbers of labels, objectives and weights.
+        """
+        objective = self.training.objective or LOGISTIC
+        if self.training.tasks:
+            try:
+                objective = objective.of_tasks(self.training.tasks, self.training.task_weights)
+            except ValueError as error:
+                raise SettingsError(f"training.objective: {error}", "objective") from error
+        objective = objective.in_unit(self.training.label_scale or 1.0)
+        return objective.with_classes(self.training.classes) if self.training.classes else objective
 
     def objective_for(self, columns: LogSchema) -> Objective:
         """What is learnt of a log with these columns, in the groups of its field `training.group`.
@@ -399,7 +419,8 @@ class Config(Settings):
 
     def check_log(self, log: Log) -> None:
         """Raise SettingsError if the settings name what a log does not have: a field, or times."""
-        model = self.resolved_for(log).model
+        resolved = self.resolved_for(log)
+        model = resolved.model
         try:
             self.objective_for(log.schema)
         except SettingsError as error:
@@ -408,18 +429,44 @@ class Config(Settings):
             model.sizes(log.schema)
         except ValueError as error:
             raise SettingsError(f"{log.name}: model.{error}") from error
-        if self.objective.is_binary and not log.binary:
-            names = ", ".join(name for name in get_args(ObjectiveName) if name != LOGISTIC.name)
-            raise SettingsError(
-                f"training.objective: {log.name} has labels that are numbers, and {self.objective} takes 0 and 1: "
-                f"choose another ({names}), or read 0 and 1 of it (label 'column>=number')",
-                "objective",
-            )
+        resolved.check_labels(log)
         if isinstance(self.model.evict_unseen, str) and not log.timed:
             raise SettingsError(
                 f"model.evict_unseen: {self.model.evict_unseen} goes by the log's own clock, but {log.name} has no "
                 "column of times in order (`sparsegroup columns` shows its columns; a schema can say which it is); "
                 "give a number of steps"
+            )
+
+    def check_labels(self, log: Log) -> None:
+        """Raise SettingsError unless the objective takes the labels of a log."""
+        objective = self.objective
+        if log.labelled and (log.tasks != objective.tasks or (self.training.task_weights and not log.tasks)):
+            wanted, there = (
+                f"the tasks {', '.join(one)}" if one else "one label" for one in (objective.tasks, log.tasks)
+            )
+            raise SettingsError(
+                f"training.objective: {log.name} has {there}, and {objective} is for {wanted}"
+                f"{'; task_weights are for several' if self.training.task_weights else ''}",
+                "objective",
+            )
+        if objective.tasks:
+            return
+        if objective.is_binary and not log.binary:
+            names = ", ".join(name for name in get_args(ObjectiveName) if name != LOGISTIC.name)
+            what = "classes" if log.classes else "numbers"
+            raise SettingsError(
+                f"training.objective: {log.name} has labels that are {what}, and {objective} takes 0 and 1: "
+                f"choose another ({names}), or read 0 and 1 of it (label 'column>=number')",
+                "objective",
+            )
+        ours = self.training.classes or objective.labels if objective.takes_classes else ()
+        if log.labelled and log.classes != ours:
+            wanted = f"the classes {', '.join(ours)}" if isinstance(ours, tuple) and ours else ours or "no classes"
+            raise SettingsError(
+                f"training.objective: {objective} takes {wanted}, and the labels of {log.name} are "
+                f"{', '.join(log.classes) if log.classes else '0 and 1' if log.binary else 'numbers'}"
+                f"{'; read them as classes, by `labels`' if ours else ''}",
+                "objective",
             )
 
     def build_for(
@@ -445,8 +492,9 @@ class Config(Settings):
             raise SettingsError(f"training.device: several ranks train on the CPU, got {device}")
         torch.manual_seed(self.training.seed)
         try:
-            network = self.model.network(columns)
-            embedding = self.model.embedding(columns, self.training.seed, process_group, device)
+            outputs = self.objective.outputs
+            network = self.model.network(columns, outputs)
+            embedding = self.model.embedding(columns, self.training.seed, process_group, device, outputs)
             model = ClickModel(embedding, network.to(device))
             model.objective = objective
         except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach
@@ -486,7 +534,7 @@ class Config(Settings):
         """
         try:
             with torch.device("meta"), _Unfilled(), torch.random.fork_rng(devices=[]):
-                state = self.model.network(columns).state_dict()
+                state = self.model.network(columns, self.objective.outputs).state_dict()
         except (ValueError, RuntimeError, OverflowError, TypeError) as error:
             raise SettingsError(f"model: {str(error).partition(chr(10))[0]}") from error
         for name, weight in state.items():
@@ -556,7 +604,8 @@ def start_network(network: nn.Module, log: Log, objective: Objective = LOGISTIC,
     for encoder in encoders:
         encoder.fit(numbers)
     if bias is not None:
-        nn.init.constant_(bias, objective.start(labels, weights))
+        with torch.no_grad():
+            bias.copy_(torch.as_tensor(objective.start(labels, weights)))
 
 
 def rate_factor(kind: ScheduleName, steps: int, warmup: float, step: int) -> float:

@@ -8,16 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsegroup.objectives import LOGISTIC, Objective, Pairwise
+from sparsegroup.objectives import LOGISTIC, Objective, Pairwise, Tasks
 from sparsegroup.objectives.ranking import numbered, pairs_of
 from sparsegroup.reporting.run_record import (
     AnyMetrics,
+    ClassMetrics,
     GainPoint,
     Metrics,
     NumberMetrics,
     RankMetrics,
     ReliabilityBin,
     ScoreCurves,
+    TaskMetrics,
 )
 
 Float64s = npt.NDArray[np.float64]
@@ -36,12 +38,15 @@ def curves_of(
 ) -> ScoreCurves:
     """Reliability of predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0; of probabilities also gains.
 
-    Scores, which have no level, have neither.
+    The reliability of classes is the likeliest one's: whether it is the label's (Guo et al., ICML 2017). Several tasks
+    have no curves, nor have scores, which have no level.
     """
-    if objective.takes_groups:
+    if objective.takes_groups or objective.tasks:
         return ScoreCurves((), ())
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     labels = labels.astype(np.float64)
+    if predictions.ndim > 1:
+        labels, predictions = (predictions.argmax(1) == labels).astype(np.float64), predictions.max(1)
     gains = gains_of(labels, predictions, counts, SHARES) if objective.is_binary else ()
     return ScoreCurves(reliability_of(labels, predictions, counts, BINS), gains)
 
@@ -111,9 +116,16 @@ def measure(
     weights: npt.NDArray[np.float32] | None = None,
     groups: Int64s | None = None,
 ) -> AnyMetrics:
-    """Metrics of an objective's predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0, in groups `[n]`."""
+    """Metrics of an objective's predictions `[n]` against labels `[n]`, with weights `[n]`, ≥ 0, in groups `[n]`.
+
+    Predictions of classes are `[n, k]`; predictions and labels of several tasks `[n, tasks]`.
+    """
     if objective.is_binary:
         return evaluate(labels, predictions, weights)
+    if isinstance(objective, Tasks):
+        return _of_tasks(objective, labels, predictions, weights)
+    if predictions.ndim > 1:
+        return _of_classes(objective, labels, predictions, weights)
     if not np.isfinite(predictions).all():
         raise ValueError("predictions contain NaN or infinite ones")
     counts, y = np.ones(len(labels)) if weights is None else weights.astype(np.float64), labels.astype(np.float64)
@@ -141,8 +153,11 @@ def measure(
 
 def undefined(objective: Objective) -> AnyMetrics:
     """The metrics of no rows: NaN each."""
-    if objective.takes_groups:
-        return RankMetrics(*4 * (math.nan,))
+    if isinstance(objective, Tasks):
+        tasks = {name: undefined(one) for name, one in zip(objective.names, objective.objectives, strict=True)}
+        return TaskMetrics(tasks, math.nan, math.nan)  # type: ignore[arg-type]
+    if objective.takes_groups or objective.takes_classes:
+        return (RankMetrics if objective.takes_groups else ClassMetrics)(*4 * (math.nan,))
     return Metrics(*4 * (math.nan,)) if objective.is_binary else NumberMetrics(*5 * (math.nan,))
 
 
@@ -189,6 +204,41 @@ def ndcg_of(labels: Float64s, scores: Float64s, groups: Int64s, at: int = 10) ->
 
     found: Float64s = dcg(scores) / np.where(highest > lowest, dcg(labels), math.nan)
     return found
+
+
+def _of_tasks(
+    objective: Tasks, labels: npt.NDArray[Any], predictions: Float64s, weights: npt.NDArray[np.float32] | None
+) -> TaskMetrics:
+    found, losses, constants = dict[str, Metrics | NumberMetrics](), [], []
+    for task, (name, one) in enumerate(zip(objective.names, objective.objectives, strict=True)):
+        known = ~np.isnan(labels[:, task])
+        own = None if weights is None else weights[known]
+        metrics = measure(one, labels[known, task], predictions[known, task], own)
+        assert isinstance(metrics, Metrics | NumberMetrics)
+        found[name] = metrics
+        losses.append(objective.weights[task] * metrics.loss / one.loss_unit)
+        constants.append(losses[-1] / metrics.relative_loss if metrics.relative_loss > 0 else math.nan)
+    loss, constant = (float(np.nansum(each)) if np.isfinite(each).any() else math.nan for each in (losses, constants))
+    compared = np.isfinite(constants)
+    relative = float(np.array(losses)[compared].sum()) / constant if compared.any() else math.nan
+    return TaskMetrics(found, loss, relative)
+
+
+def _of_classes(
+    objective: Objective, labels: npt.NDArray[Any], predictions: Float64s, weights: npt.NDArray[np.float32] | None
+) -> ClassMetrics:
+    if not np.isfinite(predictions).all():
+        raise ValueError("probabilities contain NaN")
+    counts, y = np.ones(len(labels)) if weights is None else weights.astype(np.float64), labels.astype(np.int64)
+    if not counts.sum():
+        return ClassMetrics(*4 * (math.nan,))
+    loss = float(np.average(objective.deviance(labels.astype(np.float64), predictions), weights=counts))
+    rates = np.bincount(y, counts) / counts.sum()
+    present = np.flatnonzero(rates)
+    entropy = -float(rates[present] @ np.log(rates[present]))
+    aucs = [evaluate(y == one, predictions[:, one], weights).auc for one in present]
+    accuracy = float(np.average(predictions.argmax(1) == y, weights=counts))
+    return ClassMetrics(accuracy, loss, loss / entropy if entropy > 0 else math.nan, float(np.mean(aucs)))
 
 
 def exceeds_noise(values: Float64s, errors: float) -> bool:

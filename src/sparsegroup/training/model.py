@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sparsegroup.bags import pool_ragged
 from sparsegroup.data.batches import Bags
 from sparsegroup.kernels.gpu.runtime import sent
-from sparsegroup.models import DCN, FM, LR, MLP, OPNN, DCNv2, DeepFM, WithPairs, XDeepFM
+from sparsegroup.models import DCN, FM, LR, MLP, OPNN, PLE, DCNv2, DeepFM, MMoE, WithPairs, XDeepFM
 from sparsegroup.objectives import LOGISTIC, Objective
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.settings.names import ModelName
@@ -17,7 +17,18 @@ from sparsegroup.table import FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import Table
 
-NetworkClass = type[LR] | type[FM] | type[DeepFM] | type[MLP] | type[OPNN] | type[DCN] | type[DCNv2] | type[XDeepFM]
+NetworkClass = (
+    type[LR]
+    | type[FM]
+    | type[DeepFM]
+    | type[MLP]
+    | type[OPNN]
+    | type[DCN]
+    | type[DCNv2]
+    | type[XDeepFM]
+    | type[MMoE]
+    | type[PLE]
+)
 NETWORKS: Mapping[ModelName, NetworkClass] = {
     "lr": LR,
     "fm": FM,
@@ -27,11 +38,14 @@ NETWORKS: Mapping[ModelName, NetworkClass] = {
     "dcn": DCN,
     "dcnv2": DCNv2,
     "xdeepfm": XDeepFM,
+    "mmoe": MMoE,
+    "ple": PLE,
 }
 """The networks by the names that `Config` and `--model` take."""
 
 Network = Callable[[Tensor, Tensor | None], Tensor]
-"""From embeddings `[batch, fields, dim]` and numbers `[batch, numbers]` or None to logits `[batch]`."""
+"""From embeddings `[batch, fields, dim]` and numbers `[batch, numbers]` or None to logits `[batch]`, or
+`[batch, outputs]` where the objective has several."""
 
 Pooling = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """From a list's place, its values' vectors, their offsets and the single fields' embeddings to each row's vectors."""

@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 ForwardBackward = Callable[..., tuple[Tensor, Sequence[Tensor]]]
 """From parameters, embeddings `[n, fields, dim]`, numbers `[n, numbers]`, labels `[n]`, weights `[n]`, factor `[]` and
-count `[]` (see `logit_gradient`) to logits `[n]` and the gradients of the parameters and, last, the embeddings."""
+count `[]` (see `logit_gradient`) to logits and the gradients of the parameters and, last, the embeddings."""
 
 
 def is_samplewise(network: nn.Module) -> bool:
@@ -73,9 +73,11 @@ def has_compiler() -> bool:
 def logit_gradient(
     objective: Objective, logits: Tensor, labels: Tensor, weights: Tensor | None, factor: Tensor, count: Tensor
 ) -> Tensor:
-    """The gradient `[n]` of the loss, times `factor` over `count`, by the logits: autograd's bits."""
+    """The gradient of the loss, times `factor` over `count`, by the logits `[n]` or `[n, outputs]`: autograd's bits."""
     gradient = objective.gradient(logits, labels) * factor
-    return (gradient if weights is None else gradient * weights) / count
+    if weights is not None:
+        gradient = gradient * (weights if gradient.ndim == 1 else weights.unsqueeze(1))
+    return gradient / count
 
 
 def check_loss(loss: Tensor) -> None:
@@ -141,7 +143,7 @@ class NetworkStep:
         self._compiled_for: list[bool] = []
 
     def backward(self, embeddings: Tensor, numbers: Tensor | None, step: GlobalBatch) -> tuple[Tensor, Tensor]:
-        """The logits `[n]` and the loss `[]` of a batch, detached; parameters and embeddings get their gradients.
+        """The logits and the loss `[]` of a batch, detached; parameters and embeddings get their gradients.
 
         FloatingPointError: the loss of a single process is not finite; there are no gradients. On several ranks, whose
         losses differ, the sum of all has to be checked, see `RankGroup.all_reduce_gradients`.

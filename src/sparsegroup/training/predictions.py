@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,9 +70,10 @@ def with_checked_labels(batches: Iterable[Batch], objective: Objective = LOGISTI
         good = objective.are_labels(batch.labels)
         if not bool(good.all()):
             row = int((~good).flatten().nonzero()[0])
+            given = batch.labels[row] if objective.tasks else batch.labels.flatten()[row : row + 1]
             raise ValueError(
-                f"labels must be {objective.label_words}, got {batch.labels.flatten()[row].item():g} in row {row} of "
-                f"batch {number} of the stream (both from 0)"
+                f"labels must be {objective.label_words}, got {', '.join(f'{one:g}' for one in given.tolist())} in row "
+                f"{row} of batch {number} of the stream (both from 0)"
             )
         yield batch
 
@@ -115,13 +116,13 @@ def missing_number(model: nn.Module, batch: Batch, rows: slice, first: int) -> M
 
 
 def check_logits(model: nn.Module, batch: Batch, logits: Tensor, first: int) -> None:
-    """Raise where a logit `[n]` of a batch that begins at row `first` of a stream is NaN. Not checked on a GPU.
+    """Raise where a logit of a batch that begins at row `first` of a stream is NaN. Not checked on a GPU.
 
     The error is a MissingNumberError if a number of the row is missing, or else a FloatingPointError.
     """
     if logits.device.type != "cpu" or not bool((wrong := logits.isnan()).any()):
         return
-    row = int(wrong.nonzero()[0])
+    row = int(wrong.nonzero()[0, 0])
     raise missing_number(model, batch, slice(row, row + 1), first) or FloatingPointError(
         f"the model's logit of row {first + row} (from 0) is NaN: its weights are not finite, its training has "
         "diverged; train it with a lower learning rate"
@@ -158,7 +159,7 @@ def predict(model: LookupModel, stream: Iterable[Sample], ranks: RankGroup = SIN
 
 @torch.no_grad()
 def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch of a stream and the model's logits `[n]`; another thread looks up the keys of the next batch ahead."""
+    """Each batch of a stream and the model's logits; another thread looks up the keys of the next batch ahead."""
     model.eval()
     embedding, rows = model.embedding, 0
     is_here = all(table.across is None for table in tables_in(embedding).values())  # other ranks would have to join in
@@ -175,7 +176,7 @@ def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[
 
 @torch.no_grad()
 def logits_in_float64(model: LookupModel, stream: Iterable[Batch]) -> Iterator[Tensor]:
-    """The logits `[n]` float64 of each batch of a stream, on the CPU. The model is left in evaluation mode.
+    """The logits float64 of each batch of a stream, on the CPU. The model is left in evaluation mode.
 
     In float32 a row's place in its batch changes the order of sums, and the last bits with it.
     """
@@ -200,6 +201,8 @@ def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> 
 class WindowState:
     """A `PredictionWindow` in a checkpoint: numbers `[samples]`, weights `[0]` where every row counts the same, and
     groups `[0]` where the objective takes none.
+
+    Logits are `[samples, outputs]` where the objective has several.
     """
 
     logits: Tensor
@@ -210,22 +213,26 @@ class WindowState:
 
     def check(self) -> None:
         """Raise ValueError, whose message begins with the field, unless a window can have given it."""
-        rows = self.labels.numel()
-        for name, tensor, count in (
-            ("logits", self.logits, rows),
-            ("labels", self.labels, rows),
-            ("weights", self.weights, rows if self.weights.numel() else 0),
+        rows = len(self.labels) if self.labels.ndim else 0
+        for name, tensor, shape in (
+            ("logits", self.logits, (rows, *self.logits.shape[1:2])),
+            ("labels", self.labels.nan_to_num(), (rows, *self.labels.shape[1:2])),
+            ("weights", self.weights, (rows if self.weights.numel() else 0,)),
         ):
-            check_tensor(f"window.{name}", tensor, tensor.dtype if tensor.is_floating_point() else torch.float32, count)
+            dtype = tensor.dtype if tensor.is_floating_point() else torch.float32
+            check_tensor(f"window.{name}", tensor, dtype, *shape)
         check_tensor("window.groups", self.groups, torch.int64, rows if self.groups.numel() else 0)
         if bool((self.weights < 0).any()):
             raise ValueError("window.weights: has some below 0")
 
     def check_objective(self, objective: Objective) -> None:
-        """Raise ValueError unless an objective takes the labels, and the groups if it takes any."""
+        """Raise ValueError unless an objective takes the labels and the logits, and the groups if it takes any."""
         if objective.takes_groups and len(self.groups) < len(self.labels):
             raise ValueError(f"window.groups: are missing, which {objective} takes")
-        if not bool(objective.are_labels(self.labels).all()):
+        several = () if objective.outputs == 1 else (objective.outputs,)
+        if len(self.logits) and self.logits.shape[1:] != several:
+            raise ValueError(f"window.logits: are not of {objective.outputs} outputs")
+        if len(self.labels) and not bool(objective.are_labels(self.labels).all()):
             raise ValueError(f"window.labels: has others than {objective.label_words}")
 
 
@@ -270,7 +277,7 @@ class PredictionWindow:
         return WindowState(logits, labels, weights, seconds, _joined(self._groups).long())
 
     def add(self, batch: Batch, logits: Tensor, samples: int | None = None) -> None:
-        """Take a batch and its logits `[n]`, of this rank; `samples`: of all ranks, if there are more."""
+        """Take a batch and its logits, of this rank; `samples`: of all ranks, if there are more."""
         self.samples += len(batch) if samples is None else samples
         self._logits.append(logits)
         self._labels.append(batch.labels)
@@ -280,7 +287,10 @@ class PredictionWindow:
             self._groups.append(groups.clone())  # without the other keys
 
     def probabilities(self) -> Float64s:
-        """The predictions `[samples]`, in the order in which they came: of a binary objective, probabilities."""
+        """The predictions `[samples]`, in the order in which they came: of a binary objective, probabilities.
+
+        Like logits and what is `measured`, they are `[samples, outputs]` where the objective has several.
+        """
         return predictions_of(self._logits, self.objective)
 
     def logits(self) -> Float64s:
@@ -307,8 +317,8 @@ class PredictionWindow:
         """Metrics of other predictions `[samples]` for the same samples."""
         return measure(self.objective, self.labels(), predictions, self.weights(), self.groups())
 
-    def shift(self) -> float:
-        """What is added to the logits so that the loss is lowest; probabilities then add up to the positives."""
+    def shift(self) -> Any:
+        """What is added to the logits so that the loss is lowest, see `Objective.shift`."""
         weights = self.weights()
         counts = np.ones(self.samples) if weights is None else weights.astype(np.float64)
         return self.objective.shift(self.logits(), self.labels().astype(np.float64), counts)
@@ -328,24 +338,23 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 def predicted_rows(model: LookupModel, log: Log, window: PredictionWindow) -> Iterator[Columns]:
     """The predictions of all rows of a log in order, which `window` takes too, as columns `[n]`, a batch at a time.
 
-    The columns are the row's place in the log, from 0, its probability (of other objectives, its prediction or score),
-    and its label if the log has labels. Rows that were left out as bad or blank leave gaps in the places.
+    The columns are the row's place in the log, from 0, its probability (of another objective, see
+    `Objective.columns`), and its label if the log has labels. Rows that were left out as bad or blank leave gaps in
+    the places.
     """
     with numbers_named(log, 0):
         for batch, logits in logits_over(model, log.batches(0, len(log), EVALUATED)):
             rows = log.places(window.samples, batch)
             window.add(batch, logits)
-            labels = {"label": batch.labels.numpy().astype(np.uint8 if log.binary else np.float32)}
-            predictions = predictions_of([logits], model.objective)
-            yield {"row": rows, model.objective.prediction: predictions, **(labels if log.labelled else {})}
+            columns = model.objective.columns(predictions_of([logits], model.objective))
+            labels = model.objective.label_columns(batch.labels.numpy()) if log.labelled else {}
+            yield {"row": rows, **columns, **labels}
 
 
 def write_csv(parts: Iterable[Columns], file: IO[bytes] | gzip.GzipFile) -> None:
     """Write columns as CSV; probabilities read back as the same numbers."""
     for number, part in enumerate(parts):
-        if number == 0:
-            file.write(",".join(part).encode() + b"\n")
-        file.write(pl.DataFrame(part).write_csv(include_header=False).encode())
+        file.write(pl.DataFrame(part).write_csv(include_header=number == 0).encode())
 
 
 def write_predictions(parts: Iterator[Columns], path: Path, suffix: str) -> None:

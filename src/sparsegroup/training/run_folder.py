@@ -28,7 +28,7 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.reporting.run_record import HistoryPoint, LargestFeature, Summary, Trial
 from sparsegroup.settings.yaml_settings import checked, read_yaml
 from sparsegroup.training.assessment.features import write_names
-from sparsegroup.training.baseline import LogisticBaseline, baseline_of
+from sparsegroup.training.baseline import Baseline, baseline_of
 from sparsegroup.training.build import Config
 from sparsegroup.training.model import ClickModel
 from sparsegroup.training.state import CheckpointMetadata
@@ -407,7 +407,7 @@ class TrainingRun:
     summary: Summary
     checkpoint_id: str
     notes: list[str]
-    baseline: LogisticBaseline | None = None
+    baseline: Baseline | None = None
 
 
 def load_run(

@@ -33,8 +33,8 @@ from sparsegroup.training.baseline import (
     MOST_ROWS,
     PASSES,
     BaselineCallback,
-    LogisticBaseline,
     after_more_passes,
+    baseline_for,
     predicting,
 )
 from sparsegroup.training.build import Config
@@ -104,8 +104,9 @@ class Session:
         self.model, self.optimizer = model, optimizer
         self.plan = config.training.plan(log.train_rows)
         self._pairs = pairs_of(model.network)
-        baseline = LogisticBaseline(numbers=len(log.numbers), pairs=self._pairs, objective=config.objective)
-        self._baseline = BaselineCallback(baseline) if config.training.baseline else None
+        baseline = baseline_for(config.objective, numbers=len(log.numbers), pairs=self._pairs)
+        is_compared = config.training.baseline and baseline is not None
+        self._baseline = BaselineCallback(baseline) if is_compared else None
         own = [] if self._baseline is None else [self._baseline]
         self.trainer = config.trainer(model, optimizer, self.plan, own)
         self._own_callbacks = self.trainer.callbacks

@@ -50,7 +50,7 @@ class TrainedBatch:
 
     Attributes:
         batch: This rank's rows, n of them; none where it has none left.
-        logits: The model's `[n]`, from before the step.
+        logits: The model's `[n]`, or `[n, outputs]`, from before the step.
         samples: Rows of all ranks.
     """
 
@@ -129,8 +129,9 @@ class Trainer:
 
     Args:
         table: Looks up the keys' vectors.
-        network: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None if there are none) to logits `[n]`:
-            a network of `sparsegroup.models`, or another. It is on the table's device; batches are sent there.
+        network: From embeddings `[n, fields, dim]` and numbers `[n, numbers]` (None if there are none) to logits `[n]`,
+            or `[n, outputs]` where the objective has several: a network of `sparsegroup.models`, or another. It is on
+            the table's device; batches are sent there.
         optimizer: Steps the parameters of both, except frozen ones; or several, which are stepped one after the other.
         objective: The loss, and what the network's outputs mean.
         scheduler: Sets the learning rate; stepped after each batch.
@@ -418,7 +419,8 @@ class Trainer:
             "scheduled_rate": None if target is None else target.scheduled_rate,
         }
         if not self.ranks.rank:
-            facts |= dict.fromkeys(("auc", "log_loss", "normalized_entropy", "calibration")) | asdict(window.metrics())
+            unknown = dict.fromkeys(("auc", "log_loss", "normalized_entropy", "calibration"))
+            facts |= unknown | vars(window.metrics())
             for more in figures:
                 facts |= more
             record.points.append(HistoryPoint(**facts))
@@ -535,17 +537,17 @@ class Trainer:
         return self.predictions(stream).metrics()
 
     @torch.no_grad()
-    def recalibrate(self, stream: Iterable[Sample]) -> float:
+    def recalibrate(self, stream: Iterable[Sample]) -> Any:
         """Shift the network's `logit_bias` so that the loss on a stream is lowest: probabilities add up to positives.
 
         Returns:
-            The shift of the logits; 0 where the network has no such bias.
+            The shift of the logits, see `Objective.shift`; 0 where the network has no such bias.
         """
         if (bias := logit_bias_of(self.network)) is None:
             return 0.0
         window = self.predictions(stream)
         shift = window.shift()
-        bias.add_(shift)
+        bias.add_(torch.as_tensor(shift, dtype=bias.dtype, device=bias.device))
         return shift
 
     def predictions(self, stream: Iterable[Sample]) -> PredictionWindow:

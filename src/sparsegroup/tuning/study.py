@@ -408,7 +408,7 @@ class Study:
                 return None
             seconds = round(perf_counter() - start, 3)
             rung = RungScore(
-                metrics=asdict(score.test),
+                metrics={name: one for name, one in asdict(score.test).items() if name != "tasks"},
                 loss=score.test.loss,
                 rows=rows,
                 feature_rate=score.feature_rate,

@@ -19,7 +19,7 @@ from sparsegroup.errors import ClickLogError
 from sparsegroup.settings.names import OnBadRow
 
 LABEL_VALUE = "\x00label"
-"""Column of the labels as numbers; no file has one of that name."""
+"""Column of the labels as numbers, with a task's number behind it; no file has one of that name."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def encode_frame(
     frame = _with_valid_weights(frame, log, bad)
     frame = _derived(frame, log, bad)
     rows, missing = len(frame), math.nan if log.kinds else 0.0
-    labels = frame[LABEL_VALUE].to_numpy().copy() if log.labelled else np.zeros(rows, np.float32)
+    labels = _labels(frame, log)
     times = (frame[LINE].cast(pl.Int64) + places).to_numpy() if log.time is None else _seconds(frame[log.time])
     numbered = {name: number for number, name in enumerate(log.fields)}
     single = [name for name in log.fields if name not in log.lists]
@@ -172,6 +172,8 @@ def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -
     """The rows with labels, as numbers in another column: the label's may also be a field."""
     if not log.labelled:
         return frame
+    if log.tasks:
+        return _with_labels_of_tasks(frame, log, bad)
     labels = log.reader.read(frame[log.label])
     frame = frame.with_columns(labels.alias(LABEL_VALUE))
     if not labels.null_count():
@@ -180,6 +182,36 @@ def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -
         text = row[log.label]
         bad.append((row[LINE], log.reader.problem, f"no {log.label}" if text is None else f"{log.label}={text}"))
     return frame.filter(labels.is_not_null())
+
+
+def _with_labels_of_tasks(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+    """The same of several tasks: an empty label is none of its task's, which a row may lack, but not all of them."""
+    rows = np.ones(len(frame), np.bool_)
+    none = np.ones(len(frame), np.bool_)
+    for number, reader in enumerate(log.readers):
+        texts = frame[reader.column]
+        empty = (texts.is_null() | (texts.str.strip_chars() == "").fill_null(False)).to_numpy()
+        labels = reader.read(texts)
+        wrong = labels.is_null().to_numpy() & ~empty & rows
+        for row in frame.filter(pl.Series(wrong)).iter_rows(named=True):
+            bad.append((row[LINE], reader.problem, f"{reader.column}={row[reader.column]}"))
+        rows, none = rows & ~wrong, none & empty
+        frame = frame.with_columns(labels.alias(f"{LABEL_VALUE}{number}"))
+    names = ", ".join(one.column for one in log.readers)
+    for line in frame[LINE].filter(pl.Series(none)):
+        bad.append((line, "no task has a label", f"no {names}"))
+    kept = rows & ~none
+    return frame if kept.all() else frame.filter(pl.Series(kept))
+
+
+def _labels(frame: pl.DataFrame, log: LogFormat) -> npt.NDArray[np.float32]:
+    """`[n]`, or of several tasks `[n, tasks]`, NaN where a task has none; zeros of a log without labels."""
+    if not log.labelled:
+        return np.zeros((len(frame), len(log.tasks)) if log.tasks else len(frame), np.float32)
+    if not log.tasks:
+        return frame[LABEL_VALUE].to_numpy().copy()
+    columns = [frame[f"{LABEL_VALUE}{number}"].fill_null(math.nan).to_numpy() for number in range(len(log.tasks))]
+    return np.stack(columns, axis=1).astype(np.float32)
 
 
 def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:

@@ -198,8 +198,8 @@ class RawFile(ABC):
         return [name for name in self.head.columns if name not in self.head.added]
 
     def has_label(self, log: LogFormat) -> bool:
-        """Whether the label column of the format is there."""
-        return log.label in self.head.columns
+        """Whether the label columns of the format are there."""
+        return all(one.column in self.head.columns for one in log.readers)
 
     def first_row(self, log: LogFormat) -> int:
         """Line number of the first row, from 1."""
@@ -324,9 +324,9 @@ def _partition(source: str) -> tuple[str, dict[str, str | None]]:
 def source_of(files: Sequence[RawFile], log: LogFormat, tests: int = 0) -> dict[str, Any]:
     """Names, sizes and times of files, the last `tests` of them the test set's, and a hash of their format, as JSON."""
     stats = [[file.name, *file.facts] for file in files]
-    later = ("label_rule", "test_from", "class_weights")  # logs of before have identities without them
+    later = ("label_rule", "tasks", "test_from", "class_weights")  # logs of before have identities without them
     names = [one.name for one in fields(log) if one.name not in ("derive", "sources", "findings", *later)]
-    names += [name for name in later if getattr(log, name) not in ("", None, (1, 1))]
+    names += [name for name in later if getattr(log, name) not in ("", None, (), (1, 1))]
     text = json.dumps({name: getattr(log, name) for name in names}, default=dict)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     # Of two files, the split of the format says that one is the test set's.

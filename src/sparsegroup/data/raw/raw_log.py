@@ -67,7 +67,8 @@ class RowCount:
         if of_test_log and self.boundary < 0:
             self.boundary = self.rows
         self.rows += len(batch)
-        self.positives += int(batch.labels.count_nonzero())
+        labels = batch.labels if batch.labels.ndim == 1 else batch.labels.nan_to_num().abs().amax(1)
+        self.positives += int(labels.count_nonzero())
 
     def _note_times(self, times: Int64s, log: LogFormat, source: str) -> None:
         assert log.test_from is not None
@@ -169,7 +170,8 @@ class RawLog(Log):
         self._encoded = partial(encoded_chunks, on_bad_row=on_bad_row, threads=threads, chunk_bytes=chunk_bytes)
         self.name, self.fields, self.numbers = name or files[0].source, format.fields, format.numbers
         self.lists, self.labelled, self.weighted = tuple(format.lists), format.labelled, format.weighted
-        self.binary = format.reader.is_binary
+        self.binary, self.classes = format.is_binary, () if format.tasks else format.reader.classes
+        self.tasks = tuple(str(one) for one in format.readers) if format.tasks else ()
         self.timed, self.columns, self.findings = format.time is not None, format.kinds, format.findings
         source = source_of(files, format, tests)
         self.identity = identity_of(source)

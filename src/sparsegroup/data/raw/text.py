@@ -53,9 +53,11 @@ class TextFile(RawFile):
         return list(log.columns) or list(self.head.cells(log.separator))
 
     def has_label(self, log: LogFormat) -> bool:
-        """Whether the label column of the format is there; without a header, the number of columns tells."""
+        """Whether the label columns of the format are there; without a header, the number of columns tells."""
         cells = self.head.cells(log.separator)
-        return log.label in cells if log.has_header else len(cells) != len(log.columns) - 1
+        if log.has_header:
+            return all(one.column in cells for one in log.readers)
+        return len(cells) != len(log.columns) - len(log.readers)
 
     def first_row(self, log: LogFormat) -> int:
         """Line 2 where there is a header, else line 1."""

@@ -10,13 +10,17 @@ import numpy.typing as npt
 
 from sparsegroup.data.inference import LEAK, leaks_of
 from sparsegroup.data.log import Log
-from sparsegroup.reporting.formatting import titles_of
+from sparsegroup.reporting.formatting import TITLES, titles_of
 from sparsegroup.reporting.run_record import (
+    LOSSES,
     AnyMetrics,
+    ClassMetrics,
     HistoryPoint,
     Metrics,
+    NumberMetrics,
     RankMetrics,
     ScoreCurves,
+    TaskMetrics,
 )
 from sparsegroup.training.metrics import curves_of, exceeds_noise, measure
 from sparsegroup.training.predictions import PredictionWindow
@@ -24,6 +28,15 @@ from sparsegroup.training.predictions import PredictionWindow
 BLOCKS = 20
 BEYOND_NOISE = 2.093
 """Student's t at 19 degrees of freedom that a difference of noise exceeds, either way, once in 20."""
+
+_SHARES = {
+    Metrics: "share of positives",
+    NumberMetrics: "mean",
+    RankMetrics: "labels",
+    ClassMetrics: "shares of the classes",
+    TaskMetrics: "means",
+}
+"""Kind of metrics → what a constant predicts."""
 
 _TOO_GOOD = 0.995
 """A model's AUC above this is probably that of a column which is known only after the label."""
@@ -102,7 +115,7 @@ def metrics_lost(window: PredictionWindow, baseline: Float64s) -> list[str]:
         if theirs.auc > own.auc and _is_sure(aucs):
             lost.append("auc")
     if theirs.loss < own.loss and _is_sure([ours.loss - other.loss for ours, other in pairs]):
-        lost.append("log_loss" if isinstance(own, Metrics) else "loss")
+        lost.append(LOSSES[type(own)][-1])
     return lost
 
 
@@ -160,12 +173,13 @@ def _against_the_mean(window: PredictionWindow, test: AnyMetrics, baseline: AnyM
     if isinstance(test, Metrics):
         constant = np.full(window.samples, np.average(labels, weights=counts), np.float64)
     else:
-        constant = np.full(window.samples, window.objective.best_constant(labels, counts))
+        best = np.asarray(window.objective.best_constant(labels, counts))
+        constant = np.broadcast_to(best, (window.samples, *best.shape))
     pairs = zip(by_block(window, window.probabilities()), by_block(window, constant), strict=True)
     if entropy < FAR and not _is_sure([ours.loss - theirs.loss for ours, theirs in pairs]):
         return None
     why = "Try a lower learning rate (lr), a smaller network, or, if there are several epochs, fewer of them."
-    share = "share of positives" if isinstance(test, Metrics) else "mean"
+    share = _SHARES[type(test)]
     is_rank = isinstance(test, RankMetrics)  # whose baseline has another loss
     if baseline is not None and not is_rank and baseline.relative_loss > 1 and entropy < FAR * baseline.relative_loss:
         why = (
@@ -246,7 +260,7 @@ def _divergence(history: Sequence[HistoryPoint]) -> str | None:
     loss, entropy = mean(one.loss for one in last), mean(one.loss / one.relative_loss for one in last)
     if loss <= DIVERGED * entropy or loss <= mean(one.loss for one in before):
         return None
-    what = "log loss" if isinstance(last[0], Metrics) else "loss"
+    what = TITLES[LOSSES[type(last[0])][-1]]
     return (
         f"Training diverges: the {what} of the last windows is {loss:.4g}, {loss / entropy:.2g} times that of "
         "predicting the mean, and has risen. Lower the learning rate (lr)."

@@ -14,7 +14,7 @@ import torch
 
 from sparsegroup.data.log import Log
 from sparsegroup.data.order import LogPart
-from sparsegroup.reporting.run_record import AnyMetrics, Metrics, Trial
+from sparsegroup.reporting.run_record import AnyMetrics, Trial
 from sparsegroup.settings.auto import has_default_optimizer, has_default_target
 from sparsegroup.training.assessment.verdict import BEYOND_NOISE, by_block
 from sparsegroup.training.build import Config
@@ -127,7 +127,8 @@ def _tried(config: Config) -> set[str]:
         tried.add("optimizer.l2")
     if has_default_target(given):
         tried.add("optimizer.target_rate")
-    if "pairs" not in given.get("model", {}) and not config.objective.takes_groups:  # whose loss is not of one row
+    is_of_a_score = config.objective.outputs == 1 and not config.objective.takes_groups
+    if "pairs" not in given.get("model", {}) and is_of_a_score:  # by whose loss pairs are compared
         tried.add("model.pairs")
     return tried
 
@@ -304,7 +305,7 @@ class _Curve(Callback):
         pairs = tuple(self.config.model.pairs or ())
         # The level of a model's predictions hangs on its last batches, and is mended in the end of a run.
         calibrated = predictions_of([torch.from_numpy(window.logits() + window.shift())], window.objective)
-        auc = metrics.auc if isinstance(metrics, Metrics) else nan
+        auc = getattr(metrics, "auc", nan)
         trial = Trial(epochs, mode, pairs, optimizer.l2, rate, auc, window.measured(calibrated).loss)
         losses = [one.loss for one in by_block(window, calibrated) if one.loss == one.loss]  # NaN: without a pair
         self.scores.append(_Score(self.config.decided({"training.epochs": epochs}), trial, metrics, np.array(losses)))
