@@ -4,6 +4,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 
 from sparsegroup.data import ClickLogError, LogOptionError, PreparedLog, open_log, prepare
 from sparsegroup.data.kinds import NUMBERS, Label
@@ -31,6 +32,29 @@ def test_numbers_are_labels_by_that_rule_alone() -> None:
     assert Label.of("a>b", ["a>b"]).column == "a>b"  # a column of that name comes first
     with pytest.raises(LogOptionError, match="`label` 'r>high': > compares with a number, got 'high'"):
         Label.of("r>high", ["r"])
+
+
+def test_a_share_of_tries_weighs_as_many_rows(tmp_path: Path) -> None:
+    path = tmp_path / "ads.csv"
+    counts = [(0, 4), (1, 4), (3, 3), (0, 0), (2, 5)]
+    lines = [f"{clicks},{tries},a{clicks},2" for clicks, tries in counts]
+    path.write_text("\n".join(["clicks,impressions,ad,weight", *lines * 20, "6,5,b,2", ",5,b,2"]) + "\n")
+    log = open_log(path, label="clicks/impressions", on_bad_row="skip", max_bad=0.1)
+    assert log.made_of().keys() == {"ad"}
+    (batch,) = log.batches(0, 5, 5)
+    assert batch.labels.tolist() == pytest.approx([0, 0.25, 1, 0, 0.4])
+    assert batch.weights is not None
+    assert batch.weights.tolist() == [8, 8, 6, 0, 10]
+    assert dict(log.bad_rows) == {"label 'clicks' must be a number from 0 to 'impressions'": 2}
+    prepared, _ = prepare([path], tmp_path / "prepared", label="clicks/impressions", on_bad_row="skip", max_bad=0.1)
+    (same,) = prepared.batches(0, 5, 5)
+    assert torch.equal(same.labels, batch.labels)
+    assert torch.equal(same.weights, batch.weights)
+    write_schema(tmp_path / "schema.yaml", log.format, "it")  # type: ignore[attr-defined]
+    again = open_log(path, schema=tmp_path / "schema.yaml", on_bad_row="skip", max_bad=0.1)
+    assert labels_of(again) == labels_of(log)
+    assert str(Label.of("clicks/impressions")) == "clicks/impressions"
+    assert Label.of("a/b", ["a/b"]).tries is None  # a column of that name comes first
 
 
 def ratings(folder: Path, rows: int = 300) -> Path:

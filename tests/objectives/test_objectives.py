@@ -10,7 +10,7 @@ from log_cosh import LogCosh
 from sparsegroup import HashEmbedding
 from sparsegroup.data import FrameLog
 from sparsegroup.models import LR, MLP
-from sparsegroup.objectives import LOGISTIC, Gamma, Huber, Objective, Poisson, Quantile, Squared, Tweedie
+from sparsegroup.objectives import LOGISTIC, Binomial, Gamma, Huber, Objective, Poisson, Quantile, Squared, Tweedie
 from sparsegroup.optim import GroupAdagrad
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer, network_step
@@ -22,13 +22,15 @@ from sparsegroup.training.ranks import GlobalBatch
 
 OBJECTIVES = [
     LOGISTIC, Squared(scale=3.0), Huber(delta=0.4, scale=3.0), Quantile(alpha=0.8, scale=3.0), Poisson(), Gamma(),
-    Tweedie(power=1.3), LogCosh(scale=3.0),
+    Tweedie(power=1.3), LogCosh(scale=3.0), Binomial(),
 ]  # fmt: skip
 DRAW = np.random.default_rng(0)
 NUMBERS, WEIGHTS = DRAW.gamma(2.0, 3.0, 400), DRAW.random(400) + 0.1
 
 
 def labels_for(objective: Objective) -> np.ndarray:
+    if isinstance(objective, Binomial):
+        return NUMBERS / (1 + NUMBERS.max())
     return (NUMBERS > 5).astype(float) if objective.is_binary else NUMBERS
 
 
@@ -43,7 +45,7 @@ def test_the_gradient_is_the_derivative_of_the_loss_on_each_backend(objective: O
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_the_best_constant_and_the_shift_have_the_lowest_loss(objective: Objective) -> None:
-    labels, weights = labels_for(objective), WEIGHTS
+    labels, weights = labels_for(objective), WEIGHTS * (100 if isinstance(objective, Binomial) else 1)  # of many tries
     best = objective.best_constant(labels, weights)
     losses = [float(weights @ objective.deviance(labels, np.full(400, best * factor))) for factor in (0.99, 1, 1.01)]
     assert losses[1] == min(losses)
@@ -76,6 +78,20 @@ def test_deviances_are_scikit_learns() -> None:
     assert measure(Quantile(alpha=0.8), y, np.full(400, np.quantile(y, 0.8))).calibration == pytest.approx(1, abs=0.01)
 
 
+def test_a_share_of_tries_is_as_many_rows_of_0_and_1() -> None:
+    some, tries, scores = DRAW.integers(5, size=50), DRAW.integers(5, 9, size=50), DRAW.normal(size=50)
+    labels = np.concatenate([np.repeat([1.0, 0.0], [one, all_ - one]) for one, all_ in zip(some, tries, strict=True)])
+    each, ours, rows = np.repeat(scores, tries), Binomial(), torch.from_numpy
+    shares, weights = some / tries, tries.astype(float)
+    loss = ours.mean_loss(rows(scores), rows(shares), rows(weights), total=True)
+    assert loss.item() == pytest.approx(LOGISTIC.losses(rows(each), rows(labels)).sum().item())
+    assert ours.start(shares, weights) == pytest.approx(LOGISTIC.start(labels, np.ones(len(labels))))
+    p = 1 / (1 + np.exp(-scores))
+    entropy = sklearn.metrics.log_loss(labels, np.repeat(shares, tries)) * len(labels)
+    expected = sklearn.metrics.log_loss(labels, np.repeat(p, tries)) * len(labels) - entropy
+    assert weights @ ours.deviance(shares, p) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_parts_of_a_batch_have_the_gradients_of_the_whole(
     objective: Objective, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +113,7 @@ def test_a_model_and_its_baseline_learn_what_a_value_means(objective: Objective)
     draw = np.random.default_rng(1)
     values = draw.integers(4, size=4_000)
     numbers = (draw.gamma(4, 0.5, 4_000) * (values + 1) + 0.1).astype(np.float32)
+    numbers = np.minimum(numbers / 20, 1) if isinstance(objective, Binomial) else numbers
     log = FrameLog(pl.DataFrame({"value": [f"v{value}" for value in values]}), numbers)
     config = Config.of(model="lr", objective=objective, l21=0.0, optimizer="adagrad", lr=0.3, batch_size=100, epochs=8)
     config = config.replace(fallback=False).resolved_for(log)
@@ -128,5 +145,5 @@ def test_labels_that_an_objective_does_not_take_are_named() -> None:
     log = FrameLog(pl.DataFrame({"a": ["x", "y"] * 50}), [1.0, 2.5] * 50)
     with pytest.raises(SettingsError, match=r"labels that are numbers, and logistic takes 0 and 1: choose"):
         Config().build(log)
-    with pytest.raises(SettingsError, match="objective: objective must be one of 'logistic', 'squared'"):
+    with pytest.raises(SettingsError, match="objective: objective must be one of 'logistic', 'binomial'"):
         Config.of(objective="rank")

@@ -87,8 +87,9 @@ class Label:
     Attributes:
         column: The column.
         rule: "" for 0 or 1, as `SPELLED_LABELS` spells them; `NUMBERS` for finite numbers; `CLASSES` with their texts,
-            whose numbers from 0 the labels are; or a comparison, such as ">=4" or "==click": the label is 1 where it
-            holds. Texts are compared by == and != alone.
+            whose numbers from 0 the labels are; a comparison, such as ">=4" or "==click": the label is 1 where it
+            holds, and texts are compared by == and != alone; or "/tries" with the column of as many tries as a row has:
+            the label is the share of them that the column counts, and the row weighs as many times more.
 
     Raises:
         LogOptionError: Fewer than two classes, more than 1000, or one twice.
@@ -99,7 +100,7 @@ class Label:
 
     @classmethod
     def of(cls, given: str, columns: Collection[str] | None = None, rule: str = "") -> "Label":
-        """The label that a text names: a column, or a comparison of one such as `rating>=4`.
+        """The label that a text names: a column, a comparison of one such as `rating>=4`, or `clicks/impressions`.
 
         Args:
             given: The text; a column of that name comes first.
@@ -109,6 +110,9 @@ class Label:
         Raises:
             LogOptionError: A comparison by order with something that is no number.
         """
+        column, _, tries = given.partition("/")
+        if column and tries and given not in (columns or ()) and (columns is None or {column, tries} <= {*columns}):
+            return cls(column, f"/{tries}")
         match = _COMPARISON.fullmatch(given)
         if match is None or given in (columns or ()) or (columns is not None and match["column"] not in columns):
             return cls(given, rule)
@@ -167,9 +171,19 @@ class Label:
         return tuple(json.loads(texts or "[]"))
 
     @property
+    def tries(self) -> str | None:
+        """The column of the tries of a row, of which `column` counts some; None of other rules."""
+        return self.rule[1:] if self.rule.startswith("/") else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read for it."""
+        return (self.column,) if self.tries is None else (self.column, self.tries)
+
+    @property
     def is_binary(self) -> bool:
         """Whether all labels are 0 or 1."""
-        return self.rule != NUMBERS and not self.rule.startswith(CLASSES)
+        return self.rule != NUMBERS and not self.rule.startswith((CLASSES, "/"))
 
     def read(self, texts: pl.Series) -> pl.Series:
         """Labels `[n]` float32 of texts `[n]`; null where there is none, or it cannot be read."""
@@ -208,6 +222,8 @@ class Label:
             return f"label {self.column!r} must be 0 or 1, true or false, yes or no"
         if self.is_binary:
             return f"label {self.column!r} cannot be compared ({self.rule})"
+        if self.tries is not None:
+            return f"label {self.column!r} must be a number from 0 to {self.tries!r}"
         if classes := self.classes:
             shown = ", ".join(classes[:10]) + (f" and {len(classes) - 10} more" if len(classes) > 10 else "")
             return f"label {self.column!r} must be one of the classes {shown}"
@@ -228,7 +244,7 @@ class Label:
             )
 
     def __str__(self) -> str:
-        return self.column + (self.rule if self.is_binary else "")
+        return self.column + (self.rule if self.is_binary or self.tries is not None else "")
 
 
 def _number(text: str) -> float | None:

@@ -390,7 +390,7 @@ def _headed(
     readers = () if label is None else Label.several(label, header)
     if len(readers) == 1 and not readers[0].rule:
         readers = (replace(readers[0], rule=rule),)
-    labels = [one.column for one in readers]
+    labels = [column for one in readers for column in one.columns]
     found = labels[0] if labels else _label_of(header, columns)
     if needs_label and (found not in header or not set(labels) <= set(header)):
         missing = next((one for one in labels if one not in header), label)
@@ -401,7 +401,7 @@ def _headed(
         )
     found = found or LABELS[0]
     readers = readers or (Label(found, rule),)
-    labels, reader = [one.column for one in readers], readers[0]
+    labels, reader = [column for one in readers for column in one.columns], readers[0]
     split_column = SPLIT if SPLIT in header and found != SPLIT else None
     if split_column and test_fraction is not None:
         raise LogOptionError(

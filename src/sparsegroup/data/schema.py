@@ -178,7 +178,7 @@ class LogFormat:
     @property
     def raw(self) -> tuple[str, ...]:
         """The columns of the log that are read."""
-        labels = [one.column for one in self.readers] if self.labelled else ()
+        labels = self.label_columns if self.labelled else ()
         wanted = (*labels, *self.fields, *self.numbers, self.time, self.split_column, self.weight)
         return tuple(dict.fromkeys(self.sources.get(name, name) for name in wanted if name is not None))
 
@@ -204,6 +204,11 @@ class LogFormat:
         return tuple(Label(*task) for task in self.tasks) or (Label(self.label, self.label_rule),)
 
     @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns that labels are read of."""
+        return tuple(column for one in self.readers for column in one.columns)
+
+    @property
     def is_binary(self) -> bool:
         """Whether there is one label, 0 or 1."""
         return not self.tasks and self.reader.is_binary
@@ -216,7 +221,8 @@ class LogFormat:
     @property
     def weighted(self) -> bool:
         """Whether rows have weights."""
-        return self.weight is not None or (self.labelled and self.class_weights != (1, 1))
+        is_by_label = self.class_weights != (1, 1) or self.reader.tries is not None
+        return self.weight is not None or (self.labelled and is_by_label)
 
     @property
     def reserved(self) -> set[str]:
@@ -230,7 +236,7 @@ class LogFormat:
             return self.findings
         reason = "as the schema says" if self.name == "log" else f"as the format {self.name!r} has it"
         kinds = self.kinds or {
-            **(dict.fromkeys((one.column for one in self.readers), "label") if self.labelled else {}),
+            **(dict.fromkeys(self.label_columns, "label") if self.labelled else {}),
             **dict.fromkeys(self.fields, "category"),
             **{name: str(ColumnKind("list", separator)) for name, separator in self.lists.items()},
             **dict.fromkeys(self.numbers, "number"),
@@ -245,8 +251,8 @@ class LogFormat:
 
     def without_label(self) -> "LogFormat":
         """The format of such a log that lacks its label column."""
-        labels = [one.column for one in self.readers]
-        return replace(self, labelled=False, columns=tuple(name for name in self.columns if name not in labels))
+        columns = tuple(name for name in self.columns if name not in self.label_columns)
+        return replace(self, labelled=False, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -501,7 +507,7 @@ def write_schema(path: Path, log: LogFormat, source: str, left_out: Mapping[str,
         lines.append(f"test_fraction: {log.test_fraction!r}")
     if log.tasks:
         lines.append(f"label: {json.dumps([str(one) for one in log.readers], ensure_ascii=False)}")
-    elif log.label_rule and log.reader.is_binary:
+    elif str(log.reader) != log.label:
         lines.append(line("label", str(log.reader)))
     if log.reader.classes:
         lines.append(f"classes: {json.dumps(log.reader.classes, ensure_ascii=False)}")

@@ -4,6 +4,7 @@ from sparsegroup.importing import document_constructors
 from sparsegroup.objectives.classes import Softmax
 from sparsegroup.objectives.losses import (
     LOGISTIC,
+    Binomial,
     Gamma,
     Huber,
     Logistic,
@@ -18,6 +19,7 @@ from sparsegroup.objectives.tasks import Esmm, Tasks
 
 __all__ = [
     "LOGISTIC",
+    "Binomial",
     "Esmm",
     "Gamma",
     "Huber",

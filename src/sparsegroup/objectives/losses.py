@@ -79,6 +79,32 @@ class Logistic(Objective):
         )
 
 
+class Binomial(Logistic):
+    """Shares of tries, such as clicks of impressions: the probability of one, by the cross entropy.
+
+    A row's weight is its number of tries; with it, the loss is that of as many rows of labels 0 and 1.
+    """
+
+    name = "binomial"
+    is_binary = False
+
+    @property
+    def label_words(self) -> str:
+        """See `Objective`."""
+        return "shares in [0, 1]"
+
+    def are_labels(self, labels: Tensor) -> Tensor:
+        """From 0 to 1."""
+        return (labels >= 0) & (labels <= 1)
+
+    def deviance(self, labels: Float64s, predictions: Float64s) -> Float64s:
+        """The cross entropy less that of the label itself, y ln(y / p) + (1 - y) ln((1 - y) / (1 - p))."""
+        p = np.clip(predictions, np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
+        parts = [y * np.log(np.where(y > 0, y, 1) / of) for y, of in ((labels, p), (1 - labels, 1 - p))]
+        found: Float64s = np.maximum(sum(parts), 0)
+        return found
+
+
 class Squared(Objective):
     """Any number, by its mean: half the squared error, in units of the labels' standard deviation."""
 

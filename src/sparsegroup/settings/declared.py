@@ -384,7 +384,8 @@ class TrainingSettings(StrictSettings):
 
     objective: ObjectiveSetting | None = setting(None, TRAINING, words="logistic", kind=str, metavar=_OBJECTIVES)
     """What to learn: logistic, the probability that a label is 1; squared or huber, the mean of any number; quantile,
-    its median; poisson, the mean of a count; gamma, of a number above 0; tweedie, of one that is often 0; pairwise or
+    its median; poisson, the mean of a count; gamma, of a number above 0; tweedie, of one that is often 0; binomial, the
+    share of tries that succeed, such as clicks/impressions; pairwise or
     lambdarank, the order of the rows of a group; softmax, the probabilities of the classes that labels are; esmm, a
     label such as a purchase that only follows another. Of several labels, one for all or, with commas between, for
     each."""

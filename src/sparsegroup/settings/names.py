@@ -9,8 +9,8 @@ ModelChoice = Literal["auto", ModelName]
 DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
 ColumnsName = Literal["categorical"]
 ObjectiveName = Literal[
-    "logistic", "squared", "huber", "quantile", "poisson", "gamma", "tweedie", "pairwise", "lambdarank", "softmax",
-    "esmm",
+    "logistic", "squared", "huber", "quantile", "poisson", "gamma", "tweedie", "binomial", "pairwise", "lambdarank",
+    "softmax", "esmm",
 ]  # fmt: skip
 LabelsName = Literal["binary", "numbers", "classes"]
 CriteoNumbers = Literal["log", "buckets"]

@@ -13,13 +13,14 @@ import torch
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import Int64s, keys_of, keys_of_columns
+from sparsegroup.data.kinds import NUMBERS, Label
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, BadRows, Chunk, RawFile
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.errors import ClickLogError
 from sparsegroup.settings.names import OnBadRow
 
-LABEL_VALUE = "\x00label"
-"""Column of the labels as numbers, with a task's number behind it; no file has one of that name."""
+LABEL_VALUE, TRIES = "\x00label", "\x00tries"
+"""Columns of the labels as numbers, with a task's number behind it, and of tries; no file has any of that name."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,12 @@ def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -
         return frame
     if log.tasks:
         return _with_labels_of_tasks(frame, log, bad)
-    labels = log.reader.read(frame[log.label])
+    if log.reader.tries is None:
+        labels = log.reader.read(frame[log.label])
+    else:
+        both = [Label(name, NUMBERS).read(frame[name]) for name in log.reader.columns]
+        frame = frame.with_columns(both[1].alias(TRIES))
+        labels = _share_of(*both)
     frame = frame.with_columns(labels.alias(LABEL_VALUE))
     if not labels.null_count():
         return frame
@@ -182,6 +188,14 @@ def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -
         text = row[log.label]
         bad.append((row[LINE], log.reader.problem, f"no {log.label}" if text is None else f"{log.label}={text}"))
     return frame.filter(labels.is_not_null())
+
+
+def _share_of(some: pl.Series, tries: pl.Series) -> pl.Series:
+    """The share `[n]` of tries that a column counts, 0 of none; null where it is below 0 or above their number."""
+    both = pl.DataFrame({"some": some, "tries": tries})
+    valid = (pl.col("some") >= 0) & (pl.col("some") <= pl.col("tries"))
+    share = pl.col("some") / pl.col("tries").clip(lower_bound=1e-30)
+    return both.select(pl.when(valid).then(share)).to_series()
 
 
 def _with_labels_of_tasks(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
@@ -229,6 +243,8 @@ def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) 
 
 def _weights(frame: pl.DataFrame, log: LogFormat, labels: npt.NDArray[np.float32]) -> torch.Tensor:
     own = np.ones(len(labels), np.float32) if log.weight is None else frame[log.weight].to_numpy().copy()
+    if log.labelled and log.reader.tries is not None:
+        own *= frame[TRIES].to_numpy()
     if log.labelled and log.class_weights != (1, 1):
         own *= np.where(labels == 1, *reversed(log.class_weights)).astype(np.float32)
     return torch.from_numpy(own)

@@ -199,7 +199,7 @@ class RawFile(ABC):
 
     def has_label(self, log: LogFormat) -> bool:
         """Whether the label columns of the format are there."""
-        return all(one.column in self.head.columns for one in log.readers)
+        return set(log.label_columns) <= set(self.head.columns)
 
     def first_row(self, log: LogFormat) -> int:
         """Line number of the first row, from 1."""

@@ -56,8 +56,8 @@ class TextFile(RawFile):
         """Whether the label columns of the format are there; without a header, the number of columns tells."""
         cells = self.head.cells(log.separator)
         if log.has_header:
-            return all(one.column in cells for one in log.readers)
-        return len(cells) != len(log.columns) - len(log.readers)
+            return set(log.label_columns) <= set(cells)
+        return len(cells) != len(log.columns) - len(log.label_columns)
 
     def first_row(self, log: LogFormat) -> int:
         """Line 2 where there is a header, else line 1."""
