@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsegroup.models import DCN, FM, LR, MLP, OPNN, PLE, DCNv2, MMoE, WithHeads
-from sparsegroup.objectives import Tasks
+from sparsegroup.objectives import Esmm, Tasks
 from sparsegroup.training import network_step
 from sparsegroup.training.network_step import NetworkStep
 from sparsegroup.training.predictions import as_batch
@@ -77,15 +77,26 @@ def test_one_output_of_several_is_the_network_of_one(of: type[nn.Module]) -> Non
         torch.testing.assert_close(one.eval()(EMBEDDINGS, NUMBERS), three.eval()(EMBEDDINGS, NUMBERS)[:, task])
 
 
-@pytest.mark.parametrize("of", [MMoE, PLE])
-def test_parts_of_a_batch_have_the_gradients_of_the_whole(of: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = torch.tensor([[0.0, 2.5], [1.0, float("nan")]] * 32)
+@pytest.mark.parametrize(
+    ("of", "objective", "compiles"),
+    [
+        (MMoE, Tasks(objectives=("logistic", "squared"), weights=(1, 0.5)), False),
+        (PLE, Esmm(weights=(1, 0.5)), False),
+        (MMoE, Tasks(weights=(1, 0.5)), True),
+        (MLP, Esmm(weights=(1, 0.5)), True),
+    ],
+)
+def test_parts_of_a_batch_have_the_gradients_of_the_whole(
+    of: type[nn.Module], objective: Tasks, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = torch.tensor([[0.0, 1.0], [1.0, float("nan")]] * 32)
     batch, gradients = as_batch((torch.zeros(64, 3, dtype=torch.int64), labels)), []
-    objective = Tasks(objectives=("logistic", "squared"), weights=(1, 0.5))
     for work in (network_step.MIN_WORK_TO_SPLIT, 5):
         monkeypatch.setattr(network_step, "MIN_WORK_TO_SPLIT", work)
         torch.manual_seed(1)
         network, vectors = of(3, 4, hidden=(8,), outputs=2), torch.randn(64, 3, 4, requires_grad=True)
-        logits, loss = NetworkStep(network, objective=objective).backward(vectors, None, GlobalBatch(batch, 64))
+        step = NetworkStep(network, objective=objective, compile=compiles and work == 5)
+        logits, loss = step.backward(vectors, None, GlobalBatch(batch, 64))
+        assert step._compiles == (compiles and work == 5)  # it has not failed
         gradients.append([logits, loss, vectors.grad, *(parameter.grad for parameter in network.parameters())])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
