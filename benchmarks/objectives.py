@@ -5,7 +5,8 @@ are drawn around its mean in the way that each objective is for. Ours is `sparse
 objective; LightGBM and CatBoost choose among settings by early stopping on the last tenth of the training rows and are
 then fitted to all of them. The figure is the relative loss on the last tenth of the log: that over the loss of the best
 constant prediction, 1 - R² for squared errors. For the order of a user's ratings it is NDCG@10 and the share of pairs
-that are in order; ours is trained by other objectives, too, to compare.
+that are in order; ours is trained by other objectives, too, to compare. Of two tasks, one table of both
+is compared with two tables of half its feature rate each, without trials.
 
     python benchmarks/objectives.py --json objectives.json     # 60,000 rows each
     python benchmarks/objectives.py --quick                    # 6,000 rows
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import NormalDist
 from time import perf_counter
 from typing import Any
 
@@ -34,14 +36,17 @@ from sparsegroup.objectives import (
     Pairwise,
     Poisson,
     Quantile,
+    Softmax,
     Squared,
     Tweedie,
 )
-from sparsegroup.training import Config, Session, load_model, predict, settings_by_trials
+from sparsegroup.optim.step import KEY_BYTES
+from sparsegroup.training import Config, Metrics, Session, load_model, predict, settings_by_trials
 from sparsegroup.training.metrics import measure
 
 USERS, ITEMS = 3_000, 800
 CATEGORIES = ("user", "item", "noise")
+TASKS = "two tasks"
 ROUNDS, PATIENCE = 1_000, 40
 Draw = np.random.Generator
 Floats = np.ndarray
@@ -77,6 +82,12 @@ def _counts(effect: Floats) -> Floats:
     return np.exp(0.5 + 0.5 * effect)
 
 
+def _chances(mean: Floats) -> Floats:
+    """The probabilities `[rows, 5]` of 1 to 5 stars, around a mean with a deviation of .7."""
+    below = [np.array([NormalDist(one, 0.7).cdf(edge) for one in mean.tolist()]) for edge in (1.5, 2.5, 3.5, 4.5)]
+    return np.diff(np.stack([np.zeros(len(mean)), *below, np.ones(len(mean))], axis=1))
+
+
 def _spent(effect: Floats, draw: Draw) -> Floats:
     """Compound Poisson: as many purchases as a Poisson variable says, each a gamma variable."""
     purchases = draw.poisson(0.6 * np.exp(0.3 * effect))
@@ -100,6 +111,13 @@ TARGETS: Mapping[str, Target] = {
         "YetiRank",
         "user",
         (Pairwise(), Squared()),
+    ),
+    "stars as classes": Target(
+        Softmax(classes=5),
+        lambda effect, draw: np.clip(np.round(_stars(effect) + draw.normal(0, 0.7, len(effect))), 1, 5) - 1,
+        lambda effect: _chances(_stars(effect)),
+        {"objective": "multiclass", "num_class": 5},
+        "MultiClass",
     ),
     "outliers": Target(
         Huber(),
@@ -163,7 +181,7 @@ def log_of(target: Target, rows: int, seed: int) -> tuple[pl.DataFrame, Floats]:
 
 def ours(target: Target, path: Path, folder: Path) -> tuple[Floats, Floats]:
     """Predictions of our model, and of its baseline's metrics, for the test rows."""
-    log = open_log(path, labels="numbers")
+    log = open_log(path, labels="classes" if target.objective.takes_classes else "numbers")
     config, trials = settings_by_trials(Config.of(objective=target.objective, group=target.group), log)
     Session.begin(folder, config, log, trials=trials).train()
     window = predict(load_model(folder), log.batches(log.train_rows, len(log), 4096))
@@ -234,7 +252,8 @@ def catboost(target: Target, train: pl.DataFrame, test: pl.DataFrame) -> Floats:
         tried.append((min(sign * score for score in scores), model.tree_count_, settings))
     _, trees, settings = min(tried, key=lambda one: one[0])
     model = cat.CatBoost({**settings, "iterations": trees}).fit(pool(train))
-    kind = "Exponent" if target.catboost.partition(":")[0] in ("Poisson", "Tweedie") else "RawFormulaVal"
+    kinds = {"Poisson": "Exponent", "Tweedie": "Exponent", "MultiClass": "Probability"}
+    kind = kinds.get(target.catboost.partition(":")[0], "RawFormulaVal")
     found: Floats = model.predict(cat.Pool(test.drop("label").to_pandas(), cat_features=list(CATEGORIES)), kind)
     return found
 
@@ -248,6 +267,8 @@ def compared(target: Target, rows: int, folder: Path) -> dict[str, tuple[dict[st
     labels, found = test["label"].to_numpy(), dict[str, tuple[dict[str, float], float]]()
     groups = None if target.group is None else test[target.group].rank("dense").to_numpy().astype(np.int64)
     shown = {"relative loss": "relative_loss"} if groups is None else {"NDCG@10": "ndcg", "pairs in order": "gauc"}
+    if target.objective.takes_classes:
+        shown = {"relative loss": "normalized_entropy", "accuracy": "accuracy"}
 
     def note(name: str, predictions: Floats, seconds: float) -> None:
         metrics = measure(target.objective, labels, predictions.astype(np.float64), groups=groups)
@@ -269,9 +290,47 @@ def compared(target: Target, rows: int, folder: Path) -> dict[str, tuple[dict[st
     return found
 
 
+def two_tasks(rows: int, folder: Path) -> dict[str, tuple[dict[str, float], float]]:
+    """Clicks and purchases, of which each needs a click: one table for both, and two tables of half the rows each."""
+    frame, _ = log_of(TARGETS["stars"], rows, seed=0)
+    draw, effect = np.random.default_rng(1), frame["label"].to_numpy() - 3.5
+    click = draw.random(rows) < 1 / (1 + np.exp(1 - effect))
+    buy = click & (draw.random(rows) < 1 / (1 + np.exp(1.5 - 0.8 * effect)))
+    path = folder / "log.csv"
+    frame.drop("label").with_columns(click=click.astype(int), buy=buy.astype(int)).write_csv(path)
+
+    def trained(label: str, rate: float, **settings: Any) -> tuple[dict[str, Metrics], int]:
+        exclude = [one for one in ("click", "buy") if one not in label]
+        log = open_log(path, label=label, exclude=exclude)
+        config = Config.of(target_rate=rate, least_features=0, baseline=False, batch_size=128, **settings)
+        model, optimizer = (config := config.resolved_for(log)).build(log)
+        plan = config.training.plan(log.train_rows)
+        config.trainer(model, optimizer, plan).fit_plan(plan, log)
+        metrics: Any = predict(model, log.batches(log.train_rows, len(log), 4096)).metrics()
+        size = model.live_bytes + KEY_BYTES * sum(one.num_live for one in model.rows.values())
+        return metrics.tasks if "," in label else {label: metrics}, size
+
+    found, share = dict[str, tuple[dict[str, float], float]](), 0.2
+    ways: Mapping[str, Sequence[tuple[str, float, dict[str, Any]]]] = {
+        "two tables": [(one, share / 2, {"model": "mlp"}) for one in ("click", "buy")],
+        "shared bottom": [("click,buy", share, {"model": "mlp"})],
+        "mmoe": [("click,buy", share, {"model": "mmoe"})],
+        "ple": [("click,buy", share, {"model": "ple"})],
+        "esmm": [("click,buy", share, {"model": "mlp", "objective": "esmm"})],
+    }
+    for name, trainings in ways.items():
+        begin = perf_counter()
+        results = [trained(label, rate, **settings) for label, rate, settings in trainings]
+        metrics = {task: one for tasks, _ in results for task, one in tasks.items()}
+        values = {f"AUC of {task}": metrics[task].auc for task in ("click", "buy")}
+        found[name] = {**values, "MB": sum(size for _, size in results) / 1e6}, perf_counter() - begin
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET")
+    names = [*TARGETS, TASKS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="TARGET")
     parser.add_argument("--rows", type=int, default=60_000, help="of each log; default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="6,000 rows")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as a flat object")
@@ -279,15 +338,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(timing.machine(), flush=True)
     figures: dict[str, float] = {}
     for name in given.only:
-        target = TARGETS[name]
+        rows_of_each = 6_000 if given.quick else given.rows
         with tempfile.TemporaryDirectory() as folder:
-            found = compared(target, 6_000 if given.quick else given.rows, Path(folder))
+            if name == TASKS:
+                found = two_tasks(rows_of_each, Path(folder))
+            else:
+                found = compared(TARGETS[name], rows_of_each, Path(folder))
         titles = list(next(iter(found.values()))[0])
         rows = [
             [method, *(f"{value:.4f}" for value in values.values()), f"{seconds:,.0f}"]
             for method, (values, seconds) in found.items()
         ]
-        timing.show(f"{name}: {target.objective}", ("", *titles, "seconds"), rows)
+        timing.show(name if name == TASKS else f"{name}: {TARGETS[name].objective}", ("", *titles, "seconds"), rows)
         for method, (values, _) in found.items():
             for title, value in values.items():
                 key = f"{name} {method}" + (f" {title}" if len(titles) > 1 else "")

@@ -1,5 +1,8 @@
 """Objectives: their derivatives, links and deviances against autograd and scikit-learn, and training with each."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import polars as pl
 import pytest
@@ -16,7 +19,7 @@ from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer, network_step
 from sparsegroup.training.baseline import LogisticBaseline
 from sparsegroup.training.metrics import measure
-from sparsegroup.training.network_step import NetworkStep
+from sparsegroup.training.network_step import NetworkStep, has_compiler
 from sparsegroup.training.predictions import as_batch
 from sparsegroup.training.ranks import GlobalBatch
 
@@ -26,6 +29,17 @@ OBJECTIVES = [
 ]  # fmt: skip
 DRAW = np.random.default_rng(0)
 NUMBERS, WEIGHTS = DRAW.gamma(2.0, 3.0, 400), DRAW.random(400) + 0.1
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """As in training, where threads take micro-batches in turns."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def labels_for(objective: Objective) -> np.ndarray:
@@ -105,6 +119,23 @@ def test_parts_of_a_batch_have_the_gradients_of_the_whole(
         NetworkStep(network, objective=objective).backward(vectors, None, GlobalBatch(batch, 64))
         gradients.append([vectors.grad, *(parameter.grad for parameter in network.parameters())])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradients_of_numbers_are_compiled() -> None:
+    batch = as_batch(
+        (torch.zeros(64, 3, dtype=torch.int64), torch.rand(64, generator=torch.Generator().manual_seed(0)))
+    )
+    gradients, compiled = [], []
+    for compiles in (False, True):
+        torch.manual_seed(1)
+        network, vectors = MLP(3, 4, hidden=(8,)), torch.randn(64, 3, 4, requires_grad=True)
+        step = NetworkStep(network, objective=Huber(delta=0.2), compile=compiles)
+        with one_torch_thread():
+            step.backward(vectors, None, GlobalBatch(batch, 64))
+        gradients.append([vectors.grad, *(parameter.grad for parameter in network.parameters())])
+        compiled.append(step._compiled_passes is not None and step._compiles)
+    assert compiled == [False, has_compiler()]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES[1:], ids=str)

@@ -47,6 +47,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
     """
 
     residual: ClassVar[Callable[..., Any]]
+    _of_tensors: ClassVar[Callable[..., Any]]
     is_binary: ClassVar[bool] = False
     takes_classes: ClassVar[bool] = False
     prediction: ClassVar[str] = "prediction"
@@ -61,6 +62,11 @@ class Objective(NamedChoice, ABC, kind="objective"):
     def outputs(self) -> int:
         """How many scores it takes of a row."""
         return 1
+
+    def __init_subclass__(cls, kind: str | None = None) -> None:
+        super().__init_subclass__(kind)
+        if "residual" in vars(cls):  # bound here: torch.compile cannot
+            cls._of_tensors = staticmethod(bind(cls.residual, torch))
 
     @property
     def shape(self) -> float:
@@ -151,7 +157,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
 
     def gradient(self, scores: Tensor, labels: Tensor) -> Tensor:
         """dloss/dscore `[n]` of scores `[n]` and labels `[n]`."""
-        found: Tensor = bind(type(self).residual, torch)(scores, self.in_scores(labels), self.shape)
+        found: Tensor = self._of_tensors(scores, self.in_scores(labels), self.shape)
         return found
 
     def in_scores(self, labels: Any) -> Any:
