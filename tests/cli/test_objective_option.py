@@ -56,6 +56,9 @@ def test_numbers_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
     columns = result("select", "ratings.csv", *label, *options[2:], "--seeds", "1")
     assert {one["name"]: one["is_kept"] for one in columns["columns"]} == {"user": True, "film": True}  # type: ignore[attr-defined]
     assert "--user is for labels 0 and 1" in run("evaluate", "run", "ratings.csv", "--user", "user").stderr
+    by = run("evaluate", "run", "ratings.csv", "--by", "film").stdout
+    assert "labels' sum" in by
+    assert "AUC" not in by
 
 
 def test_an_order_within_groups_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
@@ -152,7 +155,7 @@ def test_classes_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
         ),
         (
             ("evaluate", "run", "moods.csv", "--by", "user"),
-            "--by is for labels 0 and 1; the model's objective is softmax",
+            "--by is for probabilities and numbers; the model's objective is softmax",
         ),
         (
             ("train", "moods.csv", "--label", "user", "--labels", "classes"),

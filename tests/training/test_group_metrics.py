@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import log_loss, mean_gamma_deviance, roc_auc_score
 
+from sparsegroup.objectives import Gamma, Squared
 from sparsegroup.training.metrics import evaluate, grouped_auc, metrics_by_value
 
 
@@ -105,3 +106,21 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     found = metrics_by_value(keys, np.arange(len(keys)), labels, probabilities, np.ones(len(keys)))
     held = np.mean([one.low <= 1 <= one.high for one in found])
     assert 0.93 < held < 0.98
+
+
+def test_values_of_numbers_have_intervals_by_their_spread() -> None:
+    random = np.random.default_rng(0)
+    keys = np.repeat(np.arange(1_000), 60)
+    predictions = np.full(len(keys), 8.0)
+    labels = random.gamma(4.0, np.where(keys == 7, 3.0, 2.0))
+    given = (keys, np.arange(len(keys)), labels, predictions, np.ones(len(keys)))
+    found = metrics_by_value(*given, objective=Gamma())
+    assert found[0].key == 7
+    own = labels[keys == 7]
+    assert found[0].calibration == pytest.approx(480 / own.sum())
+    assert found[0].log_loss == pytest.approx(mean_gamma_deviance(own, predictions[:60]))
+    assert math.isnan(found[0].auc)
+    held = np.mean([one.low <= 1 <= one.high for one in found])
+    assert 0.92 < held < 0.97
+    negative = metrics_by_value(*given[:2], labels - 20, predictions, given[4], objective=Squared())
+    assert all(one.surely_off_by == 0 for one in negative)  # a quotient of such sums says nothing

@@ -176,17 +176,21 @@ def _gains(found: "EvaluationResult") -> Table:
 
 def _values(found: "EvaluationResult", field: str) -> Table:
     """Values of a field, in the order of how far they are surely off."""
+    from sparsegroup.reporting.run_record import Metrics
     from sparsegroup.serving.evaluation import LEAST_ROWS
 
     title = f"\n{field}: calibration furthest from 1, of values with {LEAST_ROWS} rows or more"
+    is_binary = isinstance(found.metrics, Metrics)
     columns = ("value", "rows", "positives", "calibration", "95 %", "AUC", "log loss")
-    made = table(*columns, title=title, **_STYLE)
+    of_numbers = ("value", "rows", "labels' sum", "calibration", "95 %", "loss")
+    made = table(*(columns if is_binary else of_numbers), title=title, **_STYLE)
     for one in found.by[field]:
         made.add_row(
             plain(found.values[field].get(one.key, f"key {one.key}") or "(missing)"),
             *(count(one.rows), count(one.positives), metric(one.calibration)),
             f"{one.low:.2f} to " + ("∞" if isinf(one.high) else f"{one.high:.2f}"),
-            *(metric(one.auc), metric(one.log_loss)),
+            *([metric(one.auc)] if is_binary else []),
+            metric(one.log_loss),
             style="yellow" if one.surely_off_by else None,
         )
     return made

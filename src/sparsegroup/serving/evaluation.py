@@ -24,6 +24,7 @@ from sparsegroup.training.metrics import (
     ValueMetrics,
     curves_of,
     grouped_auc,
+    has_sums,
     metrics_by_value,
 )
 from sparsegroup.training.model import logit_bias_of
@@ -176,18 +177,17 @@ def evaluate_on(
         ClickLogError: The log cannot be read.
         MissingNumberError: A number is missing that the model needs.
     """
-    if not trained.model.objective.is_binary and (by or user is not None):
-        option = "by" if by else "user"
-        raise UserError(
-            f"`{option}` is for labels 0 and 1; the model's objective is {trained.config.objective}", option
-        )
+    objective = trained.model.objective
+    for option, wanted, fits in (("by", by, has_sums(objective)), ("user", user is not None, objective.is_binary)):
+        if wanted and not fits:
+            what = "labels 0 and 1" if option == "user" else "probabilities and numbers"
+            raise UserError(f"`{option}` is for {what}; the model's objective is {trained.config.objective}", option)
     trained.config.check_labels(test.log)
     log, fields = test.log, dict.fromkeys((*((user,) if user is not None else ()), *by))
     for name in fields:
         _check_field(name, log)
     if user is not None and user in log.lists:
         raise UserError(f"`user`: {user} has several values a row; gAUC wants a field of one", "user")
-    objective = trained.model.objective
     window, baseline_logits = PredictionWindow(objective), []
     columns: dict[str, list[tuple[Int64s, Int64s | None]]] = {name: [] for name in fields}
     with numbers_named(log, test.start):
@@ -203,7 +203,9 @@ def evaluate_on(
     if baseline_logits:
         baseline = predictions_of(baseline_logits, objective)
     found = {
-        name: metrics_by_value(*_keys_and_rows(columns[name]), labels, probabilities, weights, LEAST_ROWS)[:top]
+        name: metrics_by_value(
+            *_keys_and_rows(columns[name]), labels, probabilities, weights, LEAST_ROWS, objective=objective
+        )[:top]
         for name in by
     }
     users = None if user is None else _keys_and_rows(columns[user])[0]

@@ -291,12 +291,12 @@ class ValueMetrics:
 
     key: int
     rows: int
-    positives: float  # the weight of the positive rows; without weights, their number
+    positives: float  # the weight of the positive rows; without weights, their number; of numbers, the labels' sum
     predicted: float  # the sum of the predictions, times the weights
     low: float  # of the 95 % interval of the calibration, predicted over expected positives
     high: float  # infinite without positives
-    auc: float  # NaN where only one class is present
-    log_loss: float  # mean, in nats
+    auc: float  # NaN where only one class is present, and of numbers
+    log_loss: float  # mean, in nats; of numbers, the mean of the objective's deviance
 
     @property
     def calibration(self) -> float:
@@ -325,6 +325,11 @@ def grouped_auc(groups: Int64s, labels: Float64s, probabilities: Float64s, weigh
     return GroupedAuc(float(np.average(areas[both], weights=sizes[both])), int(both.sum()), share)
 
 
+def has_sums(objective: Objective) -> bool:
+    """Whether predictions are numbers that add up to the labels, so that calibration means something."""
+    return objective.outputs == 1 and not objective.takes_groups
+
+
 def metrics_by_value(
     keys: Int64s,
     rows: Int64s,
@@ -333,12 +338,14 @@ def metrics_by_value(
     weights: Float64s,
     least_rows: int = 1,
     errors: float = SURE,
+    objective: Objective = LOGISTIC,
 ) -> list[ValueMetrics]:
     """Metrics for each value of a field, the one whose calibration is surely off the most first.
 
-    "Surely" is by an interval of a Poisson variable, of this number of standard errors, by default 95 %: so a value of
-    a few rows does not come first by chance. `keys` and `rows` `[m]` are each value's key and row: a row has several in
-    a field of several values. The others are `[n]`, by row. Values of fewer than `least_rows` rows are left out.
+    "Surely" is by an interval of this number of standard errors, by default 95 %, of a Poisson variable or, of numbers,
+    of the sum of the labels around their predictions: so a value of a few rows does not come first by chance. `keys`
+    and `rows` `[m]` are each value's key and row: a row has several in a field of several values. The others are `[n]`,
+    by row. Values of fewer than `least_rows` rows are left out.
     """
     values, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
     kept = counts >= least_rows
@@ -346,15 +353,16 @@ def metrics_by_value(
     chosen = kept[numbers]
     numbers, rows, values, counts = place[numbers[chosen]], rows[chosen], values[kept], counts[kept]
     y, p, w = labels[rows], probabilities[rows], weights[rows]
-    areas = _areas(numbers, y, p, w)
-    clipped = np.clip(p, np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
-    losses = -np.where(y > 0, np.log(clipped), np.log1p(-clipped))
-    sums = [np.bincount(numbers, part, len(values)) for part in (w, w * y, w * p, w * losses, w * w)]
+    areas = _areas(numbers, y, p, w) if objective.is_binary else np.full(len(values), math.nan)
+    spread = w if objective.is_binary else w * (y - p) ** 2
+    parts = (w, w * y, w * p, w * objective.deviance(y, p), w * spread)
+    sums = [np.bincount(numbers, part, len(values)).tolist() for part in parts]
     found = []
     for key, count, area, total, positive, predicted, loss, squares in zip(values, counts, areas, *sums, strict=True):
-        interval = _calibration_interval(
-            float(positive), float(predicted), float(squares / total) if total else 1.0, errors
-        )
+        if objective.is_binary:
+            interval = _calibration_interval(positive, predicted, squares / total if total else 1.0, errors)
+        else:
+            interval = _normal_interval(positive, predicted, errors * math.sqrt(squares))
         mean_loss = float(loss / total) if total else math.nan
         found.append(
             ValueMetrics(int(key), int(count), float(positive), float(predicted), *interval, float(area), mean_loss)
@@ -370,6 +378,13 @@ def _calibration_interval(positives: float, predicted: float, weight: float, err
     least = count * max(0.0, 1 - 1 / (9 * count) - errors / (3 * math.sqrt(count))) ** 3 if count else 0.0
     most = (count + 1) * (1 - 1 / (9 * (count + 1)) + errors / (3 * math.sqrt(count + 1))) ** 3
     return predicted / (most * weight), predicted / (least * weight) if least else math.inf
+
+
+def _normal_interval(total: float, predicted: float, error: float) -> tuple[float, float]:
+    """Predicted over expected labels, whose sum is a total ± an error; all of [0, ∞] where that may be below 0."""
+    if predicted <= 0 or total <= 0:
+        return 0.0, math.inf
+    return predicted / (total + error), predicted / (total - error) if total > error else math.inf
 
 
 def _areas(numbers: Int64s, labels: Float64s, probabilities: Float64s, weights: Float64s) -> Float64s:

@@ -14,7 +14,7 @@ from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import ColumnFigures, Importance, Metrics, Segment
 from sparsegroup.training.assessment.verdict import by_block
-from sparsegroup.training.metrics import metrics_by_value
+from sparsegroup.training.metrics import has_sums, metrics_by_value
 from sparsegroup.training.model import LookupModel
 from sparsegroup.training.predictions import EVALUATED, PredictionWindow, numbers_named, predict
 
@@ -225,7 +225,7 @@ def _worst_segments(log: Log, batch: Batch, window: PredictionWindow) -> tuple[S
 
     Surely: an error of 5 % for all values together (Bonferroni).
     """
-    if not window.objective.is_binary:
+    if not has_sums(window.objective):
         return ()
     labels, weights = window.labels().astype(np.float64), window.weights()
     weighed = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
@@ -236,7 +236,9 @@ def _worst_segments(log: Log, batch: Batch, window: PredictionWindow) -> tuple[S
     found = [
         (name, one)
         for name, (keys, rows) in fields.items()
-        for one in metrics_by_value(keys, rows, labels, window.probabilities(), weighed, SEGMENT_ROWS, errors)
+        for one in metrics_by_value(
+            keys, rows, labels, window.probabilities(), weighed, SEGMENT_ROWS, errors, window.objective
+        )
         if one.surely_off_by > 0
     ]
     found.sort(key=lambda one: (-one[1].surely_off_by, one[0], one[1].key))
