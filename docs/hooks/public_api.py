@@ -23,7 +23,7 @@ ROOMS = (
     "estimator",
 )
 """The packages that users import from, beside `sparsegroup` itself."""
-BESIDES = {"training": ("baseline.BaselineCallback", "baseline.LogisticBaseline")}
+BESIDES = {"training": ("baseline.BaselineCallback", "baseline.LinearBaseline")}
 """Package → names for users that its `__all__` does not have."""
 
 

@@ -15,7 +15,7 @@ from command import Run, call
 from pair_logs import write_pair_log
 from sparsegroup.data import open_log
 from sparsegroup.training import evaluate, load_run
-from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.training.baseline import LinearBaseline
 
 ROWS = 9_000
 
@@ -89,7 +89,7 @@ def test_the_baseline_has_the_pairs_of_the_run(place: Path) -> None:
     assert trained.baseline is not None
     assert trained.baseline.pairs is not None
     plan = trained.config.training.plan(log.train_rows)
-    fresh, without = (LogisticBaseline(numbers=0, pairs=pairs) for pairs in (trained.baseline.pairs, None))
+    fresh, without = (LinearBaseline(numbers=0, pairs=pairs) for pairs in (trained.baseline.pairs, None))
     for batch in plan.batches(log, 0):
         fresh.learn(batch)
         without.learn(batch)

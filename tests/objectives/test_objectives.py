@@ -17,7 +17,7 @@ from sparsegroup.objectives import LOGISTIC, Binomial, Gamma, Huber, Objective, 
 from sparsegroup.optim import GroupAdagrad
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer, network_step
-from sparsegroup.training.baseline import LogisticBaseline
+from sparsegroup.training.baseline import LinearBaseline
 from sparsegroup.training.metrics import measure
 from sparsegroup.training.network_step import NetworkStep, has_compiler
 from sparsegroup.training.predictions import as_batch
@@ -152,7 +152,7 @@ def test_a_model_and_its_baseline_learn_what_a_value_means(objective: Objective)
     plan = config.training.plan(log.train_rows)
     trainer = config.trainer(model, optimizer, plan)
     trainer.fit_plan(plan, log)
-    baseline = LogisticBaseline(objective=config.objective)
+    baseline = LinearBaseline(objective=config.objective)
     for batch in (one for _ in range(3) for one in log.batches(0, 4_000, 500)):
         baseline.learn(batch)
     (whole,) = log.batches(0, 4_000, 4_000)

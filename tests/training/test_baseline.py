@@ -14,7 +14,7 @@ from sparsegroup import GroupFTRL
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch, rebatched
 from sparsegroup.training import Trainer
-from sparsegroup.training.baseline import BaselineCallback, LogisticBaseline, predicting
+from sparsegroup.training.baseline import BaselineCallback, LinearBaseline, predicting
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.predictions import as_batch
 
@@ -41,7 +41,7 @@ def numbers_batch(numbers: torch.Tensor, labels: torch.Tensor) -> Batch:
 def test_it_is_group_ftrl_row_by_row() -> None:
     batch = batch_of_keys(300)
     assert batch.weights is not None
-    logits = LogisticBaseline().learn(batch)
+    logits = LinearBaseline().learn(batch)
     # Column 0 is the bias, then each field's values.
     x = torch.zeros(300, 1 + 12 + 12 + 9, dtype=torch.float64)
     x[:, 0] = 1
@@ -67,13 +67,13 @@ def test_it_is_group_ftrl_row_by_row() -> None:
 
 def test_rows_are_predicted_before_they_are_learnt_from_however_they_are_cut() -> None:
     batch = batch_of_keys(200)
-    whole, cut = LogisticBaseline(), LogisticBaseline()
+    whole, cut = LinearBaseline(), LinearBaseline()
     logits = whole.learn(batch)
     pieces = torch.cat([cut.learn(piece) for piece in rebatched(iter([batch]), 7)])
     assert logits[0] == 0
     assert torch.equal(logits, pieces)
     flipped = replace(batch, labels=torch.cat([batch.labels[:-1], 1 - batch.labels[-1:]]))
-    assert torch.equal(LogisticBaseline().learn(flipped), logits)
+    assert torch.equal(LinearBaseline().learn(flipped), logits)
     before = whole.predict(batch)
     assert torch.equal(whole.predict(batch), before)
     assert not torch.equal(before, logits)
@@ -83,16 +83,16 @@ def test_it_goes_on_from_its_state_with_the_same_bits() -> None:
     first, second = batch_of_keys(150, 1), batch_of_keys(150, 2)
     numbers = torch.randn(150, 2, generator=torch.Generator().manual_seed(0))
     first, second = replace(first, numbers=numbers), replace(second, numbers=numbers.flip(0))
-    whole = LogisticBaseline()
+    whole = LinearBaseline()
     whole.learn(first)
-    resumed = LogisticBaseline()
+    resumed = LinearBaseline()
     resumed.load_state_dict(whole.state_dict())
     assert torch.equal(resumed.learn(second), whole.learn(second))
     assert all(torch.equal(resumed.state_dict()[name], part) for name, part in whole.state_dict().items())
     assert len(whole.state_dict()["places"]) < 300
-    fresh = LogisticBaseline()
-    fresh.load_state_dict(LogisticBaseline().state_dict())  # of one that has learnt nothing
-    assert torch.equal(fresh.learn(first), LogisticBaseline().learn(first))
+    fresh = LinearBaseline()
+    fresh.load_state_dict(LinearBaseline().state_dict())  # of one that has learnt nothing
+    assert torch.equal(fresh.learn(first), LinearBaseline().learn(first))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -101,7 +101,7 @@ def test_a_number_may_act_in_any_shape_and_have_any_unit(scale: float, shift: fl
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(20_000, 1, generator=generator)
     labels = ((values.abs() > 0.7).float()).flatten()  # not monotone
-    baseline = LogisticBaseline()
+    baseline = LinearBaseline()
     batch = numbers_batch((values + shift) * scale, labels)
     baseline.learn(batch)
     assert evaluate(labels.numpy(), torch.sigmoid(baseline.predict(batch).double()).numpy()).auc > 0.97
@@ -113,7 +113,7 @@ def test_a_missing_number_has_a_weight_and_leaves_the_others_as_they_are(missing
     values = torch.rand(5_000, 1, generator=generator)
     labels = torch.zeros(5_000)
     values[::5], labels[::5] = missing, 1.0
-    baseline = LogisticBaseline()
+    baseline = LinearBaseline()
     baseline.learn(numbers_batch(values, labels))
     logits = baseline.predict(numbers_batch(torch.tensor([[missing], [0.5]]), torch.zeros(2)))
     assert logits[0] > 2
@@ -126,8 +126,8 @@ def test_a_missing_number_has_a_weight_and_leaves_the_others_as_they_are(missing
 
 def test_no_rows_and_no_fields() -> None:
     empty = Batch(torch.empty(0, 2, dtype=torch.int64), torch.empty(0, 0), torch.empty(0), torch.empty(0))
-    assert LogisticBaseline().learn(empty).shape == (0,)
-    alone = LogisticBaseline()  # the bias alone
+    assert LinearBaseline().learn(empty).shape == (0,)
+    alone = LinearBaseline()  # the bias alone
     alone.learn(numbers_batch(torch.empty(4_000, 0), torch.arange(4_000) % 4 == 0))
     predicted = float(torch.sigmoid(alone.predict(numbers_batch(torch.empty(1, 0), torch.zeros(1)))))
     assert predicted == pytest.approx(0.25, abs=0.05)
@@ -149,7 +149,7 @@ def test_a_trainer_records_it_beside_the_model_and_trains_to_the_same(log: Memor
     history = beside.fit(log.batches(0, 9_000, 500))
     bare = alone.fit(log.batches(0, 9_000, 500))
     assert [replace(point, baseline_auc=None, baseline_log_loss=None) for point in history] == bare
-    baseline, window = LogisticBaseline(), []
+    baseline, window = LinearBaseline(), []
     for number, batch in enumerate(log.batches(0, 9_000, 500), start=1):
         window.append((batch, baseline.learn(batch)))
         if number in (4, 8, 12, 16, 18):
@@ -194,7 +194,7 @@ def test_several_go_on_as_their_mean_by_what_each_knows_of_a_feature() -> None:
         places = torch.arange(len(weights), dtype=torch.int32)
         return {"places": places, "weights": torch.tensor(weights), "moments": torch.zeros(0, 3).double()}
 
-    baseline = LogisticBaseline()
+    baseline = LinearBaseline()
     baseline.load_state_dict(state([1.0, 3.0]), state([5.0, 1.0], [2.0, 1.0]))
     assert baseline.state_dict()["weights"].tolist() == [[2.0, 4.0], [2.0, 1.0]]
 
@@ -210,7 +210,7 @@ def test_several_go_on_as_their_mean_by_what_each_knows_of_a_feature() -> None:
     ],
 )
 def test_a_state_that_is_none_is_refused_and_changes_nothing(part: str, value: object, message: str) -> None:
-    baseline, batch = LogisticBaseline(numbers=1), numbers_batch(torch.ones(3, 1), torch.ones(3))
+    baseline, batch = LinearBaseline(numbers=1), numbers_batch(torch.ones(3, 1), torch.ones(3))
     baseline.learn(batch)
     before = baseline.predict(batch)
     places = torch.zeros(1, dtype=torch.int32)
@@ -222,11 +222,11 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(part: str, value: o
 
 def test_a_stream_of_tensors_will_do() -> None:
     keys = torch.arange(40) % 7
-    assert LogisticBaseline().learn(as_batch((keys, torch.ones(40)))).shape == (40,)
+    assert LinearBaseline().learn(as_batch((keys, torch.ones(40)))).shape == (40,)
 
 
 def test_rows_of_other_columns_are_refused() -> None:
-    baseline = LogisticBaseline()
+    baseline = LinearBaseline()
     baseline.learn(numbers_batch(torch.zeros(3, 2), torch.ones(3)))
     with pytest.raises(ValueError, match="the baseline has learnt from rows of 2 numbers, got 1"):
         baseline.learn(numbers_batch(torch.zeros(3, 1), torch.ones(3)))

@@ -344,7 +344,7 @@ class Summary:
         best_epoch: Number of the epoch whose state the model has, if validation has chosen it; else None.
         validation_rows: Training rows that were held out; 0 for none.
         validation: Metrics on them, or None.
-        baseline: The baseline's metrics on the test rows, or None; see `LogisticBaseline`.
+        baseline: The baseline's metrics on the test rows, or None; see `LinearBaseline`.
         curves, baseline_curves: Reliability and gains of both on the test rows; None without any.
         warnings: A sentence for each problem of the run, with what to try.
         largest: Features of the largest vectors.

@@ -169,7 +169,7 @@ def online_pass(residual: Callable[..., Any]) -> Kernel:
     return kernel(_online_pass, "the baseline", {"_residual": inline(residual)})
 
 
-class LogisticBaseline:
+class LinearBaseline:
     """A linear model over hashed features by FTRL-Proximal, one row at a time (McMahan et al., KDD 2013).
 
     By default it is a logistic regression.
@@ -188,7 +188,7 @@ class LogisticBaseline:
     Examples:
         >>> import torch
         >>> from sparsegroup.training.predictions import as_batch
-        >>> baseline = LogisticBaseline()
+        >>> baseline = LinearBaseline()
         >>> keys = torch.randint(50, (2_000, 3)) + torch.tensor([0, 50, 100])  # no key in two fields
         >>> labels = (keys[:, 0] < 25).float()
         >>> _ = baseline.learn(as_batch((keys, labels)))
@@ -306,7 +306,7 @@ class LogisticBaseline:
 
 @dataclass(frozen=True)
 class BaselineState:
-    """See `LogisticBaseline.state_dict`; with the logits of a callback's window."""
+    """See `LinearBaseline.state_dict`; with the logits of a callback's window."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -334,17 +334,17 @@ class BaselineState:
 
 
 class LinearBaselines:
-    """A `LogisticBaseline` for each part of an objective of several outputs: for each class against the others.
+    """A `LinearBaseline` for each part of an objective of several outputs: for each class against the others.
 
     Args:
         objective: What they learn, see `Objective.parts`.
-        numbers, pairs: See `LogisticBaseline`.
+        numbers, pairs: See `LinearBaseline`.
     """
 
     def __init__(self, *, objective: Objective, numbers: int | None = None, pairs: PairKeys | None = None) -> None:
         self.objective, parts = objective, objective.parts
         bits = max(LEAST_BITS, HASH_BITS - (len(parts) - 1).bit_length())
-        self._models = [LogisticBaseline(numbers=numbers, pairs=pairs, objective=one, bits=bits) for one in parts]
+        self._models = [LinearBaseline(numbers=numbers, pairs=pairs, objective=one, bits=bits) for one in parts]
 
     def learn(self, batch: Batch) -> Tensor:
         """Logits `[n, outputs]` of a batch on the host, each row's from before it was learnt, in order."""
@@ -366,7 +366,7 @@ class LinearBaselines:
         return {"models": [model.state_dict() for model in self._models]}
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
-        """See `LogisticBaseline.load_state_dict`."""
+        """See `LinearBaseline.load_state_dict`."""
         parts = [_StatesOfParts.of(state, self.objective).models for state in states]
         models = [copy(model) for model in self._models]
         for model, *of_model in zip(models, *parts, strict=True):
@@ -374,17 +374,17 @@ class LinearBaselines:
         self._models = models
 
     def window_of(self, state: Mapping[str, Any]) -> Tensor:
-        """See `LogisticBaseline.window_of`."""
+        """See `LinearBaseline.window_of`."""
         return _StatesOfParts.of(state, self.objective).logits
 
 
-Baseline = LogisticBaseline | LinearBaselines
+Baseline = LinearBaseline | LinearBaselines
 
 
 def baseline_for(objective: Objective, *, numbers: int | None = None, pairs: PairKeys | None = None) -> Baseline | None:
-    """The baseline of an objective, see `LogisticBaseline`; None of one that would take more than 64 models."""
+    """The baseline of an objective, see `LinearBaseline`; None of one that would take more than 64 models."""
     if objective.outputs == 1:
-        return LogisticBaseline(numbers=numbers, pairs=pairs, objective=objective)
+        return LinearBaseline(numbers=numbers, pairs=pairs, objective=objective)
     if len(objective.parts) > MOST_MODELS:
         return None
     return LinearBaselines(numbers=numbers, pairs=pairs, objective=objective)
@@ -462,7 +462,7 @@ _WAITING = 1 << 15
 
 
 class BaselineCallback(Callback):
-    """Trains a baseline, see `LogisticBaseline`, on the batches of the first epoch; points have its AUC and log loss.
+    """Trains a baseline, see `LinearBaseline`, on the batches of the first epoch; points have its AUC and log loss.
 
     It learns in a separate thread. On several ranks, each has a baseline that learns from its part of the rows.
 
@@ -471,7 +471,7 @@ class BaselineCallback(Callback):
     """
 
     def __init__(self, model: Baseline | None = None) -> None:
-        self.model: Baseline = model or LogisticBaseline()
+        self.model: Baseline = model or LinearBaseline()
         self._thread: ThreadPoolExecutor | None = None
         self._lessons: deque[Future[Tensor]] = deque()
         self._logits: list[Tensor] = []
