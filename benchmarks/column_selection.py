@@ -319,7 +319,7 @@ def compared(log: Planted, path: Path, methods: Mapping[str, Ranking]) -> dict[s
 def main(argv: Sequence[str] | None = None) -> None:
     parser = timing.parser(__doc__, "two small logs, 4,000 rows each")
     parser.add_argument("--data", type=Path, help="folder of the public logs")
-    parser.add_argument("--rows", type=int, default=40_000, help="of each log at most; default: %(default)s")
+    parser.add_argument("--rows", type=int, default=25_000, help="of each log at most; default: %(default)s")
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
     methods = {name: run for name, run in METHODS.items() if name != "LightGBM gain" or find_spec("lightgbm")}

@@ -56,6 +56,18 @@ def test_the_documentation_shows_what_later_epochs_do() -> None:
             assert f"| {' | '.join([log, features, way, *cells])} |" in page
 
 
+def test_the_documentation_shows_how_columns_are_ranked() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "column_selection.json").read_text())
+    rows = re.findall(
+        r"^\| (`select`|[\w ']+).*\| ([\d.]+) \| ([\d.]+) \|$", (ROOT / "docs" / "columns.md").read_text(), re.M
+    )
+    names = ("select", "permutation", "lasso", "live_rows", "group_lasso", "lightgbm_gain", "forest")
+    shown = [
+        [f"{figures[f'{name}_{what}']:.3f}".removeprefix("0") for what in ("recall", "auc_kept")] for name in names
+    ]
+    assert [list(cells) for _, *cells in rows] == shown
+
+
 def test_the_documentation_shows_the_measured_speed() -> None:
     results = ROOT / "benchmarks" / "results"
     table = json.loads((results / "table_step.json").read_text())
