@@ -224,6 +224,7 @@ def test_figures_are_those_of_the_run_and_add_up(model: Path, run: Run) -> None:
     found = json.loads(done.stdout)
     summary = json.loads((model / "summary.json").read_text())
     assert found["fields"] == summary["fields"]
+    assert found["columns"] == summary["columns"] != []
     assert found["feature_rate"] == summary["feature_rate"]
     assert (found["live_rows"], found["samples"], found["kind"]) == (summary["live_rows"], 1_800, "run")
     assert sum(found["norms"]["counts"]) == summary["live_rows"]
@@ -287,7 +288,8 @@ def test_the_terminal_and_the_page_show_all_parts_and_the_page_loads_nothing(mod
     done = run("inspect", "model", "--html", "page.html")
     assert (done.returncode, done.stderr, done.stdout.endswith("written to page.html\n")) == (0, "", True)
     assert "DCN of dimension 8 with Group Adam, λ21 = 0.002, lasso, norm s" in done.stdout
-    for part in ("Feature rate", "Norms of the live rows", "Features of the largest norms", "What λ did", "Files"):
+    parts = ("Feature rate", "Norms of the live rows", "Features of the largest norms", "What λ did", "Files")
+    for part in (*parts, "Columns, on the first test rows"):
         assert part in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert re.search(r"all fields +104 +104 +\d+ +\d+\.\d\d %", done.stdout)
@@ -298,6 +300,7 @@ def test_the_terminal_and_the_page_show_all_parts_and_the_page_loads_nothing(mod
     assert "c&lt;1&gt;" in page
     assert not re.search(r"\bnan\b", page)
     assert page.count("<svg") == 2
+    assert "<h2>Columns</h2>" in page
     assert page == render_inspection(inspect(open_trained("model")))
 
 

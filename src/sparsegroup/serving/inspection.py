@@ -18,13 +18,14 @@ from sparsegroup.kernels.step import Regularizer
 from sparsegroup.optim.step import VANISHING_LR
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.reporting.formatting import target_words
-from sparsegroup.reporting.run_record import LargestFeature, field_rows
+from sparsegroup.reporting.run_record import ColumnFigures, LargestFeature, field_rows
 from sparsegroup.rules import Rule, bind
 from sparsegroup.serving.opening import SCANNED, Kind, RowSource, TrainedModel
 from sparsegroup.table import FieldCount, FieldTables
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.table import TableMemory
 from sparsegroup.training.assessment.features import Largest
+from sparsegroup.training.run_folder import RunFolder
 
 Float64s = npt.NDArray[np.float64]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -253,6 +254,7 @@ class Inspection:
     norm_quantiles: Mapping[float, float]  # share of the live rows → ‖x‖
     top: tuple[LargestFeature, ...]  # the features of the largest ‖x‖
     regularized: RegularizationEffect
+    columns: tuple[ColumnFigures, ...] = ()  # of the first test rows of a run, see `Summary`
 
     @property
     def total(self) -> FieldCount:
@@ -329,6 +331,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
             )
         ),
         regularized=RegularizationEffect.of(found, threshold),
+        columns=RunFolder(trained.path).summary().columns if trained.kind == "run" else (),
     )
 
 

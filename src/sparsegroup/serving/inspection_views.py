@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsegroup.reporting.charts import Axis, Bars, Chart, Curve, draw
-from sparsegroup.reporting.formatting import count, exact, percent, prefixed, short, size, trim_exponent
+from sparsegroup.reporting.formatting import count, exact, metric, percent, prefixed, short, size, trim_exponent
 from sparsegroup.reporting.run_record import field_rows
 from sparsegroup.serving.inspection import Histogram, Inspection, RegularizationEffect
 from sparsegroup.settings.names import model_title, optimizer_title
@@ -69,6 +69,21 @@ def sections(inspection: Inspection) -> dict[str, Section]:
         bars = [one.norm / top[0].norm if top[0].norm else 0.0 for one in top]
         columns = ("field", "key" if all(one.value is None for one in top) else "value", "‖x‖")
         parts.append(Section(_TOP, rows, columns, texts=2, bars=bars))
+    if inspection.columns:
+        most = inspection.columns[0].importance.loss
+        rows = [
+            (
+                one.name,
+                metric(one.importance.loss),
+                metric(2 * one.importance.error),
+                metric(one.psi),
+                percent(one.unseen),
+            )
+            for one in inspection.columns
+        ]
+        bars = [max(0.0, one.importance.loss / most) if most > 0 else 0.0 for one in inspection.columns]
+        titles, note = ("column", "loss", "±", "PSI", "new values"), "by how much the loss rises when it is shuffled"
+        parts.append(Section("Columns, on the first test rows", rows, titles, bars=bars, note=note))
     sizes, table = inspection.sizes, inspection.sizes.table
     memory = {"index": table.index, **table.parts, "rest of the last page": table.rows - sum(table.parts.values())}
     memory |= ({"dropped keys": table.dropped} if table.dropped else {}) | {"table": table.total}
@@ -183,6 +198,8 @@ def render_inspection(inspection: Inspection) -> str:
             effect=shown[_EFFECT],
             top=shown.get(_TOP),
             fields=field_rows(inspection.fields),
+            columns=inspection.columns,
+            is_binary=any(not math.isnan(one.importance.auc) for one in inspection.columns),
             sizes=[shown[name] for name in _SIZES],
         )
     )
