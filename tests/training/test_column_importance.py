@@ -11,12 +11,12 @@ import torch
 from scipy.stats import spearmanr
 
 from command import Run
-from sparsegroup.data import FrameLog, open_log
+from sparsegroup.data import FrameLog, hash_keys, open_log
 from sparsegroup.data.order import LogWithout
 from sparsegroup.models import LR
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import ClickModel, Config, importances, predict
-from sparsegroup.training.assessment.columns import assess_columns, with_values_of
+from sparsegroup.training.assessment.columns import assess_columns, interactions, with_values_of
 from sparsegroup.training.selection.columns import says, select_columns
 
 ROWS = 6_000
@@ -149,6 +149,30 @@ def test_drift_and_segments_by_their_formulas() -> None:
     (warning,) = assess_columns(fitted(late), late).warnings
     assert "'color' (100%)" in warning
     assert "exclude" in warning
+
+
+class Product(torch.nn.Module):
+    def forward(self, embeddings: torch.Tensor, numbers: torch.Tensor | None = None) -> torch.Tensor:
+        x = embeddings[..., 0]
+        return 2 * x[:, 0] * x[:, 1] + x[:, 2] + 0 * x[:, 3]
+
+
+def test_an_interaction_has_its_share_of_the_variance() -> None:
+    signs = np.random.default_rng(0).integers(2, size=(8_000, 4))
+    frame = pl.DataFrame({f"c{column}": [f"v{one}" for one in signs[:, column]] for column in range(4)})
+    log = FrameLog(frame, np.arange(8_000) % 2)
+    batch = next(log.batches(0, 8_000, 8_000))
+    table = HashEmbedding(1)
+    keys = batch.keys.flatten().unique()
+    ones = torch.from_numpy(hash_keys(pl.DataFrame({f"c{column}": ["v1"] for column in range(4)}), log.columns).keys)
+    table.train()
+    table(keys)
+    table.assign(keys, torch.where(torch.isin(keys, ones), 1.0, -1.0)[:, None])
+    found = interactions(ClickModel(table, Product()), log, batch, log.fields)
+    assert [one.columns for one in found] == [("c0", "c1")]
+    assert found[0].share == pytest.approx(4 / 5, abs=0.03)
+    additive = ClickModel(table, LR(4, 1, 0))
+    assert interactions(additive, log, batch, log.fields) == ()
 
 
 def test_a_log_without_columns_is_the_log_that_is_read_without_them(tmp_path: Path) -> None:

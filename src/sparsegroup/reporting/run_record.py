@@ -231,6 +231,20 @@ class ColumnFigures:
 
 
 @dataclass(frozen=True)
+class Interaction:
+    """Two columns whose effects on the logit do not add up.
+
+    Attributes:
+        columns: Both.
+        share: Their interaction's share of the variance of the logits, with all interactions of more columns that hold
+            both: the superset importance (Liu and Owen, JASA 2006).
+    """
+
+    columns: tuple[str, str]
+    share: Number
+
+
+@dataclass(frozen=True)
 class Segment:
     """The test rows with one value of a field, for which predictions surely do not add up to the positives."""
 
@@ -351,6 +365,7 @@ class Summary:
         ranks: Figures of each of several ranks that trained together; empty for a single process.
         trials: Models by which settings were chosen before the run.
         columns: What each column is worth on the first test rows, and how far it has moved; the most important first.
+        interactions: Pairs of these columns that interact in the model, the strongest first.
         segments: Values for which the model is surely wrong there, the worst first.
     """
 
@@ -384,6 +399,7 @@ class Summary:
     ranks: tuple[RankFigures, ...] = ()
     trials: tuple[Trial, ...] = ()
     columns: tuple[ColumnFigures, ...] = ()
+    interactions: tuple[Interaction, ...] = ()
     segments: tuple[Segment, ...] = ()
 
 

@@ -18,7 +18,7 @@ from sparsegroup.kernels.step import Regularizer
 from sparsegroup.optim.step import VANISHING_LR
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.reporting.formatting import target_words
-from sparsegroup.reporting.run_record import ColumnFigures, LargestFeature, field_rows
+from sparsegroup.reporting.run_record import ColumnFigures, Interaction, LargestFeature, field_rows
 from sparsegroup.rules import Rule, bind
 from sparsegroup.serving.opening import SCANNED, Kind, RowSource, TrainedModel
 from sparsegroup.table import FieldCount, FieldTables
@@ -255,6 +255,7 @@ class Inspection:
     top: tuple[LargestFeature, ...]  # the features of the largest ‖x‖
     regularized: RegularizationEffect
     columns: tuple[ColumnFigures, ...] = ()  # of the first test rows of a run, see `Summary`
+    interactions: tuple[Interaction, ...] = ()  # of these
 
     @property
     def total(self) -> FieldCount:
@@ -294,6 +295,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     network = [*trained.model.network.parameters(), *up]
     largest, source = found.largest, trained.vocabulary or trained.names
     values = names_of(source, largest.keys) if source is not None and len(largest.keys) else {}
+    summary = RunFolder(trained.path).summary() if trained.kind == "run" else None
     return Inspection(
         path=str(trained.path),
         kind=trained.kind,
@@ -331,7 +333,8 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
             )
         ),
         regularized=RegularizationEffect.of(found, threshold),
-        columns=RunFolder(trained.path).summary().columns if trained.kind == "run" else (),
+        columns=() if summary is None else summary.columns,
+        interactions=() if summary is None else summary.interactions,
     )
 
 

@@ -83,6 +83,9 @@ def sections(inspection: Inspection) -> dict[str, Section]:
         ]
         bars = [max(0.0, one.importance.loss / most) if most > 0 else 0.0 for one in inspection.columns]
         titles, note = ("column", "loss", "±", "PSI", "new values"), "by how much the loss rises when it is shuffled"
+        if pairs := inspection.interactions:
+            shares = ", ".join(f"{' × '.join(one.columns)} {percent(one.share)}" for one in pairs)
+            note += f"; pairs that interact, by their share of the logits' variance: {shares}"
         parts.append(Section("Columns, on the first test rows", rows, titles, bars=bars, note=note))
     sizes, table = inspection.sizes, inspection.sizes.table
     memory = {"index": table.index, **table.parts, "rest of the last page": table.rows - sum(table.parts.values())}
@@ -199,6 +202,7 @@ def render_inspection(inspection: Inspection) -> str:
             top=shown.get(_TOP),
             fields=field_rows(inspection.fields),
             columns=inspection.columns,
+            interactions=inspection.interactions,
             is_binary=any(not math.isnan(one.importance.auc) for one in inspection.columns),
             sizes=[shown[name] for name in _SIZES],
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from statistics import NormalDist
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from sparsegroup.data.batches import Batch, concatenated
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
-from sparsegroup.reporting.run_record import ColumnFigures, Importance, Metrics, Segment
+from sparsegroup.reporting.run_record import ColumnFigures, Importance, Interaction, Metrics, Segment
 from sparsegroup.training.assessment.verdict import by_block
 from sparsegroup.training.metrics import has_sums, metrics_by_value
 from sparsegroup.training.model import LookupModel
@@ -29,6 +30,10 @@ SEGMENT_ROWS = 100
 """Rows of a value from which on it is a segment."""
 
 SEGMENTS = 10
+PAIRED, PAIRED_ROWS, INTERACTIONS = 8, 2_000, 5
+"""The most important columns whose pairs are looked at, on how many rows, and how many pairs are kept at most."""
+
+_WORTH_SHOWING = 0.001
 _SURE = 0.05
 _COMMON, _MOSTLY_UNSEEN = 20, 0.9
 
@@ -140,12 +145,13 @@ class ColumnAssessment:
     """The fields of a summary that the columns of the first test rows decide; empty without test rows."""
 
     columns: tuple[ColumnFigures, ...] = ()
+    interactions: tuple[Interaction, ...] = ()
     segments: tuple[Segment, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def assess_columns(model: LookupModel, log: Log) -> ColumnAssessment:
-    """Importance and drift of the columns, the most important first, and the values for which the model is wrong.
+    """Importance, drift and interactions of the columns, and the values for which the model is wrong.
 
     The first test rows, up to 20,000, are compared with as many of the last training rows. If several ranks share the
     tables, all of them call it.
@@ -164,7 +170,36 @@ def assess_columns(model: LookupModel, log: Log) -> ColumnAssessment:
         psi, unseen = (max(values) for values in zip(*moved, strict=True))
         columns.append(ColumnFigures(name, worth[name].importance, psi, unseen))
     columns.sort(key=lambda one: (-one.importance.loss, one.name))
-    return ColumnAssessment(tuple(columns), _worst_segments(log, test, window), _drift_warnings(columns))
+    pairs = interactions(model, log, test[:PAIRED_ROWS], [one.name for one in columns[:PAIRED]])
+    segments = _worst_segments(log, test, window)
+    return ColumnAssessment(tuple(columns), pairs, segments, _drift_warnings(columns))
+
+
+def interactions(
+    model: LookupModel, log: Log, batch: Batch, columns: Sequence[str], *, seed: int = 0
+) -> tuple[Interaction, ...]:
+    """The pairs of some columns that interact in a model, the strongest first: at most 5, of a share of .001 or more.
+
+    Each row gets the values that another one has in the first column, in the second, and in both. The logits' second
+    difference is 0 where no term of the model holds both columns; a quarter of its mean square is the variance of all
+    terms that do (Liu and Owen, 2006, eq. 10). Of several outputs, squares are added.
+    """
+    rows = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
+    parts, plain = log.made_of(), _predicted(model, batch).logits()
+
+    def logits(*names: str) -> Float64s:
+        return _predicted(
+            model, with_values_of(batch, log, [one for name in names for one in parts[name]], rows)
+        ).logits()
+
+    single, variance = {name: logits(name) for name in columns}, float(plain.var(axis=0).sum())
+    found = []
+    for left, right in combinations(columns, 2) if variance > 0 else ():
+        second = plain - single[left] - single[right] + logits(left, right)
+        share = float(np.square(second).mean(axis=0).sum()) / 4 / variance
+        if share >= _WORTH_SHOWING:
+            found.append(Interaction((left, right), share))
+    return tuple(sorted(found, key=lambda one: -one.share)[:INTERACTIONS])
 
 
 def _values(name: str, log: Log, batch: Batch) -> tuple[Int64s, Int64s]:
