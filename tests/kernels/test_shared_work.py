@@ -100,7 +100,8 @@ def test_what_does_not_pay_is_done_ever_more_seldom_until_it_pays():
     assert all(backoff.should_try() for _ in range(9))
 
 
-def test_the_number_of_threads_is_torchs_unless_it_is_set():
+def test_the_number_of_threads_is_torchs_unless_it_is_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(threads, "_number", None)  # whatever a command has set in this process
     assert threads.get_num_threads() == torch.get_num_threads()
     set_num_threads(3)
     try:
