@@ -56,6 +56,22 @@ def test_the_documentation_shows_what_later_epochs_do() -> None:
             assert f"| {' | '.join([log, features, way, *cells])} |" in page
 
 
+def test_the_documentation_shows_how_objectives_compare() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "objectives.json").read_text())
+    page = (ROOT / "docs" / "objectives.md").read_text()
+    methods = ("sparsegroup", "its_linear_baseline", "lightgbm", "catboost", "the_truth")
+    targets = ("stars", "outliers", "90_quantile", "visits", "duration", "spend")
+    keys = [(f"{name}_", "") for name in targets]
+    keys += [("stars_as_classes_", "_relative_loss"), ("ranked_by_user_", "_ndcg@10")]
+    for name, measure in keys:
+        values = [figures.get(f"{name}{method}{measure}") for method in methods]
+        cells = ["–" if value is None else f"{value:.3f}".removeprefix("0") for value in values]
+        assert f" | {' | '.join(cells)} |" in page, name
+    for name in ("two_tables", "shared_bottom", "mmoe", "ple", "esmm"):
+        click, buy, size = (figures[f"two_tasks_{name}_{of}"] for of in ("auc_of_click", "auc_of_buy", "mb"))
+        assert f" | {click:.3f} | {buy:.3f} | {size:.2f} |".replace(" 0.", " .", 2) in page, name
+
+
 def test_the_documentation_shows_how_columns_are_ranked() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "column_selection.json").read_text())
     rows = re.findall(
