@@ -144,7 +144,8 @@ class Label:
     def of_classes(cls, column: str, classes: Sequence[str]) -> "Label":
         """The label of a column that is one of these classes."""
         if not 2 <= len(classes) <= MOST_CLASSES or len(set(classes)) < len(classes):
-            what = f"{len(classes):,} classes" if len(set(classes)) == len(classes) else "one twice"
+            count = f"{len(classes):,} class{'es' * (len(classes) != 1)}"
+            what = count if len(set(classes)) == len(classes) else "one twice"
             raise LogOptionError(
                 f"label {column!r}: 2 to {MOST_CLASSES} different classes are expected, got {what}"
                 f"{'' if len(classes) < 2 else '; numbers are learnt with `objective` squared or another'}",
