@@ -114,7 +114,7 @@ def test_classes_are_found_in_the_first_rows(tmp_path: Path) -> None:
     assert given.identity != log.identity
     with pytest.raises(ClickLogError, match=r"csv:6: label 'rating' must be one of the classes 1, 2, 3, 4: 'rating=5'"):
         open_log(path, label="rating", labels=list("1234"))
-    with pytest.raises(LogOptionError, match=r"2 to 1000 different classes are expected, got 1 classes"):
+    with pytest.raises(LogOptionError, match=r"2 to 1000 different classes are expected, got 1 class"):
         open_log(path, label="rating", labels=["1"])
     with pytest.raises(LogOptionError, match=r"`labels` is binary, numbers, classes, or a list of these, got 'colors'"):
         open_log(path, label="rating", labels="colors")
