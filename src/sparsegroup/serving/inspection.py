@@ -18,7 +18,7 @@ from sparsegroup.kernels.step import Regularizer
 from sparsegroup.optim.step import VANISHING_LR
 from sparsegroup.penalties import PracticalNorm
 from sparsegroup.reporting.formatting import target_words
-from sparsegroup.reporting.run_record import ColumnFigures, Interaction, LargestFeature, field_rows
+from sparsegroup.reporting.run_record import ColumnFigures, Interaction, LargestFeature, Segment, field_rows
 from sparsegroup.rules import Rule, bind
 from sparsegroup.serving.opening import SCANNED, Kind, RowSource, TrainedModel
 from sparsegroup.table import FieldCount, FieldTables
@@ -256,6 +256,7 @@ class Inspection:
     regularized: RegularizationEffect
     columns: tuple[ColumnFigures, ...] = ()  # of the first test rows of a run, see `Summary`
     interactions: tuple[Interaction, ...] = ()  # of these
+    segments: tuple[Segment, ...] = ()  # values for which the model is surely wrong there
 
     @property
     def total(self) -> FieldCount:
@@ -335,6 +336,7 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
         regularized=RegularizationEffect.of(found, threshold),
         columns=() if summary is None else summary.columns,
         interactions=() if summary is None else summary.interactions,
+        segments=() if summary is None else summary.segments,
     )
 
 

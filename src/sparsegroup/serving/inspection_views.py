@@ -87,6 +87,13 @@ def sections(inspection: Inspection) -> dict[str, Section]:
             shares = ", ".join(f"{' × '.join(one.columns)} {percent(one.share)}" for one in pairs)
             note += f"; pairs that interact, by their share of the logits' variance: {shares}"
         parts.append(Section("Columns, on the first test rows", rows, titles, bars=bars, note=note))
+    if inspection.segments:
+        worst = [
+            (one.field, one.value or f"key {one.key}", count(one.rows), metric(one.calibration))
+            for one in inspection.segments
+        ]
+        note = "predictions surely do not add up to the labels there"
+        parts.append(Section("Where it is off", worst, ("field", "value", "rows", "calibration"), texts=2, note=note))
     sizes, table = inspection.sizes, inspection.sizes.table
     memory = {"index": table.index, **table.parts, "rest of the last page": table.rows - sum(table.parts.values())}
     memory |= ({"dropped keys": table.dropped} if table.dropped else {}) | {"table": table.total}
