@@ -208,7 +208,7 @@ def test_what_does_not_go_with_a_group_is_named() -> None:
     for settings, words in (
         ({"objective": "pairwise"}, "pairwise learns the order of rows within a group: give the field"),
         ({"objective": "lambdarank", "group": "usr"}, "'usr' is not a field; did you mean 'user'"),
-        ({"objective": "squared", "group": "user"}, "squared learns each row by itself: choose the"),
+        ({"objective": "squared", "group": "user"}, "squared learns each row alone: choose the"),
     ):
         with pytest.raises(SettingsError, match=words):
             Config.of(**settings).build(log)

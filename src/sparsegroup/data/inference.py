@@ -489,7 +489,7 @@ def leaks_of(log: Log) -> dict[str, float]:
     labels = torch.cat([batch.labels for batch in batches]).numpy() > 0
     keys = torch.cat([batch.keys for batch in batches]).numpy()
     numbers = torch.cat([batch.numbers for batch in batches]).double().numpy()
-    fields = [name for name in log.fields if name not in log.lists]
+    fields = log.schema.single
     aucs = {name: _auc_of_values(keys[:, place], labels) for place, name in enumerate(fields)}
     aucs |= {name: _auc_of_numbers(numbers[:, place], labels) for place, name in enumerate(log.numbers)}
     return {name: auc for name, auc in aucs.items() if auc > LEAK}

@@ -87,7 +87,7 @@ class LogWithout(LogView):
             tuple(name for name in of if name not in names) for of in (log.fields, log.lists, log.numbers)
         )
         places = {name: place for place, name in enumerate(self.fields)}
-        single = [name for name in log.fields if name not in log.lists]
+        single = log.schema.single
         self._keys = [(place, places[name]) for place, name in enumerate(single) if name in places]
         self._bags = [(place, places[name]) for place, name in enumerate(log.lists) if name in places]
         self._numbers = [place for place, name in enumerate(log.numbers) if name in self.numbers]

@@ -151,7 +151,8 @@ class Objective(NamedChoice, ABC, kind="objective"):
 
         `groups` `[n]` is what `groups_of` gives.
         """
-        losses = self.losses(scores, labels)
+        of_groups = (groups,) if self.takes_groups else ()
+        losses = self.losses(scores, labels, *of_groups)
         losses = losses if weights is None else losses * weights
         return losses.sum() if total else losses.mean()
 

@@ -79,20 +79,6 @@ class Pairwise(Objective):
         factors = torch.where(of_group > 0, rows / (2 * of_group), 0.0)  # without a pair, their losses are 0
         return totals * factors[numbers]
 
-    def mean_loss(
-        self,
-        scores: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        groups: Tensor | None = None,
-        *,
-        total: bool = False,
-    ) -> Tensor:
-        """See `Objective`."""
-        losses = self.losses(scores, labels, groups)
-        losses = losses if weights is None else losses * weights
-        return losses.sum() if total else losses.mean()
-
     def gradient(self, scores: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tensor:
         """The derivative `[n]` of the sum of the losses by the scores `[n]`."""
         with torch.enable_grad():

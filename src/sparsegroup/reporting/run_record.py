@@ -9,8 +9,23 @@ from sparsegroup.artifact.validation import STRICT, AnyReal, Count, Flag, Key, N
 from sparsegroup.table import FieldCount
 
 
+class _Entropies:
+    log_loss: float
+    normalized_entropy: float
+
+    @property
+    def loss(self) -> float:
+        """What is lower for the better model, of any objective: the log loss."""
+        return self.log_loss
+
+    @property
+    def relative_loss(self) -> float:
+        """The loss over that of the best constant prediction: the normalized entropy."""
+        return self.normalized_entropy
+
+
 @dataclass(frozen=True)
-class Metrics:
+class Metrics(_Entropies):
     """Measures of predicted probabilities against labels.
 
     Attributes:
@@ -27,16 +42,6 @@ class Metrics:
     log_loss: Number
     normalized_entropy: Number
     calibration: Number
-
-    @property
-    def loss(self) -> float:
-        """What is lower for the better model, of any objective: the log loss."""
-        return self.log_loss
-
-    @property
-    def relative_loss(self) -> float:
-        """The loss over that of the best constant prediction: the normalized entropy."""
-        return self.normalized_entropy
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class RankMetrics:
 
 
 @dataclass(frozen=True)
-class ClassMetrics:
+class ClassMetrics(_Entropies):
     """Measures of the predicted probabilities of several classes against labels.
 
     Attributes:
@@ -101,16 +106,6 @@ class ClassMetrics:
     log_loss: Number
     normalized_entropy: Number
     auc: Number
-
-    @property
-    def loss(self) -> float:
-        """What is lower for the better model: the log loss."""
-        return self.log_loss
-
-    @property
-    def relative_loss(self) -> float:
-        """The loss over that of the best constant prediction: the normalized entropy."""
-        return self.normalized_entropy
 
 
 @dataclass(frozen=True)

@@ -389,7 +389,7 @@ class Config(Settings):
             names = " or ".join(name for name, kind in Objective.known.items() if kind.takes_groups)
             raise SettingsError(
                 f"training.group: `group` {group} is for the order of rows within a group, and {objective.name} learns "
-                f"each row by itself: choose the `objective` {names}, or leave `group` out",
+                f"each row alone: choose the `objective` {names}, or leave `group` out",
                 "group",
                 "objective",
             )

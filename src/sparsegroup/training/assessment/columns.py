@@ -112,7 +112,7 @@ def rises(model: LookupModel, log: Log, batch: Batch, *, shuffles: int, seed: in
 
 def with_values_of(batch: Batch, log: Log, names: Iterable[str], rows: Tensor) -> Batch:
     """A batch whose row i has, in some fields and numbers, the values of its row `rows[i]`."""
-    single = [name for name in log.fields if name not in log.lists]
+    single = log.schema.single
     keys, numbers, bags = batch.keys.clone(), batch.numbers.clone(), list(batch.bags)
     for name in names:
         if name in log.lists:
@@ -207,7 +207,7 @@ def _values(name: str, log: Log, batch: Batch) -> tuple[Int64s, Int64s]:
     if name in log.lists:
         bags = batch.bags[log.lists.index(name)]
         return bags.keys.numpy(), np.repeat(np.arange(len(bags)), np.diff(bags.offsets.numpy()))
-    single = [field for field in log.fields if field not in log.lists]
+    single = log.schema.single
     return batch.keys[:, single.index(name)].numpy(), np.arange(len(batch))
 
 

@@ -289,7 +289,7 @@ def says(learnt: Batch, rows: Batch, log: Log, name: str, other: str) -> bool:
     if name in log.numbers:
         pair = [rows.numbers[:, log.numbers.index(one)].argsort().argsort().numpy() for one in (name, other)]
         return len(rows) > 1 and bool(abs(np.corrcoef(pair[0], pair[1])[0, 1]) >= REPEATED)
-    single = [field for field in log.fields if field not in log.lists]
+    single = log.schema.single
     before, after = (batch.keys[:, [single.index(name), single.index(other)]].numpy() for batch in (learnt, rows))
     both, counts = np.unique(before, axis=0, return_counts=True)
     both = both[np.lexsort((-counts, both[:, 0]))]

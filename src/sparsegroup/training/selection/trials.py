@@ -170,7 +170,7 @@ class _Search:
         """The pairs of fields that tell more than their parts along the first pass, which this makes."""
         gains = [PairGains()] if "model.pairs" in self._tried else []
         training.train(1, self.reporting, gains)
-        single = [name for name in self.log.fields if name not in self.log.lists]
+        single = self.log.schema.single
         return [f"{single[left]}*{single[right]}" for one in gains for left, right in one.best()]
 
     def shrinkage(self, best: _Score) -> _Score:
