@@ -13,7 +13,18 @@ from log_cosh import LogCosh
 from sparsegroup import HashEmbedding
 from sparsegroup.data import FrameLog
 from sparsegroup.models import LR, MLP
-from sparsegroup.objectives import LOGISTIC, Binomial, Gamma, Huber, Objective, Poisson, Quantile, Squared, Tweedie
+from sparsegroup.objectives import (
+    LOGISTIC,
+    Binomial,
+    FakeNegatives,
+    Gamma,
+    Huber,
+    Objective,
+    Poisson,
+    Quantile,
+    Squared,
+    Tweedie,
+)
 from sparsegroup.optim import GroupAdagrad
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, Trainer, network_step
@@ -46,6 +57,22 @@ def labels_for(objective: Objective) -> np.ndarray:
     if isinstance(objective, Binomial):
         return NUMBERS / (1 + NUMBERS.max())
     return (NUMBERS > 5).astype(float) if objective.is_binary else NUMBERS
+
+
+def test_positives_that_come_later_correct_their_negatives() -> None:
+    """Each row is a negative, a share p of them later a positive as well: the derivative is 0 at p alone."""
+    objective, p = FakeNegatives(), 0.2
+    scores = torch.tensor([-3.0, float(np.log(p / (1 - p))), 0.0], dtype=torch.float64)
+    sums = objective.gradient(scores, torch.zeros(3)) + p * objective.gradient(scores, torch.ones(3))
+    assert sums[0] < 0 < sums[2]
+    assert abs(float(sums[1])) < 1e-15
+    labels, weights = np.repeat([0.0, 1.0], [10_000, 2_000]), np.ones(12_000)
+    assert abs(objective.best_constant(labels, weights) - p) < 1e-3
+    assert abs(1 / (1 + np.exp(-objective.shift(np.zeros(12_000), labels, weights))) - p) < 1e-9
+    given = torch.randn(50, dtype=torch.float64, requires_grad=True)
+    ys = torch.arange(50).double() % 2
+    (derivative,) = torch.autograd.grad(objective.mean_loss(given, ys, None), given)
+    torch.testing.assert_close(objective.gradient(given.detach(), ys) / 50, derivative)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)

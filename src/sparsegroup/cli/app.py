@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "explain": "Say why a model predicts what it does for rows of a log: what each column contributes to the logit.",
     "export": "Write the live rows of a trained model and its network, for servers.",
     "apply": "Apply deltas to an export, and write the result as a new export.",
+    "follow": "Predict and then learn each row of a stream, for ever, and publish the model every so often.",
     "inspect": "Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did.",
     "path": "How good would a smaller model be? One pass for each feature rate, against all features: table, plot and "
     "JSON.",
@@ -40,6 +41,7 @@ COMMANDS: Mapping[str, str] = {
     "part.",
     "tune": "Search for settings on part of the training rows, by successive halving; ends with a YAML file for "
     "`train`.",
+    "watch": "Look at a run that follows a stream: warnings in a sentence each, key figures, a live page.",
 }
 """Command → the first line of its help, in the order of `--help`. `train` is `train_command` in `cli.train`."""
 _MODULES = {
@@ -50,6 +52,7 @@ _MODULES = {
     "path": "compare",
     "predict": "score",
     "synthesize": "prepare",
+    "watch": "follow",
 }
 """Commands whose module has another name."""
 

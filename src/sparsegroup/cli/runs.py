@@ -128,7 +128,9 @@ def _plan_to_begin(new: NewRun, threads: int, launch: Launch, until_begun: ExitS
         raise UsageError("--continue takes its settings from the run; give it a log, and change settings with --set")
     else:
         values = setting_values(new.log, new.settings, new.assignments)
-        config = _continued_config(RunFolder(before).finished_config(), values)
+        if "data.log" not in values:
+            raise UsageError("--continue needs the log to train on next")
+        config = continued_config(RunFolder(before).finished_config(), values)
     check_tracking(config.tracking)
     parent, out = Path("runs") / log_name(config), None if new.out is None else without_latest(new.out)
     if launch.is_restarted:
@@ -182,15 +184,12 @@ def _plan_to_resume(path: Path, threads: int) -> _Plan:
     return _Plan(run, open_config_log(config, threads, as_before=True))
 
 
-def _continued_config(before: Config, values: dict[str, Any]) -> Config:
+def continued_config(before: Config, values: dict[str, Any]) -> Config:
     """The config of a run with other values, which must not change what it has learnt."""
-    log = values.get("data.log")
-    if log is None:
-        raise UsageError("--continue needs the log to train on next")
-    content = before.as_dict()
+    content, log = before.as_dict(), values.get("data.log")
     if values.get("model.name") == "auto":
         values = {key: value for key, value in values.items() if key != "model.name"}
-    if is_prepared(log):  # the other log's format says nothing of a prepared one
+    if log is not None and is_prepared(log):  # the other log's format says nothing of a prepared one
         content["data"] = {}
     if {"data.schema", "data.dataset"} & values.keys():  # they say all of the format
         content["data"]["columns"] = None

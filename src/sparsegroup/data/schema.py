@@ -249,6 +249,10 @@ class LogFormat:
         """The format for all rows in the order of the file: no test set, no time."""
         return replace(self, time=None, split="none", split_column=None, test_from=None)
 
+    def endless(self) -> "LogFormat":
+        """The format without a test set: all rows of a stream are predicted and then learnt."""
+        return replace(self, split="none", split_column=None, test_from=None)
+
     def without_label(self) -> "LogFormat":
         """The format of such a log that lacks its label column."""
         columns = tuple(name for name in self.columns if name not in self.label_columns)

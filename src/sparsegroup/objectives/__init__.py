@@ -5,6 +5,7 @@ from sparsegroup.objectives.classes import Softmax
 from sparsegroup.objectives.losses import (
     LOGISTIC,
     Binomial,
+    FakeNegatives,
     Gamma,
     Huber,
     Logistic,
@@ -21,6 +22,7 @@ __all__ = [
     "LOGISTIC",
     "Binomial",
     "Esmm",
+    "FakeNegatives",
     "Gamma",
     "Huber",
     "LambdaRank",

@@ -105,6 +105,67 @@ class Binomial(Logistic):
         return found
 
 
+class FakeNegatives(Logistic):
+    """Labels 0 or 1 of a stream in which each row first counts as a negative, and its positive comes later as another.
+
+    The probability that a row has a positive at all, by weights that correct for the negatives that are none: fake
+    negative weighting (Ktena et al., RecSys 2019). A negative counts (1 - p)(1 + p) times and a positive 1 + p
+    times, with the model's own probability p, through which no derivative is taken.
+    """
+
+    name = "fake_negatives"
+
+    @staticmethod
+    def residual(score: Any, label: Any, shape: Any) -> Any:
+        """(1 - p²)(p - y (1 + p))."""
+        p = 1 / (1 + xp.exp(-score))
+        return (1 - p * p) * (p - label * (1 + p))
+
+    def mean_loss(
+        self,
+        scores: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        groups: Tensor | None = None,
+        *,
+        total: bool = False,
+    ) -> Tensor:
+        """See `Objective`."""
+        return Objective.mean_loss(self, scores, labels, weights, groups, total=total)
+
+    def losses(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """The cross entropy times the weights."""
+        p = scores.detach().sigmoid()
+        weighted: Tensor = super().losses(scores, labels) * (1 + p) * torch.where(labels > 0, 1, 1 - p)
+        return weighted
+
+    def gradient(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """See `residual`."""
+        return Objective.gradient(self, scores, labels)
+
+    def start(self, labels: Float64s, weights: Float64s) -> float:
+        """The log-odds of positives per negative, each of which is a row; half a positive and two negatives are added,
+        so that it is finite.
+        """
+        positives = float(weights @ labels) + 0.5
+        rows = max(float(weights.sum()) - positives + 2.0, positives + 0.5)
+        return math.log(positives / (rows - positives))
+
+    def shift(self, scores: Float64s, labels: Float64s, weights: Float64s) -> Any:
+        """See `Objective`: what makes the probabilities of the negatives, which are all rows, add up to the positives.
+
+        The loss itself has several minima.
+        """
+        low, high = -self.highest, self.highest
+        rows, positives = weights * (1 - labels), float(weights @ labels)
+        for _ in range(100):
+            middle = (low + high) / 2
+            with np.errstate(over="ignore"):
+                predicted = float(rows @ (1 / (1 + np.exp(-scores - middle))))
+            low, high = (middle, high) if predicted < positives else (low, middle)
+        return (low + high) / 2
+
+
 class Squared(Objective):
     """Any number, by its mean: half the squared error, in units of the labels' standard deviation."""
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from sparsegroup.reporting.formatting import metric, per_second, percent, prefixed, short, size
 from sparsegroup.reporting.run_record import AnyMetrics, ClassMetrics, HistoryPoint, Metrics, NumberMetrics, ScoreCurves
@@ -205,7 +205,7 @@ _SHOWN: Mapping[Unit, tuple[Shown, Shown | None]] = {  # a value, and a tick: No
 _NEXT, _BASELINE = "next samples (test, then train)", "baseline"  # labels of lines
 _LAG = 1.1
 
-_Line = tuple[str, str, Colour]
+Line = tuple[str, str, Colour]
 """Label, attribute of a point, and colour."""
 
 
@@ -215,56 +215,59 @@ def run_charts(history: Sequence[HistoryPoint], test_auc: float | None) -> list[
     Progressive AUC has the test set's as a reference unless it is None or NaN.
     """
     tested = None if test_auc is None or math.isnan(test_auc) else (f"test set: {test_auc:.4f}", test_auc)
-    auc: list[_Line] = [(_NEXT, "auc", "blue"), (_BASELINE, "baseline_auc", "gold")]
-    calibration: _Line = (_NEXT, "calibration", "blue")
-    log_loss: list[_Line] = [
+    auc: list[Line] = [(_NEXT, "auc", "blue"), (_BASELINE, "baseline_auc", "gold")]
+    calibration: Line = (_NEXT, "calibration", "blue")
+    log_loss: list[Line] = [
         (_NEXT, "log_loss", "blue"),
         ("validation, after each epoch", "validation_log_loss", "orange"),
         (_BASELINE, "baseline_log_loss", "gold"),
     ]
-    entropy: _Line = ("normalized entropy", "normalized_entropy", "blue")
-    loss: list[_Line] = [
+    entropy: Line = ("normalized entropy", "normalized_entropy", "blue")
+    loss: list[Line] = [
         (_NEXT, "loss", "blue"),
         ("validation, after each epoch", "validation_loss", "orange"),
         (_BASELINE, "baseline_loss", "gold"),
     ]
-    ndcg: list[_Line] = [
+    ndcg: list[Line] = [
         (_NEXT, "ndcg", "blue"),
         ("validation, after each epoch", "validation_ndcg", "orange"),
         (_BASELINE, "baseline_ndcg", "gold"),
     ]
-    rates: list[_Line] = [("feature rate", "feature_rate", "orange"), ("scheduled", "scheduled_rate", "blue")]
-    rows: list[_Line] = [("live rows", "live_rows", "orange"), ("features seen", "features_seen", "blue")]
+    rates: list[Line] = [("feature rate", "feature_rate", "orange"), ("scheduled", "scheduled_rate", "blue")]
+    rows: list[Line] = [("live rows", "live_rows", "orange"), ("features seen", "features_seen", "blue")]
     charts = (
-        _along("Accuracy", "", history, [(_NEXT, "accuracy", "blue")]),
-        _along("AUC", "", history, auc, tested),
-        _along("NDCG@10", "", history, ndcg),
-        _along("Grouped AUC", "", history, [(_NEXT, "gauc", "blue")], ("by chance: 0.5", 0.5)),
-        _along("Loss", "", history, loss),
-        _along("Relative loss", "", history, [("relative loss", "relative_loss", "blue")], ("a constant: 1", 1.0)),
-        _along("RMSE", "", history, [(_NEXT, "rmse", "blue")]),
-        _along("Calibration", "", history, [calibration], ("perfect: 1", 1.0)),
-        _along("Log loss", "", history, log_loss),
-        _along("Normalized entropy", "", history, [entropy]),
-        _along("Feature rate", "%", history, rates, scale="zero", note=_lag_note(history)),
-        _along("λ21", "λ", history, [("λ21", "l21", "green")], scale="zero"),
-        _along("Live rows and features seen", "rows", history, rows, scale="log"),
-        _along("Samples per second", "/s", history, [("samples per second", "samples_per_s", "blue")], scale="zero"),
-        _along("Table size", "B", history, [("table", "table_bytes", "blue")], scale="zero"),
+        along("Accuracy", "", history, [(_NEXT, "accuracy", "blue")]),
+        along("AUC", "", history, auc, tested),
+        along("NDCG@10", "", history, ndcg),
+        along("Grouped AUC", "", history, [(_NEXT, "gauc", "blue")], ("by chance: 0.5", 0.5)),
+        along("Loss", "", history, loss),
+        along("Relative loss", "", history, [("relative loss", "relative_loss", "blue")], ("a constant: 1", 1.0)),
+        along("RMSE", "", history, [(_NEXT, "rmse", "blue")]),
+        along("Calibration", "", history, [calibration], ("perfect: 1", 1.0)),
+        along("Log loss", "", history, log_loss),
+        along("Normalized entropy", "", history, [entropy]),
+        along("Feature rate", "%", history, rates, scale="zero", note=_lag_note(history)),
+        along("λ21", "λ", history, [("λ21", "l21", "green")], scale="zero"),
+        along("Live rows and features seen", "rows", history, rows, scale="log"),
+        along("Samples per second", "/s", history, [("samples per second", "samples_per_s", "blue")], scale="zero"),
+        along("Table size", "B", history, [("table", "table_bytes", "blue")], scale="zero"),
     )
     return [chart for chart in charts if chart is not None]
 
 
-def _along(
+def along(
     title: str,
     unit: Unit,
-    history: Sequence[HistoryPoint],
-    lines: Sequence[_Line],
+    history: Sequence[Any],
+    lines: Sequence[Line],
     reference: tuple[str, float] | None = None,
     scale: Literal["fit", "zero", "log"] = "fit",
     note: str = "",
 ) -> Chart | None:
-    """A chart over the samples trained on, with a dashed line across at `reference`; None if no point has a value."""
+    """A chart over the samples trained on, with a dashed line across at `reference`; None if no point has a value.
+
+    `history` are points with `samples` and the attributes of the lines.
+    """
     samples, (show, shown) = [point.samples for point in history], _SHOWN[unit]
     curves: dict[str, Curve] = {}
     for label, attribute, colour in lines:

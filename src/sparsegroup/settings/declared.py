@@ -387,7 +387,8 @@ class TrainingSettings(StrictSettings):
     its median; poisson, the mean of a count; gamma, of a number above 0; tweedie, of one that is often 0; binomial, the
     share of tries that succeed, such as clicks/impressions; pairwise or
     lambdarank, the order of the rows of a group; softmax, the probabilities of the classes that labels are; esmm, a
-    label such as a purchase that only follows another. Of several labels, one for all or, with commas between, for
+    label such as a purchase that only follows another; fake_negatives, the probability of a positive that comes later,
+    as a second row. Of several labels, one for all or, with commas between, for
     each."""
     group: str | None = setting(None, TRAINING, metavar="FIELD")
     """Field whose values are the groups of pairwise and lambdarank, such as user or query: only rows of the same value

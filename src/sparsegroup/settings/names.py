@@ -10,7 +10,7 @@ DatasetName = Literal["auto", "avazu", "criteo", "ipinyou"]
 ColumnsName = Literal["categorical"]
 ObjectiveName = Literal[
     "logistic", "squared", "huber", "quantile", "poisson", "gamma", "tweedie", "binomial", "pairwise", "lambdarank",
-    "softmax", "esmm",
+    "softmax", "esmm", "fake_negatives",
 ]  # fmt: skip
 LabelsName = Literal["binary", "numbers", "classes"]
 CriteoNumbers = Literal["log", "buckets"]

@@ -263,9 +263,9 @@ class OptimizerConfig(OptimizerSettings):
         return self.target_rate is not None or self.target_bytes is not None
 
     def target(
-        self, optimizer: GroupOptimizer, steps: int, *, ramp: int | None = None, interval: int | None = None
+        self, optimizer: GroupOptimizer, steps: int | None, *, ramp: int | None = None, interval: int | None = None
     ) -> SizeTarget | None:
-        """The target that sets λ21 over this many steps, see `TargetRate`; None if it is constant."""
+        """The target that sets λ21 over so many steps, or without an end, see `TargetRate`; None if it is constant."""
         if self.target_bytes is not None:
             return TargetBytes(optimizer, self.target_bytes, steps=steps, ramp=ramp, interval=interval)
         if self.target_rate is None:

@@ -44,6 +44,7 @@ NAMES = "names.parquet"  # the same of the features of the largest vectors, if t
 REPORT = "report.html"  # for people
 TENSORBOARD, MLFLOW = "tensorboard", "mlflow.json"  # see `TrackingSettings`
 SUMMARY = "summary.json"  # final figures and versions; written last
+FIRST_ROWS = "first_rows"  # the first rows of a stream that it follows, which have decided format and settings
 
 _BEFORE_IT_BEGINS = (PROVENANCE, COLUMNS, METRICS)
 _ALL = {*_BEFORE_IT_BEGINS, CONFIG, CHECKPOINTS, VOCABULARY, NAMES, REPORT, TENSORBOARD, MLFLOW, SUMMARY}
@@ -95,10 +96,20 @@ class Provenance:
     continued_from: str | None = None
     continued_id: str | None = None  # of the checkpoint that training was continued from
     job: str | None = None
-    trials: tuple[Trial, ...] = ()  # by which settings were chosen
+    trials: tuple[Trial, ...] = ()
+    stream: str | None = (
+        None  # the source that the training follows, if it follows a stream  # by which settings were chosen
+    )
 
     @classmethod
-    def of(cls, log: Log, before: "TrainingRun | None", job: str | None = None, trials: tuple[Trial, ...] = ()) -> Self:
+    def of(
+        cls,
+        log: Log,
+        before: "TrainingRun | None",
+        job: str | None = None,
+        trials: tuple[Trial, ...] = (),
+        stream: str | None = None,
+    ) -> Self:
         """The provenance of a run that begins now."""
         return cls(
             started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -109,6 +120,7 @@ class Provenance:
             continued_id=None if before is None else before.checkpoint_id,
             job=job,
             trials=trials,
+            stream=stream,
         )
 
     def check(self, log: Log) -> None:
@@ -138,7 +150,7 @@ class RunFolder:
         """Whether a run can begin here: the folder is missing, empty, or of a run that was cut off while it began."""
         if not self.path.exists():
             return True
-        left = {*_BEFORE_IT_BEGINS, *(f".{name}.tmp" for name in (*_BEFORE_IT_BEGINS, CONFIG))}
+        left = {*_BEFORE_IT_BEGINS, FIRST_ROWS, *(f".{name}.tmp" for name in (*_BEFORE_IT_BEGINS, CONFIG))}
         return self.path.is_dir() and left.issuperset(path.name for path in self.path.iterdir())
 
     @property

@@ -162,6 +162,12 @@ class History:
         """A new window begins."""
         self.window, self._window_begin = PredictionWindow(self.window.objective), self.seconds
 
+    def forget(self, keep: int) -> None:
+        """Keep the last points only, of a training that never ends."""
+        gone = max(0, len(self.points) - keep)
+        del self.points[:gone]
+        self._reported = max(0, self._reported - gone)
+
     def new_points(self) -> list[HistoryPoint]:
         """The points since the last call."""
         new, self._reported = self.points[self._reported :], len(self.points)
@@ -232,6 +238,18 @@ class TrainerState:
 
 
 @dataclass(frozen=True)
+class StreamState:
+    """How far a training that follows a stream has come; see `sparsegroup.streaming`."""
+
+    block: Count  # blocks of the source that it has learnt to their end
+    position: Any  # of the source after these
+    skip: Count  # rows that it has learnt of the next block
+    bad_rows: Mapping[str, Count]  # reason → rows that were left out, of the blocks taken so far
+    learnt_until: Real | None  # the latest time in the learnt rows, in seconds since 1970
+    read_until: Real | None  # when the last of these blocks was read, in seconds since 1970
+
+
+@dataclass(frozen=True)
 class CheckpointMetadata:
     """What a run's checkpoint holds besides model and optimizer: enough to make the model and to resume."""
 
@@ -241,6 +259,7 @@ class CheckpointMetadata:
     columns: Annotated[LogSchema, BeforeValidator(LogSchema.from_dict)]
     trainer: Annotated[TrainerState, BeforeValidator(TrainerState.of)]
     earlier: tuple[EarlierRanks, ...] = ()  # other numbers of ranks that its epoch started with
+    stream: StreamState | None = None  # of a training that follows a stream
 
     @classmethod
     def of(cls, content: Any, checkpoint: Path) -> Self:

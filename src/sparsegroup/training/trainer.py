@@ -302,6 +302,22 @@ class Trainer:
         if plan.recalibrate:
             self.recalibrate(plan.recalibration(log))
 
+    def partial_fit(self, stream: Iterable[Sample]) -> None:
+        """Train on the next batches of a stream that may never end, each predicted first.
+
+        Epoch and window continue with the next call, so that it makes no difference how the stream is cut into calls.
+        Callbacks are notified of batches and points, and between batches; see `notified` for the rest. On one rank.
+
+        Raises:
+            ValueError, MissingNumberError, FloatingPointError: See `fit`.
+        """
+        with self._record.clock():
+            self._pass(stream, is_epoch=False)
+
+    def forget(self, keep: int) -> None:
+        """Keep the last points of the history only, of a training that never ends."""
+        self._record.forget(keep)
+
     def stop(self, *, finish: bool = False) -> None:
         """End `fit` after the batch under way: from a callback, another thread, or a signal handler.
 
@@ -346,8 +362,11 @@ class Trainer:
         self.taken = 0
         return metrics, self.progress.end_epoch(metrics, may_be_best=is_met)
 
-    def _pass(self, stream: Iterable[Sample]) -> bool:
-        """Train on each batch of the stream once; gives whether that was all, or it has been stopped before."""
+    def _pass(self, stream: Iterable[Sample], *, is_epoch: bool = True) -> bool:
+        """Train on each batch of the stream once; gives whether that was all, or it has been stopped before.
+
+        A window ends with an epoch; if the stream is a part of one, only once it is full.
+        """
         self._model.train()
         if self._is_frozen:
             self.table.eval()
@@ -366,7 +385,8 @@ class Trainer:
                 next_keys = None
                 if following is not None:
                     next_keys = keys_to_look_up(self.network, following.own.keys, following.own.bags)
-                ends = following is None or self._record.window.samples + batch.samples >= self.window
+                is_last = following is None and is_epoch
+                ends = is_last or self._record.window.samples + batch.samples >= self.window
                 # At the end of a window nothing is looked up ahead: the next batch's features are not counted yet.
                 ahead = None if ends or is_counted else next_keys
                 try:
@@ -384,12 +404,12 @@ class Trainer:
                     callback.on_batch(self, trained)
                 if ends:
                     self._end_window()
-                    if following is not None:
+                    if not is_last:
                         self._report()
                 self._between_batches()
                 batch, keys = following, next_keys
             is_whole = batch is None or self._stop.finishes
-            if is_whole and self._record.window.samples:
+            if is_whole and is_epoch and self._record.window.samples:
                 self._end_window()
         return is_whole
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparsegroup.data.batches import Batch, concatenated
-from sparsegroup.data.keys import Int64s
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import ColumnFigures, Importance, Interaction, Metrics, Segment
+from sparsegroup.training.assessment.drift import Reference, values_of
 from sparsegroup.training.assessment.verdict import by_block
 from sparsegroup.training.metrics import has_sums, metrics_by_value
 from sparsegroup.training.model import LookupModel
@@ -35,7 +35,7 @@ PAIRED, PAIRED_ROWS, INTERACTIONS = 8, 2_000, 5
 
 _WORTH_SHOWING = 0.001
 _SURE = 0.05
-_COMMON, _MOSTLY_UNSEEN = 20, 0.9
+_MOSTLY_UNSEEN = 0.9
 
 Float64s = npt.NDArray[np.float64]
 
@@ -164,11 +164,8 @@ def assess_columns(model: LookupModel, log: Log) -> ColumnAssessment:
     train, test = both[: log.train_rows - first], both[log.train_rows - first :]
     with numbers_named(log, log.train_rows):
         worth, window = rises(model, log, test, shuffles=1), _predicted(model, test)
-    columns = []
-    for name, parts in log.made_of().items():
-        moved = [_drift(part, log, train, test) for part in parts]
-        psi, unseen = (max(values) for values in zip(*moved, strict=True))
-        columns.append(ColumnFigures(name, worth[name].importance, psi, unseen))
+    moved = Reference(log, train).drift(test)
+    columns = [ColumnFigures(name, worth[name].importance, one.psi, one.unseen) for name, one in moved.items()]
     columns.sort(key=lambda one: (-one.importance.loss, one.name))
     pairs = interactions(model, log, test[:PAIRED_ROWS], [one.name for one in columns[:PAIRED]])
     segments = _worst_segments(log, test, window)
@@ -202,48 +199,6 @@ def interactions(
     return tuple(sorted(found, key=lambda one: -one.share)[:INTERACTIONS])
 
 
-def _values(name: str, log: Log, batch: Batch) -> tuple[Int64s, Int64s]:
-    """The keys `[m]` of a field in a batch, and the row `[m]` of each."""
-    if name in log.lists:
-        bags = batch.bags[log.lists.index(name)]
-        return bags.keys.numpy(), np.repeat(np.arange(len(bags)), np.diff(bags.offsets.numpy()))
-    single = log.schema.single
-    return batch.keys[:, single.index(name)].numpy(), np.arange(len(batch))
-
-
-def _drift(name: str, log: Log, train: Batch, test: Batch) -> tuple[float, float]:
-    """Population stability index of a field or number, and the share of its test values that are new.
-
-    The index of shares p and q of test and training rows is Σ (p - q) ln(p / q), over the 20 most frequent values of
-    the training rows and all others together, or over tenths of the training rows' numbers and missing ones; half a row
-    is added to each.
-    """
-    if name in log.fields:
-        before, after = _values(name, log, train)[0], _values(name, log, test)[0]
-        values, counts = np.unique(before, return_counts=True)
-        common = np.sort(values[np.argsort(-counts, kind="stable")[:_COMMON]])
-        unseen = float((~np.isin(after, values)).mean()) if len(after) else 0.0
-        return _psi(_counts(before, common), _counts(after, common)), unseen
-    numbers = [one.numbers[:, log.numbers.index(name)].double().numpy() for one in (train, test)]
-    known = numbers[0][np.isfinite(numbers[0])]
-    edges = np.unique(np.quantile(known, np.arange(1, 10) / 10)) if len(known) else np.zeros(0)
-    tenths = [np.where(np.isfinite(one), np.searchsorted(edges, one), len(edges) + 1) for one in numbers]
-    return _psi(*(np.bincount(one, minlength=len(edges) + 2) for one in tenths)), 0.0
-
-
-def _counts(keys: Int64s, common: Int64s) -> Int64s:
-    """How often each common key occurs, and, last, all others together."""
-    place = np.searchsorted(common, keys).clip(max=max(len(common) - 1, 0))
-    known = common[place] == keys if len(common) else np.zeros(len(keys), np.bool_)
-    return np.bincount(np.where(known, place, len(common)), minlength=len(common) + 1)
-
-
-def _psi(before: Int64s, after: Int64s) -> float:
-    there = before + after > 0
-    q, p = ((one[there] + 0.5) / (one[there] + 0.5).sum() for one in (before, after))
-    return float(((p - q) * np.log(p / q)).sum())
-
-
 def _drift_warnings(columns: Sequence[ColumnFigures]) -> tuple[str, ...]:
     """A sentence on columns of which most test rows have values that the training rows before them do not have."""
     names = [f"{one.name!r} ({one.unseen:.0%})" for one in columns if one.unseen > _MOSTLY_UNSEEN]
@@ -264,7 +219,7 @@ def _worst_segments(log: Log, batch: Batch, window: PredictionWindow) -> tuple[S
         return ()
     labels, weights = window.labels().astype(np.float64), window.weights()
     weighed = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
-    fields = {name: _values(name, log, batch) for name in log.fields}
+    fields = {name: values_of(name, log, batch) for name in log.fields}
     counts = [np.unique(keys, return_counts=True)[1] for keys, _ in fields.values()]
     values = sum(int((one >= SEGMENT_ROWS).sum()) for one in counts)
     errors = NormalDist().inv_cdf(1 - _SURE / 2 / max(1, values))

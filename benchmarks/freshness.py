@@ -1,0 +1,154 @@
+"""What is freshness worth? The same rows scored by models of different age, while training follows the log.
+
+A model with the settings of `sparsegroup follow` learns a log in the order of time, each row after it was predicted.
+The last fifth of the rows is also predicted by copies of it that are renewed every minute, ten minutes, hour, six hours
+and day of the log's own time, as if they had been published so often; a copy is between 0 and that old. Errors are
+standard errors of the paired difference to the newest, over 50 blocks of consecutive rows.
+
+    python benchmarks/freshness.py --data FOLDER --json freshness.json
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import timing
+from panel.logs import shared_logs
+from sparsegroup.data import open_log
+from sparsegroup.data.batches import Batch
+from sparsegroup.data.log import Log
+from sparsegroup.data.synthetic import write_clicks
+from sparsegroup.serving.frozen import live_rows
+from sparsegroup.serving.frozen_model import frozen_copy, tables_of
+from sparsegroup.streaming.follow import stream_settings
+from sparsegroup.training import ClickModel, Config, TrainedBatch, Trainer, predict
+from sparsegroup.training.predictions import PredictionWindow
+from sparsegroup.training.trainer import Callback
+
+AGES = {"1 min": 60, "10 min": 600, "1 h": 3_600, "6 h": 21_600, "1 day": 86_400}
+NEWEST = "each batch"
+SHARE, BLOCKS, BATCH = 0.2, 50, 128
+
+
+@dataclass
+class Served:
+    """A copy of the model, renewed at multiples of `every` seconds, and its predictions."""
+
+    every: int
+    window: PredictionWindow
+    copy: ClickModel | None = None
+    due: float = -math.inf
+    logits: list[Tensor] = field(default_factory=list)
+
+    def renew(self, model: ClickModel, now: float) -> None:
+        if now >= self.due:
+            rows = {name: live_rows(table, "float32") for name, table in tables_of(model).items()}
+            self.copy, self.due = frozen_copy(model, rows), (now // self.every + 1) * self.every
+
+    def predict(self, batch: Batch) -> None:
+        assert self.copy is not None
+        self.window.add(batch, torch.from_numpy(predict(self.copy, [batch]).logits()))
+
+
+class Newest(Callback):
+    """The predictions that are made before learning."""
+
+    def __init__(self, window: PredictionWindow) -> None:
+        self.window, self.is_on = window, False
+
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        if self.is_on:
+            self.window.add(trained.batch, trained.logits)
+
+
+def windows_by_age(log: Log) -> dict[str, PredictionWindow]:
+    """Age → the predictions for the last fifth of a log."""
+    config = stream_settings(Config.of(batch_size=BATCH)).resolved_for(log)
+    model, optimizer = config.build(log)
+    objective = model.objective
+    newest = Newest(PredictionWindow(objective))
+    served = {name: Served(every, PredictionWindow(objective)) for name, every in AGES.items()}
+    trainer = Trainer(
+        model.embedding,
+        model.network,
+        optimizer,
+        objective=objective,
+        target=config.optimizer.target(optimizer, None),
+        callbacks=[newest],
+    )
+    first = round(len(log) * (1 - SHARE)) // BATCH * BATCH
+    trainer.partial_fit(log.batches(0, first, BATCH))
+    assert log.timed
+    newest.is_on, now = True, 0.0
+    for batch in log.batches(first, len(log), BATCH):
+        for one in served.values():
+            one.renew(model, now)
+            one.predict(batch)
+        trainer.partial_fit([batch])
+        now = float(batch.times.max())
+    return {NEWEST: newest.window, **{name: one.window for name, one in served.items()}}
+
+
+def figures_of(windows: dict[str, PredictionWindow]) -> Iterator[tuple[str, float, float, float, float, float, float]]:
+    """For each age: AUC, log loss, calibration; AUC lost and log loss gained against the newest, and its error."""
+    reference = windows[NEWEST]
+    metrics = reference.metrics()
+    losses = losses_of(reference)
+    for name, window in windows.items():
+        own, more = window.metrics(), losses_of(window) - losses
+        means = np.array([block.mean() for block in np.array_split(more, BLOCKS)])
+        error = float(means.std(ddof=1) / math.sqrt(BLOCKS))
+        yield name, own.auc, own.log_loss, own.calibration, metrics.auc - own.auc, float(more.mean()), error
+
+
+def losses_of(window: PredictionWindow) -> np.ndarray:
+    return window.objective.deviance(window.labels().astype(np.float64), window.probabilities())
+
+
+def main() -> None:
+    parser = timing.parser(__doc__, "20,000 rows of a made-up log", seeds=1)
+    parser.add_argument("--data", type=Path, help="folder of the public logs")
+    parser.add_argument("--rows", type=int, default=500_000, help="of the made-up log; default: %(default)s")
+    given = parser.parse_args()
+    print(timing.machine(), flush=True)
+    torch.set_num_threads(1)
+    figures: dict[str, float | str] = {}
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / "made_up.csv"
+        write_clicks(made, 20_000 if given.quick else given.rows, seed=0)
+        logs = {"made_up": open_log(made, label="clicked", test_fraction=0.0)}
+        if given.data is not None and not given.quick:
+            path = next(one.path for one in shared_logs(given.data) if "globo" in one.path.name)
+            logs["globo_clicks"] = open_log(path, label="label")
+        for log_name, log in logs.items():
+            lines = []
+            for name, auc, loss, calibration, lost, more, error in figures_of(windows_by_age(log)):
+                lines.append(
+                    [
+                        name,
+                        f"{auc:.4f}",
+                        f"{loss:.4f}",
+                        f"{calibration:.3f}",
+                        f"{-lost:+.4f}",
+                        f"{more:+.5f} ± {error:.5f}",
+                    ]
+                )
+                key = f"{log_name}_{name.replace(' ', '_')}"
+                figures |= {f"{key}_auc": auc, f"{key}_log_loss": loss, f"{key}_calibration": calibration}
+                figures[f"{key}_error"] = error
+            timing.show(
+                f"{log_name}: the last {SHARE:.0%} of {len(log):,} rows",
+                ("renewed every", "AUC", "log loss", "calibration", "AUC against the newest", "log loss"),
+                lines,
+            )
+    timing.write_json(given.json, figures)
+
+
+if __name__ == "__main__":
+    main()
