@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -67,6 +68,32 @@ class Newest(Callback):
             self.window.add(trained.batch, trained.logits)
 
 
+def write_news(path: Path, rows: int, seed: int = 0) -> None:
+    """Clicks on items that live for hours: over five days 20,000 items appear, each shown less and less from then on.
+
+    P(click) depends on the item, the user, and their section and segment.
+    """
+    draw, items, users, span = np.random.default_rng(seed), 20_000, 20_000, 5 * 86_400
+    born, effect, section = np.sort(draw.uniform(0, span, items)), draw.normal(0, 1, items), draw.integers(0, 12, items)
+    times = np.sort(draw.uniform(0, span, rows))
+    ages = draw.exponential(4 * 3_600, rows)
+    item = np.maximum(np.searchsorted(born, times - ages), 1) - 1
+    user = (users * draw.random(rows) ** 2).astype(int)
+    segment = user % 8
+    logit = effect[item] + draw.normal(0, 0.5, users)[user] + draw.normal(0, 0.7, (12, 8))[section[item], segment] - 1.5
+    columns = {
+        "ts": 1_740_960_000 + times.astype(int),
+        "item": item,
+        "section": section[item],
+        "user": user,
+        "segment": segment,
+        "label": (draw.random(rows) < 1 / (1 + np.exp(-logit))).astype(int),
+    }
+    texts = [pl.lit(name[:3]) + pl.col(name).cast(pl.String) for name in ("item", "section", "user", "segment")]
+    named = [text.alias(name) for text, name in zip(texts, ("item", "section", "user", "segment"), strict=True)]
+    pl.DataFrame(columns).with_columns(named).write_csv(path)
+
+
 def windows_by_age(log: Log) -> dict[str, PredictionWindow]:
     """Age → the predictions for the last fifth of a log."""
     config = stream_settings(Config.of(batch_size=BATCH)).resolved_for(log)
@@ -112,17 +139,25 @@ def losses_of(window: PredictionWindow) -> np.ndarray:
 
 
 def main() -> None:
-    parser = timing.parser(__doc__, "20,000 rows of a made-up log", seeds=1)
+    parser = timing.parser(__doc__, "20,000 rows of the made-up logs", seeds=1)
     parser.add_argument("--data", type=Path, help="folder of the public logs")
-    parser.add_argument("--rows", type=int, default=500_000, help="of the made-up log; default: %(default)s")
+    parser.add_argument("--rows", type=int, default=500_000, help="of each made-up log; default: %(default)s")
     given = parser.parse_args()
     print(timing.machine(), flush=True)
     torch.set_num_threads(1)
     figures: dict[str, float | str] = {}
     with TemporaryDirectory() as folder:
-        made = Path(folder) / "made_up.csv"
-        write_clicks(made, 20_000 if given.quick else given.rows, seed=0)
-        logs = {"made_up": open_log(made, label="clicked", test_fraction=0.0)}
+        made, news, rows = (
+            Path(folder) / "made_up.csv",
+            Path(folder) / "news.csv",
+            20_000 if given.quick else given.rows,
+        )
+        write_clicks(made, rows, seed=0)
+        write_news(news, rows)
+        logs = {
+            "news": open_log(news, label="label", test_fraction=0.0),
+            "made_up": open_log(made, label="clicked", test_fraction=0.0),
+        }
         if given.data is not None and not given.quick:
             path = next(one.path for one in shared_logs(given.data) if "globo" in one.path.name)
             logs["globo_clicks"] = open_log(path, label="label")

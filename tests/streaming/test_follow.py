@@ -11,10 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.streams import FrameSource, rows_of_clicks
 
+from sparsegroup.data import open_log
+from sparsegroup.errors import RunError
+from sparsegroup.serving import export_trained, open_trained
+from sparsegroup.serving.inspection import inspect
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.streaming.blocks import FullBatches, Journal, Place
 from sparsegroup.streaming.follow import Follower
-from sparsegroup.training import Config
+from sparsegroup.training import Config, Session, load_model, load_run, predict
 
 CONFIG = Config.of(
     model="lr",
@@ -177,3 +181,18 @@ def test_a_journal_without_its_last_line(tmp_path):
     journal.append(6, {"rows": 6})
     journal.forget(4)
     assert Journal(journal.path).spans_after(4) == [{"rows": 5}, {"rows": 6}]
+
+
+def test_its_model_is_open_to_other_commands(frame, whole, tmp_path):
+    folder = whole.run.path
+    assert load_model(folder).embedding.num_live > 0
+    trained = open_trained(folder)
+    assert trained.samples == 3_000 // 64 * 64
+    assert inspect(trained).total.seen > 0
+    export_trained(trained, tmp_path / "export")
+    frame.head(50).write_csv(tmp_path / "log.csv")
+    scored = open_log(tmp_path / "log.csv", whole=True, like=trained.config.format_options)
+    assert len(predict(load_model(folder), scored.batches(0, 50, 50)).probabilities()) == 50
+    for call in (lambda: Session.resume(folder, scored), lambda: load_run(folder)):
+        with pytest.raises(RunError, match="follows .*stream.*`follow` continues it"):
+            call()

@@ -195,7 +195,11 @@ def _check_arguments() -> None:
             raise UsageError(f"{os.fsencode(argument)!r}: the name is not UTF-8; rename the file or folder") from None
 
 
-_COMMANDS = {"prepare": "`sparsegroup prepare`", "resume": "`sparsegroup train --resume`"}
+_COMMANDS = {
+    "follow": "`sparsegroup follow`",
+    "prepare": "`sparsegroup prepare`",
+    "resume": "`sparsegroup train --resume`",
+}
 """Function of the library → the command or option that calls it."""
 
 

@@ -180,6 +180,8 @@ def _plan_to_resume(path: Path, threads: int) -> _Plan:
     if run.is_complete:
         return _Plan(run)
     config = run.config()
+    if (stream := run.provenance().stream) is not None:
+        raise UsageError(f"{path} follows a stream; {in_shell('follow', stream, '--out', path)} continues it")
     check_tracking(config.tracking)
     return _Plan(run, open_config_log(config, threads, as_before=True))
 

@@ -296,7 +296,8 @@ def inspect(trained: TrainedModel, top: int = 10) -> Inspection:
     network = [*trained.model.network.parameters(), *up]
     largest, source = found.largest, trained.vocabulary or trained.names
     values = names_of(source, largest.keys) if source is not None and len(largest.keys) else {}
-    summary = RunFolder(trained.path).summary() if trained.kind == "run" else None
+    run = RunFolder(trained.path)
+    summary = run.summary() if trained.kind == "run" and not run.follows_a_stream else None
     return Inspection(
         path=str(trained.path),
         kind=trained.kind,

@@ -194,14 +194,19 @@ class RunFolder:
         return checked(Config, read_yaml(self.path / CONFIG), str(self.path / CONFIG))
 
     def finished_config(self) -> Config:
-        """The settings of a finished run."""
+        """The settings of a finished run, or of one that follows a stream and has a model."""
         if not self.path.is_dir():
             found = "it is a file" if self.path.exists() else "there is no such folder"
             raise RunError(f"{self.path}: no run ({found})")
-        if not (self.path / SUMMARY).is_file():
+        if not (self.path / SUMMARY).is_file() and not self.follows_a_stream:
             what = "a run that did not finish; `resume` completes it" if self.has_begun else "no run"
             raise RunError(f"{self.path}: {what} ({SUMMARY} is missing)", "resume")
         return self.config()
+
+    @property
+    def follows_a_stream(self) -> bool:
+        """Whether it is a run that has no end, see `sparsegroup.streaming`."""
+        return self.has_begun and self.provenance().stream is not None
 
     def provenance(self) -> Provenance:
         """How the run began."""
@@ -219,7 +224,8 @@ class RunFolder:
         """The checkpoint that a finished run ended with."""
         paths = Checkpoints(self.path / CHECKPOINTS).paths()
         if not paths:
-            raise RunError(f"{self.path}: damaged (no checkpoint in {CHECKPOINTS})")
+            what = "has no checkpoint yet" if self.follows_a_stream else f"damaged (no checkpoint in {CHECKPOINTS})"
+            raise RunError(f"{self.path}: {what}")
         return paths[-1]
 
     def check_settings(self, config: Config, saved: CheckpointMetadata) -> None:
@@ -438,6 +444,8 @@ def load_run(
     """
     run = RunFolder(find_run(folder))
     before = run.finished_config()
+    if run.follows_a_stream:
+        raise RunError(f"{run.path}: follows a stream and has no end; `follow` continues it", "follow")
     manifest = RUN.read(run.path)
     manifest.check_files(run.path, RunError)
     config = config or before

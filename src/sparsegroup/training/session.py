@@ -204,6 +204,8 @@ class Session:
         """
         run, ranks = RunFolder(without_latest(folder)), RankGroup(process_group)
         config, provenance = run.config(), run.provenance()
+        if provenance.stream is not None:
+            raise RunError(f"{folder}: follows the stream {provenance.stream}; `follow` continues it", "follow")
         with ExitStack() as until_resumed:
             if (lock := ranks.on_rank_0(run.lock, "the run's folder")) is not None:
                 until_resumed.enter_context(lock)
