@@ -1,0 +1,1 @@
+"""Training on rows that keep arriving."""
