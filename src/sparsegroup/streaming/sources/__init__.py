@@ -1,1 +1,6 @@
 """Where arriving rows come from: growing files, standard input, Kafka, Redis, and two of them joined."""
+
+from sparsegroup.streaming.sources.files import FilesSource
+from sparsegroup.streaming.sources.source import Block, EndOfStream, Source, StreamError
+
+__all__ = ["Block", "EndOfStream", "FilesSource", "Source", "StreamError"]
