@@ -2,5 +2,6 @@
 
 from sparsegroup.streaming.sources.files import FilesSource
 from sparsegroup.streaming.sources.source import Block, EndOfStream, Source, StreamError
+from sparsegroup.streaming.sources.stdin import StdinSource
 
-__all__ = ["Block", "EndOfStream", "FilesSource", "Source", "StreamError"]
+__all__ = ["Block", "EndOfStream", "FilesSource", "Source", "StdinSource", "StreamError"]
