@@ -50,15 +50,17 @@ class RunError(UserError):
     """A folder that holds no training run, or a run that does not fit the request."""
 
 
-Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard", "tune"]
+Extra = Literal["checkpoint", "cli", "kafka", "mlflow", "onnx", "redis", "tensorboard", "tune"]
 
 _CHECKPOINT = ("pydantic", "safetensors", "xxhash")
 _CLI = ("jinja2", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
 MODULES: Mapping[Extra, tuple[str, ...]] = {
     "checkpoint": _CHECKPOINT,
     "cli": (*_CHECKPOINT, *_CLI),
+    "kafka": ("confluent_kafka",),
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "redis": ("redis",),
     "tensorboard": ("tensorboard",),
     "tune": ("optuna",),
 }

@@ -26,6 +26,7 @@ FLOORS = (
     ("models", "data", "settings", "objectives"),
     ("training", "reporting"),
     ("serving", "tuning"),
+    ("streaming",),
     ("estimator",),
     ("cli",),
     ("sparsegroup_paper",),

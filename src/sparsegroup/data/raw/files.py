@@ -403,19 +403,24 @@ def _uri(path: str) -> re.Match[str] | None:
     return None if os.path.lexists(path) else _URI.fullmatch(path)
 
 
-def listed(log: LogPaths, *, by_name: bool = True) -> list[RawFile]:
+class NoFilesError(ClickLogError):
+    """A folder or a pattern without files that have rows."""
+
+
+def listed(log: LogPaths, *, by_name: bool = True, waits: bool = False) -> list[RawFile]:
     """The files of a log; files of a folder or pattern that are empty or begin with "." or "_" are skipped.
 
     Args:
         log: The log.
         by_name: Sort all files by their paths, numbers in them by value (`day9` before `day10`); if not, the order is
             that of the given paths, and only the files of each folder or pattern are sorted.
+        waits: Whether files may still be missing, because the log is being written.
 
     Raises:
         ClickLogError: No files, one that is named twice, or a store that cannot be opened.
         FileNotFoundError: No such file or folder.
     """
-    files = [file for path in paths_of(log) for file in sorted(_files_at(path), key=_by_value)]
+    files = [file for path in paths_of(log) for file in sorted(_files_at(path, waits), key=_by_value)]
     if by_name:
         files.sort(key=_by_value)
     seen: set[str] = set()
@@ -431,7 +436,16 @@ def _by_value(file: RawFile) -> tuple[list[list[Any]], str]:
     return [[int(piece) if place % 2 else piece for place, piece in enumerate(part)] for part in parts], file.source
 
 
-def _files_at(path: str) -> list[RawFile]:
+def _files_at(path: str, waits: bool) -> list[RawFile]:
+    try:
+        return _files_that_are_at(path)
+    except (FileNotFoundError, NoFilesError):
+        if waits:
+            return []
+        raise
+
+
+def _files_that_are_at(path: str) -> list[RawFile]:
     uri = _uri(path)
     if uri is None or uri[1] == "file":
         return _on_disk(path if uri is None else url2pathname(uri[3]))
@@ -513,7 +527,7 @@ class _Tree:
         files = [self._file(info, name) for name, info in names.items() if info.size]
         if not files:
             what = "matches no files" if pattern else "holds no files"
-            raise ClickLogError(f"{requested}: {what}{' with rows in them' if names else ''}")
+            raise NoFilesError(f"{requested}: {what}{' with rows in them' if names else ''}")
         return files
 
     def _inside(self, info: fs.FileInfo) -> str:

@@ -92,6 +92,42 @@ class TextFile(RawFile):
                     yield Chunk(line, offset + length, line + 1, sample, not self.is_compressed)
                     offset, line = offset + length, line + 1
 
+    def lines_from(
+        self, stream: Any, log: LogFormat, offset: int, line: int, chunk_bytes: int, *, takes_rest: bool
+    ) -> Chunk | None:
+        """The whole lines from byte `offset` on of a plain text that is being written; None if there are none yet.
+
+        Args:
+            stream: The open text.
+            log: The format.
+            offset: Where line number `line` begins.
+            line: Its number, from 1.
+            chunk_bytes: About how many bytes to read, at least `LONGEST_LINE` + 1.
+            takes_rest: Whether a last line without a newline, if nothing is before it, is a whole one.
+        """
+        stream.seek(offset)
+        data = self._read(stream, max(chunk_bytes, LONGEST_LINE + 1), line)
+        long = _first_long_line(data)
+        if long == 0:
+            length, _ = self._past_line(stream, data, chunk_bytes, line)
+            stream.seek(offset + length - 1)
+            is_whole = takes_rest or self._read(stream, 1, line) == b"\n"
+            return _chunk(data, log, offset, offset + length, line) if is_whole else None
+        end = data.rfind(b"\n") + 1 if long is None else long
+        end = end or (len(data) if takes_rest else 0)
+        return _chunk(data[:end], log, offset, offset + end, line) if end else None
+
+    def lines_between(
+        self, stream: Any, log: LogFormat, offset: int, end: int, line: int, chunk_bytes: int
+    ) -> Chunk | None:
+        """The chunk that `lines_from` gave from `offset` to `end`; None if the text does not reach so far."""
+        stream.seek(0, 2)
+        if stream.tell() < end:
+            return None
+        stream.seek(offset)
+        size = min(end - offset, max(chunk_bytes, LONGEST_LINE + 1))
+        return _chunk(self._read(stream, size, line), log, offset, end, line)
+
     def frame(self, chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
         """See `RawFile.frame`."""
         if isinstance(chunk.data, str):
@@ -127,6 +163,15 @@ class TextFile(RawFile):
             length += len(rest)
             rest = self._read(stream, size, line)
         return length + end, rest[end:]
+
+
+def _chunk(data: bytes, log: LogFormat, offset: int, end: int, line: int) -> Chunk:
+    """The lines from `offset` to `end`, which are `data`; or, if they are one too long line, begin with it."""
+    if _first_long_line(data) == 0:
+        return Chunk(line, end, line + 1, data[:SAMPLE].decode("utf-8", "replace"))
+    data += b"" if data.endswith(b"\n") else b"\n"
+    begin = data.find(b"\n") + 1 if log.has_header and line == 1 else 0
+    return Chunk(line + 1 if begin else line, end, line + data.count(b"\n"), data[begin:])
 
 
 def _first_long_line(data: bytes) -> int | None:

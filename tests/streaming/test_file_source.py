@@ -1,0 +1,326 @@
+"""Files that grow and appear: every row once, in order, from any position, whatever happens in between."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_cases import compress, written
+from over import over
+from sparsegroup.data import open_log
+from sparsegroup.data.raw import text
+from sparsegroup.streaming.sources import FilesSource, StreamError, files
+from stream_cases import FORMAT, HEADER, Reader, assert_equal_rows, batch_of, drained, numbers_of, record, row
+
+NEVER = 1e9
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few rows."""
+    monkeypatch.setattr(text, "LONGEST_LINE", 90)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+
+
+def opened(path: Path, position: Any = None, settle: float = NEVER, **options: Any) -> FilesSource:
+    source = FilesSource(path, settle=settle, every=0.0, **options)
+    source.open(FORMAT, position)
+    return source
+
+
+def old(path: Path, seconds: float = 1000.0) -> Path:
+    """The file, as if it had last been changed long ago."""
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+    return path
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as stream:
+        stream.write(data)
+
+
+def csv(*numbers: int) -> bytes:
+    return HEADER + b"".join(map(row, numbers))
+
+
+def table(*numbers: int) -> pl.DataFrame:
+    return pl.DataFrame([record(number) for number in numbers])
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(6))
+def test_every_row_once_and_in_the_order_of_its_file_through_appends_and_kills(seed: int, tmp_path: Path) -> None:
+    generator = random.Random(seed)
+    folder = tmp_path / "logs"
+    reader = Reader(lambda: FilesSource(folder, settle=NEVER, every=0.0), seed=seed)
+    contents: dict[str, bytes] = {}
+    shown: dict[str, int] = {}
+    number, expected = 0, dict[str, list[int]]()
+    for _ in range(300):
+        match generator.choice(["rows", "bytes", "bytes", "file", "read", "read", "checkpoint", "kill"]):
+            case "file":
+                name = f"day={generator.randrange(3)}/part-{generator.randrange(20)}.csv"
+                if name not in contents:
+                    contents[name], shown[name], expected[name] = HEADER, 0, []
+            case "rows" if contents:
+                name = generator.choice(sorted(contents))
+                for _ in range(generator.randrange(1, 8)):
+                    contents[name] += row(number)
+                    expected[name].append(number)
+                    number += 1
+            case "bytes" if contents:  # any number of bytes of it: half a line, half a header, many lines
+                name = generator.choice(sorted(contents))
+                more = contents[name][shown[name] :][: generator.randrange(200)]
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                append(folder / name, more)
+                shown[name] += len(more)
+            case "read":
+                reader.read(generator.randrange(1, 9))
+            case "checkpoint":
+                reader.checkpoint()
+            case "kill":
+                reader.kill()
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        append(folder / name, content[shown[name] :])
+    reader.read(10_000)
+    assert not any(block.encode().bad for block in reader.blocks)
+    found: dict[str, list[int]] = {name: [] for name in contents}
+    for block in reader.blocks:
+        found[block.span[0]] += numbers_of([block])
+    assert found == expected
+    assert number > 100
+    assert reader.source.lag() == {"bytes": 0, "files": 0}
+
+
+@pytest.mark.usefixtures("small")
+@given(cuts=st.lists(st.integers(0, 60), max_size=40), seed=st.integers(0, 99))
+@settings(max_examples=20)
+def test_resuming_at_any_block_is_reading_on(
+    cuts: list[int], seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("logs")
+    for number, cut in enumerate(sorted(cuts)):
+        written(folder / f"{number}.csv", csv(*range(cut, cut + number)))
+    whole = drained(opened(folder))
+    place = random.Random(seed).randrange(len(whole) + 1)
+    position = whole[place - 1].position if place else None
+    rest = drained(opened(folder, position))
+    assert [block.span for block in rest] == [block.span for block in whole[place:]]
+    for ours, theirs in zip(rest, whole[place:], strict=True):
+        assert_equal_rows(ours.encode(), theirs.encode())
+
+
+def test_what_is_read_is_what_a_log_of_these_files_has(tmp_path: Path) -> None:
+    for number in (1, 2, 10):
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        written(tmp_path / "logs" / f"{number}.csv", csv(*range(number * 100, number * 100 + 50)))
+    log = open_log(tmp_path / "logs", format=FORMAT)
+    ours, theirs = batch_of(drained(opened(tmp_path / "logs"))), next(log.batches(0, len(log), len(log)))
+    for name in ("keys", "numbers", "labels", "times"):
+        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
+
+
+def test_half_a_line_and_half_a_header_wait(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    source = opened(path)
+    content = csv(1, 2)
+    for byte in range(len(content) - 1):
+        append(path, content[byte : byte + 1])
+        expected = content[: byte + 1].count(b"\n") == 2 and content[byte : byte + 1] == b"\n"
+        assert numbers_of(drained(source)) == ([1] if expected else [])
+    append(path, b"\n")
+    assert numbers_of(drained(source)) == [2]
+
+
+def test_a_last_line_without_a_newline_is_taken_once_nothing_has_changed_for_a_while(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", csv(1, 2)[:-1])
+    assert numbers_of(drained(opened(path))) == [1]
+    old(path)
+    source = opened(path, settle=5)
+    blocks = drained(source)
+    assert numbers_of(blocks) == [1, 2]
+    again = opened(path)
+    for block in blocks:
+        assert_equal_rows(again.again(block.span).encode(), block.encode())
+    for reader in (source, again):
+        assert drained(reader) == []
+    append(path, b"\n" + row(3))  # the newline comes with the next line
+    for reader in (source, again, opened(path, blocks[-1].position)):
+        assert numbers_of(drained(reader)) == [3]
+
+
+def test_what_is_added_to_a_line_that_was_taken_for_whole_is_a_bad_row(tmp_path: Path) -> None:
+    path = old(written(tmp_path / "a.csv", csv(1) + b"1,a,b,2,1"))
+    source = opened(path, settle=5)
+    blocks = drained(source)
+    append(path, b"7,9\n" + row(3))
+    more = drained(source)
+    assert numbers_of([*blocks, *more]) == [1, 2, 3]
+    assert [(line, bad) for block in more for line, _, bad in block.encode().bad] == [(3, "7,9")]
+    resumed = opened(path, blocks[-1].position)
+    for block in more:
+        assert_equal_rows(resumed.again(block.span).encode(), block.encode())
+    assert drained(resumed) == []
+
+
+def test_bad_rows_have_their_file_and_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", csv(1) + b"2,a,b,1,1\n1,a\n" + row(2) + b"x" * 2_000_000 + b"\n\n" + row(3))
+    blocks = drained(opened(path))
+    assert numbers_of(blocks) == [1, 2, 3]
+    bad = [(block.origin, line, reason) for block in blocks for line, reason, _ in block.encode().bad]
+    assert bad == [
+        (str(path), 3, "label 'label' must be 0 or 1, true or false, yes or no"),
+        (str(path), 4, "2 columns where 5 are expected"),
+        (str(path), 6, "a line of more than 1,048,576 bytes"),
+    ]
+    source = opened(path)
+    for block in blocks:
+        assert_equal_rows(source.again(block.span).encode(), block.encode())
+
+
+def test_files_are_in_the_order_of_names_or_of_times_and_a_late_one_is_read_when_it_is_seen(tmp_path: Path) -> None:
+    for number, name in enumerate(["9.csv", "10.csv", "8.csv"]):
+        old(written(tmp_path / name, csv(number)), 1000.0 - number)
+    assert numbers_of(drained(opened(tmp_path))) == [2, 0, 1]
+    source = opened(tmp_path, sort="time")
+    assert numbers_of(drained(source)) == [0, 1, 2]
+    written(tmp_path / "1.csv", csv(5))
+    assert numbers_of(drained(source)) == [5]
+
+
+def test_unfinished_files_wait_for_their_name_and_a_folder_to_be_made(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    source = opened(folder)
+    assert source.read(0.0) is None
+    folder.mkdir()
+    for name in (".a.csv", "_a.csv", "a.csv.tmp", "a.csv.part", "a.csv.crdownload"):
+        written(folder / name, csv(1))
+    assert source.read(0.0) is None
+    (folder / "a.csv.part").rename(folder / "a.csv")
+    assert numbers_of(drained(source)) == [1]
+
+
+def test_a_file_that_vanishes_is_forgotten_but_not_a_folder_that_is_away(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for name in "abc":
+        written(folder / f"{name}.csv", csv(ord(name)))
+    source = opened(folder)
+    assert set(drained(source)[-1].position) == {"a.csv", "b.csv", "c.csv"}
+    folder.rename(tmp_path / "away")
+    assert source.read(0.0) is None
+    (tmp_path / "away").rename(folder)
+    (folder / "b.csv").unlink()
+    written(folder / "d.csv", csv(1))
+    (block,) = drained(source)
+    assert numbers_of([block]) == [1]
+    assert set(block.position) == {"a.csv", "c.csv", "d.csv"}
+    with pytest.raises(StreamError, match=r"b.csv has vanished, and rows of it are to be read again"):
+        opened(folder, block.position).again(["b.csv", 0, 1, 20, 2])
+
+
+@over("change", [lambda path: path.write_bytes(csv(1)), lambda path: path.write_bytes(csv(1, 2, 4, 5, 6))])
+def test_a_file_that_has_shrunk_or_is_another_is_an_error(change: Callable[[Path], Any], tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", csv(1, 2, 3))
+    source = opened(path)
+    (block,) = drained(source)
+    change(path)
+    for reader in (source, opened(path, block.position)):
+        with pytest.raises(StreamError, match=r"a.csv: has shrunk or been replaced since its first 56 bytes were read"):
+            reader.read(0.0)
+    if path.stat().st_size < 56:
+        with pytest.raises(StreamError, match=r"a.csv: has changed since its lines 1 to 4 were read"):
+            opened(path).again(block.span)
+
+
+def test_a_header_without_a_column_is_an_error(tmp_path: Path) -> None:
+    written(tmp_path / "a.csv", csv(1))
+    written(tmp_path / "b.csv", b"label,a,b,t\n1,a,b,3\n")
+    with pytest.raises(ValueError, match=r"b.csv:1: no column 'n'"):
+        drained(opened(tmp_path))
+
+
+@over("suffix", [".gz", ".bz2", ".xz", ".zst", ".lz4"])
+def test_a_compressed_file_is_read_once_it_is_complete(suffix: str, tmp_path: Path) -> None:
+    path = written(tmp_path / f"a.csv{suffix}", compress(suffix, csv(*range(50))))
+    source = opened(tmp_path, settle=50.0)
+    assert source.read(0.0) is None
+    old(path)
+    blocks = drained(source)
+    assert numbers_of(blocks) == list(range(50))
+    resumed = opened(tmp_path)
+    for block in blocks:
+        assert_equal_rows(resumed.again(block.span).encode(), block.encode())
+    assert drained(resumed) == drained(source) == []
+    path.unlink()
+
+
+@pytest.mark.usefixtures("small")
+def test_compressed_files_through_kills(tmp_path: Path) -> None:
+    reader = Reader(lambda: FilesSource(tmp_path, settle=0.0, every=0.0))
+    for number in range(4):
+        written(tmp_path / f"{number}.csv.gz", compress(".gz", csv(*range(number * 20, number * 20 + 20))))
+        for _ in range(3):
+            reader.read(number + 1)
+            reader.kill()
+        reader.checkpoint()
+    reader.read(1000)
+    assert reader.numbers == list(range(80))
+    assert len(reader.blocks) > 20
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_columnar_file_is_read_once_it_has_a_footer(suffix: str, tmp_path: Path) -> None:
+    frame, whole = table(*range(500)), tmp_path / f"whole{suffix}"
+    frame.write_parquet(whole, row_group_size=64) if suffix == ".parquet" else frame.write_ipc(whole)
+    data, path = whole.read_bytes(), tmp_path / "logs" / f"a{suffix}"
+    path.parent.mkdir()
+    reader = Reader(lambda: FilesSource(path.parent, settle=NEVER, every=0.0))
+    for part in (10, len(data) // 2, len(data) - 3):
+        path.write_bytes(data[:part])
+        reader.read(9)
+        assert reader.blocks == []
+    path.write_bytes(data)
+    for most in (1, 1, 2, 100):
+        reader.read(most)
+        reader.kill()
+        if most == 2:
+            reader.checkpoint()
+    assert reader.numbers == list(range(500))
+    old(written(path.parent / f"b{suffix}", data[:-3]))
+    with pytest.raises(StreamError, match=rf"b{suffix}: damaged.*it has not changed for 60 seconds: replace it or re"):
+        drained(reader.source, rows=1)
+
+
+def test_the_first_rows_decide_the_format(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    for number in range(3):
+        (folder / f"day={number}").mkdir(parents=True)
+        written(folder / f"day={number}" / "a.csv", csv(*range(number * 10, number * 10 + 10))[:-1])
+    source = FilesSource(folder, settle=NEVER, every=0.0)
+    head = source.first_rows(tmp_path / "head", 25, 60.0)
+    log = open_log(head, columns="categorical")
+    assert (len(log), "day" in log.fields, "a" in log.fields) == (25, True, True)
+    source.open(FORMAT)
+    assert len(numbers_of(drained(source))) == 27
+    assert len(open_log(source.first_rows(tmp_path / "other", 100, 0.0))) == 27
+
+
+@over("suffix", [".parquet", ".arrow", ".csv.gz"])
+def test_the_first_rows_of_other_kinds(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    frame = table(*range(500))
+    if suffix == ".csv.gz":
+        old(written(path, compress(".gz", frame.write_csv().encode())))
+    else:
+        frame.write_parquet(path) if suffix == ".parquet" else frame.write_ipc(path)
+    log = open_log(FilesSource(path).first_rows(tmp_path / f"head{suffix}", 100, 0.0), columns="categorical")
+    assert (len(log), log.fields) == (100, ("a", "b", "n", "t"))
