@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FunctionType
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -223,6 +224,10 @@ def test_a_digest_is_another_one_for_what_a_kernel_calls_and_for_its_constants_o
     assert kernel_digest(_adding(1, _helper)) == digest  # whatever `something_else` is, which it does not use
     assert kernel_digest(_adding(2, _helper)) != digest
     assert kernel_digest(_adding(1, _other_helper)) != digest
+    moved = FunctionType(_helper.__code__, _helper.__globals__, _helper.__name__)
+    assert kernel_digest(_adding(1, moved)) == digest
+    moved.__module__ = "another_module"
+    assert kernel_digest(_adding(1, moved)) != digest
 
 
 def name_of(kernel: Any) -> str:

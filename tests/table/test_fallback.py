@@ -156,6 +156,12 @@ def test_a_table_with_and_one_without_are_told_apart() -> None:
         table.load_state_dict(plain.state_dict())
     with pytest.raises(RuntimeError, match=r"fallback must have shape \[256, 3\], got \[1, 3\]"):
         table.load_state_dict(HashEmbedding(3, fallback=True).state_dict())
+    before, state = table.fallback.clone(), HashEmbedding(3, field_bits=8, fallback=True).state_dict()
+    state["fallback"] = torch.ones(256, 3)
+    del state["keys"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*keys"):
+        table.load_state_dict(state)
+    assert torch.equal(table.fallback, before)
 
 
 def test_an_export_scores_as_the_run_and_deltas_lead_to_the_next(tmp_path: Path, run: Run) -> None:

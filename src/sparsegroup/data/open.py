@@ -153,6 +153,13 @@ def open_log(
         if whole:  # then no rows are test rows
             inherited.pop("test_fraction", None)
             inherited.pop("test_from", None)
+        fixed = next((one for one in FORMATS if one.option is not None and one.option in wanted), None)
+        if fixed is not None and isinstance(inherited["columns"], Mapping):
+            raise LogOptionError(
+                f"`{fixed.option}` is for {str(fixed.name).capitalize()}'s log; the columns of the run's log are other "
+                "ones, as which these are read: leave it out",
+                str(fixed.option),
+            )
         wanted = {**inherited, **wanted}
     files, found, tests = raw_log_files(log, test, format, sort_files=sort_files, whole=whole, **wanted)
     opened = RawLog(

@@ -541,8 +541,9 @@ class HashEmbedding(TableCounts, nn.Module):
         errors, name = len(error_msgs), prefix + _FALLBACK
         vectors = check_fallback(self.fallback, name, state_dict, missing_keys, unexpected_keys, error_msgs)
         unexpected_keys.extend(unknown_entries(state_dict, prefix, {_FALLBACK, *self._modules}))
+        missing = len(missing_keys)
         if len(error_msgs) == errors:
             load_rows(self.table, state_dict, prefix, missing_keys, error_msgs)
-        if len(error_msgs) == errors and vectors is not None:
+        if len(error_msgs) == errors and len(missing_keys) == missing and vectors is not None:
             with torch.no_grad():
                 self.get_parameter(_FALLBACK).copy_(vectors)

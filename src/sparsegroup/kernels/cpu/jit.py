@@ -67,7 +67,8 @@ def _parts(value: Any, seen: dict[int, int]) -> Iterator[str]:
             yield f"function {seen[id(value)]}"
         else:
             seen[id(value)] = len(seen)
-            yield f"function {value.__name__} {value.__defaults__!r}"
+            # On disk a kernel knows its functions by their modules, and cannot be loaded once one has moved.
+            yield f"function {value.__module__}.{value.__name__} {value.__defaults__!r}"
             for cell in value.__closure__ or ():
                 yield from _parts(cell.cell_contents, seen)
             yield from _code_parts(value.__code__, value.__globals__, seen)
