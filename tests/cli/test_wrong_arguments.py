@@ -119,7 +119,7 @@ WRONG = [
     ("predict {run} log.csv --json", "--json wants --out"),
     ("predict {run} log.csv --schema none.yaml", "no schema none.yaml; say with --schema"),
     ("predict {run} shade.csv --schema shade.yaml", "shade.csv: its fields are shade, size"),
-    ("predict {run} log.csv --avazu-hour raw", "--avazu-hour is for Avazu's log; the columns of the run's log are other"),
+    ("predict {run} log.csv --avazu-hour raw", "--avazu-hour is for Avazu's log; the columns of the run's log"),
     ("evaluate {run} log.csv --by colour", "has no field 'colour'; did you mean 'color'? its fields are color, size"),
     ("export {run} full", "full: is not empty; give another folder, or --overwrite"),
     ("export {run} full --overwrite", "full: holds no export that could be overwritten"),

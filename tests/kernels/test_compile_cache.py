@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FunctionType
-from types import FunctionType
 from typing import Any
 
 import pytest

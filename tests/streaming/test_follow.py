@@ -194,5 +194,5 @@ def test_its_model_is_open_to_other_commands(frame, whole, tmp_path):
     scored = open_log(tmp_path / "log.csv", whole=True, like=trained.config.format_options)
     assert len(predict(load_model(folder), scored.batches(0, 50, 50)).probabilities()) == 50
     for call in (lambda: Session.resume(folder, scored), lambda: load_run(folder)):
-        with pytest.raises(RunError, match="follows .*stream.*`follow` continues it"):
+        with pytest.raises(RunError, match=r"follows .*stream.*`follow` continues it"):
             call()

@@ -12,7 +12,7 @@ import typer
 
 from sparsegroup.cli.app import UsageError, starting
 from sparsegroup.cli.options import OPTIONS, THREADS, Assignments, Threads, setting_values, takes_settings
-from sparsegroup.settings.names import Dtype
+from sparsegroup.settings.names import Dtype, ProgramName
 
 if TYPE_CHECKING:
     from sparsegroup.streaming.follow import Follower
@@ -62,6 +62,14 @@ def follow_command(
     ] = None,
     every: Annotated[str, typer.Option(metavar="TIME", help=f"Time between two releases, such as {_TIME}.")] = "30s",
     dtype: Annotated[Dtype, typer.Option(help="Format of the published vectors.")] = "float32",
+    onnx: Annotated[
+        bool | None,
+        typer.Option(
+            "--onnx/--no-onnx",
+            help="Write model.onnx in whole exports.",
+            show_default="if the extra sparsegroup[onnx] is installed",
+        ),
+    ] = None,
     keep_releases: Annotated[
         int, typer.Option(min=1, help="Whole exports to keep, with their changes, for servers that go back.")
     ] = 5,
@@ -138,7 +146,8 @@ def follow_command(
     follower = _follower(out, rows, values, continue_, first_rows, seconds["first-wait"])
     publication = None
     if destination is not None:
-        publisher = Publisher(destination, dtype=dtype, keep=keep_releases)
+        formats: list[ProgramName] | None = None if onnx is None else ["onnx"] if onnx else []
+        publisher = Publisher(destination, dtype=dtype, formats=formats, keep=keep_releases)
         objective = follower.model.objective
         publication = Publication(publisher, objective, every=seconds["every"], gate_rows=gate_rows)
     _logger.info(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.objectives import Objective
@@ -73,7 +73,7 @@ class Gate:
         for batch, logits in (*rows, *later):
             self.add(batch, logits)
 
-    def judge(self, rows: Rows, candidate: nn.Module, served: LookupModel | None) -> Verdict:
+    def judge(self, rows: Rows, candidate: LookupModel, served: LookupModel | None) -> Verdict:
         """Whether a candidate may take the place of the served model, None if there is none, by some rows.
 
         It may not if the predictions that were made before learning, or the candidate's own, which has learnt the rows,
@@ -90,7 +90,6 @@ class Gate:
         if served is None:
             return Verdict(True, figures=figures)
         batches = [batch for batch, _ in rows]
-        assert isinstance(candidate, LookupModel)
         old = predict(served, batches)
         figures |= {"served_loss": old.metrics().loss}
         for name, new in (("before it learnt them", before), ("after it has learnt them", predict(candidate, batches))):

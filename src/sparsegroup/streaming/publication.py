@@ -4,16 +4,13 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsegroup.errors import UserError
 from sparsegroup.objectives import Objective
-from sparsegroup.serving import TrainedModel
-from sparsegroup.serving.exporting import Draft
+from sparsegroup.publishing import Publisher, Release
+from sparsegroup.serving import Export, TrainedModel
 from sparsegroup.streaming.gate import Gate, Rows, Verdict
-
-if TYPE_CHECKING:
-    from sparsegroup.publishing import Publisher, Release
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +33,7 @@ class Publication:
     """
 
     def __init__(
-        self, publisher: "Publisher", objective: Objective, *, every: float = 30.0, gate_rows: int = 20_000
+        self, publisher: Publisher, objective: Objective, *, every: float = 30.0, gate_rows: int = 20_000
     ) -> None:
         self.publisher, self.every = publisher, every
         self.gate = Gate(objective, gate_rows)
@@ -47,7 +44,7 @@ class Publication:
         self._begun, self._samples = -float("inf"), -1
 
     @property
-    def latest(self) -> "Release | None":
+    def latest(self) -> Release | None:
         """The release that is served."""
         return self.publisher.latest
 
@@ -72,10 +69,11 @@ class Publication:
             self._under_way = None
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and let other processes publish there."""
         self._pool.shutdown()
+        self.publisher.close()
 
-    def _publish(self, draft: Draft, rows: Rows, facts: Mapping[str, Any]) -> None:
+    def _publish(self, draft: Export, rows: Rows, facts: Mapping[str, Any]) -> None:
         try:
             verdict = self._judged(draft, rows)
             if not verdict.is_accepted:
@@ -99,6 +97,6 @@ class Publication:
                 f"release {release.number}: {release.kind} of {release.bytes:,} bytes, {release.samples:,} rows"
             )
 
-    def _judged(self, draft: Draft, rows: Rows) -> Verdict:
+    def _judged(self, draft: Export, rows: Rows) -> Verdict:
         served = self.publisher.served
-        return self.gate.judge(rows, draft.model, None if served is None else served.model())
+        return self.gate.judge(rows, draft.model(), None if served is None else served.model())
