@@ -50,7 +50,7 @@ class RunError(UserError):
     """A folder that holds no training run, or a run that does not fit the request."""
 
 
-Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard", "tune"]
+Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "redis", "tensorboard", "tune"]
 
 _CHECKPOINT = ("pydantic", "safetensors", "xxhash")
 _CLI = ("jinja2", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
@@ -59,6 +59,7 @@ MODULES: Mapping[Extra, tuple[str, ...]] = {
     "cli": (*_CHECKPOINT, *_CLI),
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "redis": ("redis",),
     "tensorboard": ("tensorboard",),
     "tune": ("optuna",),
 }
