@@ -94,7 +94,7 @@ class View:
         age, status = self.release_age, self.status
         if age is None or status["is_over"] or status["samples"] <= status["release"]["samples"]:
             return False
-        return age > max(_SILENT, _OVERDUE * status["published"]["every"])
+        return bool(age > max(_SILENT, _OVERDUE * status["published"]["every"]))
 
     @property
     def release_age(self) -> float | None:

@@ -1,0 +1,103 @@
+"""A model that learns is published as it goes, refused if it is worse, and continued after a restart."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support.streams import FrameSource, rows_of_clicks
+
+from sparsegroup.publishing import Publisher, PublishError, Subscriber, open_destination
+from sparsegroup.streaming.follow import Follower
+from sparsegroup.streaming.gate import Verdict
+from sparsegroup.streaming.publication import Publication
+from sparsegroup.training import Config
+
+CONFIG = Config.of(model="lr", batch_size=64, label="click", compile="never", target_rate=0.5)
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return rows_of_clicks(4_000)
+
+
+def publication(follower: Follower, destination: Path, **options) -> Publication:
+    publisher = Publisher(destination, formats=[], **options)
+    return Publication(publisher, follower.model.objective, every=0.0)
+
+
+def predictions(follower: Follower, destination: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the model that learns, and of the one that is served."""
+    served = Subscriber(open_destination(destination)).catch_up(None)
+    batch = next(iter(follower.log.batches(0, 500, 500)))
+    found = []
+    for model in (follower.model.eval(), served.export.model()):
+        with torch.no_grad():
+            found.append(model.network(model.embedding(batch.keys), batch.numbers))
+    return found[0], found[1]
+
+
+def test_what_is_served_is_the_model_as_it_was_published(frame, tmp_path):
+    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
+    follower.follow(publication(follower, tmp_path / "models"))
+    releases = open_destination(tmp_path / "models").releases()
+    assert releases[0].kind == "export"
+    assert len(releases) > 1
+    last = releases[-1]
+    assert last.samples == follower.trainer.samples
+    assert last.learnt_until == 1_700_000_000 + last.samples - 1
+    assert last.figures["rows"] > 0
+    learns, served = predictions(follower, tmp_path / "models")
+    torch.testing.assert_close(served, learns, rtol=1e-5, atol=1e-6)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["release"]["number"] == last.number
+    assert status["published"]["refused"] == 0
+
+
+def test_a_restarted_training_continues_with_deltas(frame, tmp_path):
+    first = FrameSource(frame, [500] * 8, fails_after=3)
+    follower = Follower.begin(tmp_path / "run", CONFIG, first, first_rows=500)
+    with pytest.raises(InterruptedError):
+        follower.follow(publication(follower, tmp_path / "models"))
+    before = open_destination(tmp_path / "models").releases()[-1]
+    resumed = Follower.resume(tmp_path / "run", FrameSource(frame, [500] * 8))
+    resumed.follow(publication(resumed, tmp_path / "models", compact_after=100.0))
+    after = open_destination(tmp_path / "models").releases()
+    assert after[-1].kind == "delta"
+    assert after[-1].number > before.number
+    torch.testing.assert_close(*predictions(resumed, tmp_path / "models"), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_is_worse_is_not_published(frame, tmp_path, monkeypatch, caplog):
+    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
+    publishes = publication(follower, tmp_path / "models")
+    verdicts = iter([Verdict(True), Verdict(False, "its loss is 9.0 and the served model's 0.5")])
+    monkeypatch.setattr(publishes, "_judged", lambda *_: next(verdicts, Verdict(False, "its loss is 9.0")))
+    follower.follow(publishes)
+    assert [one.number for one in open_destination(tmp_path / "models").releases()] == [1]
+    assert publishes.refused > 1
+    assert "rows is not published: its loss is 9.0 and the served model's 0.5" in caplog.text
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["published"]["why"].endswith("its loss is 9.0")
+
+
+def test_a_destination_that_fails_gets_the_next_model(frame, tmp_path, monkeypatch, caplog):
+    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
+    publishes, fails = publication(follower, tmp_path / "models"), [True, True]
+    publish = publishes.publisher.publish
+
+    def sometimes(*arguments, **options):
+        if fails:
+            fails.pop()
+            raise OSError(28, "No space left on device")
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(publishes.publisher, "publish", sometimes)
+    follower.follow(publishes)
+    assert caplog.text.count("could not be published: [Errno 28] No space left on device") == 2
+    assert open_destination(tmp_path / "models").releases()[-1].samples == follower.trainer.samples
+    assert publishes.why == ""
+
+
+def test_two_trainings_cannot_publish_at_one_place(tmp_path):
+    with Publisher(tmp_path / "models", formats=[]), pytest.raises(PublishError, match="publishes there"):
+        Publisher(tmp_path / "models", formats=[])
