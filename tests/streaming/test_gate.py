@@ -48,7 +48,7 @@ def gate_of(before: LookupModel, rows: list[Batch]) -> Gate:
         (model(1.01), model(0.99), ""),
         (model(0.2), model(), "before it learnt them, its loss"),
         (model(), model(-1.0), "after it has learnt them, its loss"),
-        (model(1.0, 0.25), model(1.0, 0.25), "calibration|loss"),
+        (model(0.9, 0.1), model(1.0, 0.6), "calibration|loss"),
     ],
     ids=["the same", "a little better or worse", "learns badly", "is broken", "predicts too much"],
 )

@@ -49,8 +49,10 @@ _MODULES = {
     "demo": "compare",
     "evaluate": "score",
     "explain": "score",
+    "inspect": "score",
     "path": "compare",
     "predict": "score",
+    "select": "columns",
     "synthesize": "prepare",
     "watch": "follow",
 }

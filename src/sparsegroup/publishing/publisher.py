@@ -108,7 +108,7 @@ class Publisher:
         read_until: float | None = None,
         figures: Mapping[str, float] | None = None,
     ) -> Release | None:
-        """Publish a draft. It may run in another thread, one at a time, while training goes on.
+        """Publish a draft. It may run in another thread, one at a time, while training continues.
 
         Args:
             draft: What `draft` gave.

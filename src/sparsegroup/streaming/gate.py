@@ -23,8 +23,8 @@ Rows = tuple[tuple[Batch, Tensor], ...]
 ERRORS = 3.0
 """Standard errors by which a loss must be higher to be surely higher."""
 
-_OFF = math.log(1.05)
-"""How much farther off a calibration may be, as |ln|, beside what chance explains."""
+_OFF = math.log(1.2)
+"""How far off a calibration may be, as |ln|, beside what chance explains: while a model learns, its level moves."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Gate:
         """Whether a candidate may take the place of the served model, None if there is none, by some rows.
 
         It may not if the predictions that were made before learning, or the candidate's own, which has learnt the rows,
-        have surely a higher loss than the served model's (by 3 standard errors of the rows' differences), or surely a
-        worse calibration.
+        have surely a higher loss than the served model's (by 3 standard errors of the rows' differences), or a
+        calibration that is worse, and surely below .83 or above 1.2.
         """
         if not rows:
             return Verdict(True)
@@ -112,7 +112,7 @@ class Gate:
         if not total > 0 or not min(sums) > 0:
             return ""
         off = [max(0.0, abs(math.log(one / total)) - ERRORS * error / total) for one in sums]
-        if off[1] > off[0] + _OFF:
+        if off[1] > max(off[0], _OFF):
             return f"its calibration is {sums[1] / total:.2f} and the served model's {sums[0] / total:.2f}"
         return ""
 

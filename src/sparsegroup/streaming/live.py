@@ -50,7 +50,7 @@ class LivePoint:
         point: The point.
         at: When it was made, in seconds since 1970.
         learnt_until: The latest time in the learnt rows; None if the log has no column of times.
-        mean_label: Of the rows since the last point: the click rate; None of an order or of classes.
+        mean_label: Mean label of the rows since the last point, such as the click rate; None of classes or an order.
         new_features: Share of these rows' features that no row before had.
         drift, unseen: Column → its `Drift`.
     """
