@@ -78,13 +78,14 @@ class Subscriber:
                 destination cannot be reached.
             OSError: The disk is full.
         """
-        seen: Sequence[Release] = ()
+        seen: Release | None = None
         failed: PublishError | ExportError | None = None
         for _ in range(_PATIENCE):
             releases = self.destination.releases()
-            if failed is not None and releases == seen:
+            wanted = self._wanted(releases, to)
+            if seen is not None and _is_same(wanted, seen):
                 break
-            seen, wanted = releases, self._wanted(releases, to)
+            seen = wanted
             for way in ways_to(wanted, releases, None if have is None else have.release.id):
                 try:
                     served = self._read(wanted, way, have)
