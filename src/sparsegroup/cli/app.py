@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, str] = {
     "part.",
     "tune": "Search for settings on part of the training rows, by successive halving; ends with a YAML file for "
     "`train`.",
-    "watch": "Look at a run that follows a stream: warnings in a sentence each, key figures, a live page.",
+    "watch": "Look at a run that follows a stream: warnings in a sentence each, and key figures.",
 }
 """Command → the first line of its help, in the order of `--help`. `train` is `train_command` in `cli.train`."""
 _MODULES = {

@@ -92,7 +92,7 @@ class Publisher:
         self._is_sure = True
 
     def draft(self, trained: TrainedModel) -> Export:
-        """A copy of a model's live rows and weights, for `publish`. Training must pause meanwhile, but no longer.
+        """A copy of a model's live rows and weights, for `publish`. Training must pause until it returns.
 
         Raises:
             ExportError: Vectors that the format does not have, or that are not finite.
