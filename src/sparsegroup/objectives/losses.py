@@ -108,7 +108,7 @@ class Binomial(Logistic):
 class FakeNegatives(Logistic):
     """Labels 0 or 1 of a stream in which each row first counts as a negative, and its positive comes later as another.
 
-    The probability that a row has a positive at all, by weights that correct for the negatives that are none: fake
+    The probability that a row has a positive at all, by weights that correct for false negatives: fake
     negative weighting (Ktena et al., RecSys 2019). A negative counts (1 - p)(1 + p) times and a positive 1 + p
     times, with the model's own probability p, through which no derivative is taken.
     """
