@@ -2,7 +2,8 @@
 
 from sparsegroup.streaming.sources.files import FilesSource
 from sparsegroup.streaming.sources.kafka import KafkaSource
+from sparsegroup.streaming.sources.redis import RedisSource
 from sparsegroup.streaming.sources.source import Block, EndOfStream, Source, StreamError
 from sparsegroup.streaming.sources.stdin import StdinSource
 
-__all__ = ["Block", "EndOfStream", "FilesSource", "KafkaSource", "Source", "StdinSource", "StreamError"]
+__all__ = ["Block", "EndOfStream", "FilesSource", "KafkaSource", "RedisSource", "Source", "StdinSource", "StreamError"]
