@@ -1,9 +1,20 @@
 """Where arriving rows come from: growing files, standard input, Kafka, Redis, and two of them joined."""
 
 from sparsegroup.streaming.sources.files import FilesSource
+from sparsegroup.streaming.sources.joined import JoinedSource
 from sparsegroup.streaming.sources.kafka import KafkaSource
 from sparsegroup.streaming.sources.redis import RedisSource
 from sparsegroup.streaming.sources.source import Block, EndOfStream, Source, StreamError
 from sparsegroup.streaming.sources.stdin import StdinSource
 
-__all__ = ["Block", "EndOfStream", "FilesSource", "KafkaSource", "RedisSource", "Source", "StdinSource", "StreamError"]
+__all__ = [
+    "Block",
+    "EndOfStream",
+    "FilesSource",
+    "JoinedSource",
+    "KafkaSource",
+    "RedisSource",
+    "Source",
+    "StdinSource",
+    "StreamError",
+]
