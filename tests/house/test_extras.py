@@ -12,7 +12,13 @@ from sparsegroup.errors import MODULES, Extra
 pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).parents[2]
-MODULE_OF = {"confluent-kafka": "confluent_kafka", "mlflow-skinny": "mlflow", "polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+MODULE_OF = {
+    "confluent-kafka": "confluent_kafka",
+    "mlflow-skinny": "mlflow",
+    "polars-hash": "polars_hash",
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+}
 ROOMS: dict[Extra, tuple[str, ...]] = {
     "checkpoint": ("artifact", "checkpoint"),
     "cli": ("data", "training", "reporting", "serving", "estimator", "cli"),

@@ -37,6 +37,8 @@ _GRACE = 5.0
 """Seconds in which a source that was just opened gives rows, if it has any."""
 _PATIENCE = 30.0
 """Seconds for which the source that is behind is waited for although it gives nothing of what waits there."""
+_TURN = 0.05
+"""Seconds for which one source is waited for before the other one is looked at again."""
 _MOST_BAD = 1000
 """Bad rows that wait for a block of good ones."""
 _EVER = -(1 << 62)
@@ -166,7 +168,7 @@ class JoinedSource(Source):
         self._bad: list[BadRow] = []
         self._events: list[_Event] = []
         self._since: list[_Event] = []
-        self._most_events = 64
+        self._most_events, self._most_negatives = 64, BLOCK_ROWS
         self._positions: dict[str, Any] = dict.fromkeys(self._sources)
         self._seen = dict.fromkeys(self._sources, _EVER)
         self._ended: set[str] = set()
@@ -216,19 +218,24 @@ class JoinedSource(Source):
     def read(self, timeout: float) -> Block | None:
         """See `Source.read`."""
         end = time.monotonic() + timeout
-        while not (self._late or self._ready() or len(self._bad) >= _MOST_BAD):
-            if len(self._ended) == 2:
+        while True:
+            if self._late or len(self._bad) >= _MOST_BAD:
+                return self._give(self._given)
+            ready = self._ready()
+            if not ready and len(self._ended) == len(self._sources):
                 if not (self._waiting or self._bad):
                     raise EndOfStream
-                break  # nothing comes any more that could be waited for
-            found = self._next(end)
-            if found is None:
+                rest = self._waiting[-1].end if self._waiting else self._given
+                return self._give(min(rest, self._given + BLOCK_ROWS))
+            if ready and self._seen["clicks"] >= self._clock:
+                return self._give(ready)
+            found = self._next_of(["clicks"] if ready else self._by_time(), end, waits=not ready)
+            if found is not None:
+                self._take(*found, time.time())
+            elif ready and not self._is_waited_for("clicks"):
+                return self._give(ready)
+            elif time.monotonic() >= end:
                 return None
-            self._take(*found, time.time())
-        given = self._given
-        if not self._ready() and len(self._ended) == 2 and self._waiting:
-            given = min(self._waiting[-1].end, given + BLOCK_ROWS)
-        return self._give(max(given, self._ready()))
 
     def again(self, span: Any) -> Block:
         """See `Source.again`."""
@@ -239,23 +246,28 @@ class JoinedSource(Source):
 
     # What is read
 
-    def _next(self, end: float) -> tuple[str, Block] | None:
-        """The next block of the source that is behind, or else of the other one; None if there is none in time."""
-        while True:
-            behind, other = sorted(self._sources, key=lambda side: self._seen[side])
-            if behind in self._ended:
-                behind, other = other, behind
-            block = self._read_of(behind, 0.0)
-            if block is None and not self._is_waited_for(behind):
-                block, behind = self._read_of(other, 0.0), other
-            if block is not None:
-                return behind, block
-            left = end - time.monotonic()
-            if left <= 0 or len(self._ended) == 2:
+    def _by_time(self) -> list[str]:
+        """The sources, the one that is behind first."""
+        return sorted(self._sources, key=lambda side: self._seen[side])
+
+    def _next_of(self, sides: Sequence[str], end: float, *, waits: bool) -> tuple[str, Block] | None:
+        """The next block of the first source that has one; no source overtakes one that is waited for.
+
+        `waits`: whether to wait a little if none has any.
+        """
+        sides = [side for side in sides if side not in self._ended]
+        for side in sides:
+            if (block := self._read_of(side, 0.0)) is not None:
+                return side, block
+            if self._is_waited_for(side):
+                break
+        else:
+            if not waits:
                 return None
-            block = self._read_of(behind, min(left, 0.05))
-            if block is not None:
-                return behind, block
+        left = min(end - time.monotonic(), _TURN)
+        first = next((side for side in sides if side not in self._ended), None)
+        block = self._read_of(first, left) if first is not None and left > 0 else None
+        return None if first is None or block is None else (first, block)
 
     def _read_of(self, side: str, timeout: float) -> Block | None:
         if side in self._ended:
@@ -353,11 +365,13 @@ class JoinedSource(Source):
         if not self._is_positive:
             return None
         horizon = self._clock - self._window - self._late_window
-        self._negatives = self._negatives.filter(pl.col(_AT) >= horizon)
         while self._remembered and int(self._remembered[0].times.max()) < horizon:
             self._remembered.popleft()
+        if len(self._negatives) > self._most_negatives:
+            self._negatives = self._negatives.filter(pl.col(_AT) >= horizon)
+            self._most_negatives = 2 * len(self._negatives) + BLOCK_ROWS
         found = self._negatives.join(clicks, on=self._on, suffix="\x00of click").filter(
-            pl.col(f"{_AT}\x00of click") >= pl.col(_AT)
+            pl.col(f"{_AT}\x00of click") >= pl.col(_AT), pl.col(_AT) >= horizon
         )
         numbers = found[_NUMBER].unique().sort()
         if not len(numbers):
