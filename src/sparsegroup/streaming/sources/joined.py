@@ -103,11 +103,11 @@ class JoinedSource(Source):
 
     Memory holds the impressions and clicks of the last `window` seconds, and with `late="positive"` the impressions
     with label 0 of `late_window` seconds more. A position remembers the blocks that these are from, and they are read
-    again when reading resumes: both sources must keep their rows for so long. Of the counts of clicks, those of the
-    last window may be counted again then.
+    again when reading resumes: both sources must keep their rows for so long. Clicks of
+    the last window may be counted twice then.
 
     Times are whole or decimal numbers, in s, ms, µs or ns since 1970, as their size shows; or ISO 8601. Rows without a
-    time or a key, and those of a time more than a day after they were read, are bad rows.
+    time or a key, and rows of a time more than a day after they were read, are bad rows.
 
     Args:
         impressions: Rows without a label.
@@ -347,7 +347,7 @@ class JoinedSource(Source):
         return frame
 
     def _add_clicks(self, frame: pl.DataFrame) -> None:
-        """Keep clicks, forget those that no impression waits for, and find impressions that were given without them."""
+        """Keep clicks, forget what no impression waits for, and find impressions that were given without them."""
         count = len(frame)
         numbers = pl.int_range(self._clicks_read, self._clicks_read + count, eager=True).alias(_CLICK)
         new = frame.select(*self._on, _AT).with_columns(numbers, pl.lit(False).alias(_USED))
