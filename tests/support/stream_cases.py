@@ -1,5 +1,6 @@
 """Rows with numbers, and readers that are killed, for the tests of sources."""
 
+import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -76,9 +77,9 @@ class Reader:
 
     def _opened(self) -> Source:
         source = self._make()
-        source.open(self._format, self._position)
+        source.open(self._format, json.loads(json.dumps(self._position)))
         for block in self.blocks[self._from :]:
-            again = source.again(block.span)
+            again = source.again(json.loads(json.dumps(block.span)))
             assert (again.span, again.origin) == (block.span, block.origin)
             assert_equal_rows(again.encode(), block.encode())
         return source

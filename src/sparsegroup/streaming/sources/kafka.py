@@ -33,7 +33,7 @@ _PROBE = 1.0
 _ANSWER = 5.0
 """Seconds in which a broker answers."""
 _BUFFERED = 2 * BLOCK_ROWS
-"""Messages of a partition that wait in memory while those of another one are read again."""
+"""Messages of a partition that wait in memory while another one is read again."""
 
 _SETTINGS = {
     "enable.auto.commit": False,

@@ -73,7 +73,7 @@ def block_of(texts: Texts, format: LogFormat, span: Any, position: Any, read_at:
 class Source(ABC):
     """Rows that keep arriving, in one order; one thread reads it.
 
-    `open` says where reading begins. `read` gives the next rows, and `again` those of a span that `read` has given
+    `open` says where reading begins. `read` gives the next rows, and `again` the rows of a span that `read` has given
     before, also in another process: both leave the position after the rows. So who remembers a position and the spans
     since then reads the same rows in the same order after a restart.
 

@@ -106,7 +106,7 @@ class StdinSource(Source):
         return rest
 
     def _next(self, timeout: float) -> _Piece | None:
-        """The next lines, about `BLOCK_BYTES` of them if so many have arrived; None if there are none in time."""
+        """The next lines, about `BLOCK_BYTES` of them at most; None if there are none in time."""
         pieces: list[bytes] = []
         size = 0
         while size < BLOCK_BYTES:

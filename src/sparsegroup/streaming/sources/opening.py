@@ -1,0 +1,128 @@
+"""A source from what a user types."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack, get_type_hints
+from urllib.parse import parse_qsl, unquote
+
+from sparsegroup.data.raw.files import paths_of
+from sparsegroup.streaming.sources.files import FilesSource
+from sparsegroup.streaming.sources.joined import JoinedSource
+from sparsegroup.streaming.sources.kafka import KafkaSource
+from sparsegroup.streaming.sources.redis import RedisSource
+from sparsegroup.streaming.sources.source import Source, StreamError
+from sparsegroup.streaming.sources.stdin import StdinSource
+
+_URL = re.compile(r"(kafka|rediss?)://([^/?]*)/?([^?]*)\??(.*)", re.DOTALL)
+
+
+class SourceOptions(TypedDict, total=False):
+    """Options of a source; None is the default.
+
+    Attributes:
+        sort: The order of files, see `FilesSource`.
+        settle: Seconds without a change after which a file is complete.
+        lost: Whether rows that a broker has deleted before they were read are an "error", or "skip".
+        clicks: Where the clicks are from, if the rows are impressions without a label, see `JoinedSource`; then `on`
+            and `window` are needed.
+        on: Columns by which clicks are joined, or one text with commas between them.
+        window: How long an impression waits for its click, in seconds.
+        time, click_time: Columns of times.
+        joined_label: Name of the column of labels that is added; by default "label".
+        late: What becomes of clicks that come later: "drop" or "positive".
+        late_window: How many seconds after the window they count, for "positive".
+    """
+
+    sort: str | None
+    settle: float | None
+    lost: str | None
+    clicks: str | Sequence[str] | None
+    on: str | Sequence[str] | None
+    window: float | None
+    time: str | None
+    click_time: str | None
+    joined_label: str | None
+    late: str | None
+    late_window: float | None
+
+
+_OF_A_JOIN = ("on", "window", "time", "click_time", "joined_label", "late", "late_window")
+
+
+def open_source(text: str | Sequence[str], **options: Unpack[SourceOptions]) -> Source:
+    """The source that a text names.
+
+    Args:
+        text: `-` for standard input; `kafka://broker:9092,other:9092/topic`, with `?group=…`, `lost=skip` and settings
+            of librdkafka such as `security.protocol=SSL` behind it; `redis://host:6379/0/stream`, or with `?stream=…`
+            for a name with a slash; else files, as `open_log` takes them: one, a folder, a pattern, a URI such as
+            s3://bucket/day=*/, or several of these.
+        **options: See `SourceOptions`.
+
+    Raises:
+        StreamError: The text is incomplete, or options do not go together.
+        MissingExtraError: A package that the source needs is not installed.
+
+    Examples:
+        >>> from sparsegroup.streaming.sources import open_source
+        >>> open_source("clicks/*.csv").name
+        'clicks/*.csv'
+        >>> open_source("impressions/", clicks="clicks/", on="id", window=1800).name
+        'impressions/ with clicks of clicks/'
+    """
+    if unknown := options.keys() - get_type_hints(SourceOptions).keys():
+        raise TypeError(f"unexpected option {min(unknown)!r}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    joins = {name: given.pop(name) for name in _OF_A_JOIN if name in given}
+    clicks = given.pop("clicks", None)
+    if clicks is None:
+        if joins:
+            name = min(joins)
+            raise StreamError(f"`{name}` is for impressions that are joined with `clicks`", name, "clicks")
+        return _source(text, given)
+    for name in ("on", "window"):
+        if name not in joins:
+            raise StreamError(f"`{name}` is missing, by which `clicks` are joined to impressions", name, "clicks")
+    on = joins.pop("on")
+    joins["on"] = on.split(",") if isinstance(on, str) else on
+    if "joined_label" in joins:
+        joins["label"] = joins.pop("joined_label")
+    return JoinedSource(_source(text, given), _source(clicks, given), **joins)
+
+
+def _source(text: str | Sequence[str], options: dict[str, Any]) -> Source:
+    paths = paths_of(text)
+    first = paths[0]
+    url = _URL.fullmatch(first)
+    if first != "-" and url is None:
+        return FilesSource(paths if len(paths) > 1 else first, **_of(("sort", "settle"), options))
+    if len(paths) > 1:
+        raise StreamError(f"{first}: is a source by itself; only files can be several")
+    if url is None:
+        return StdinSource()
+    scheme, place, path, query = url.groups()
+    try:
+        wanted = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
+    except ValueError:
+        raise StreamError(
+            f"{scheme}://{place}/{path}: {query!r} is no list of name=value with & between them"
+        ) from None
+    found = {"lost": wanted.pop("lost", None)} | _of(("lost",), options)
+    found = {name: value for name, value in found.items() if value is not None}
+    if scheme == "kafka":
+        if not place or not path:
+            raise StreamError(f"{first}: name a broker and a topic, as in kafka://broker:9092/topic")
+        if "group" in wanted:
+            found["group"] = wanted.pop("group")
+        return KafkaSource(place, unquote(path), settings=wanted, **found)
+    database, _, stream = path.rpartition("/")
+    if "stream" in wanted:
+        database, stream = path, wanted.pop("stream")
+    if not stream:
+        raise StreamError(f"{scheme}://{place}/{path}: name a stream, as in redis://host:6379/0/stream")
+    rest = "&".join(f"{name}={value}" for name, value in wanted.items())
+    return RedisSource(f"{scheme}://{place}/{database or 0}" + (f"?{rest}" if rest else ""), unquote(stream), **found)
+
+
+def _of(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}

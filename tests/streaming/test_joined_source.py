@@ -1,0 +1,301 @@
+"""Impressions and clicks are joined as a plain loop over the rows joins them, through any order of blocks and kills."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_cases import written
+from over import over
+from sparsegroup.data import open_log
+from sparsegroup.data.raw.files import LogPaths
+from sparsegroup.data.schema import LogFormat
+from sparsegroup.streaming.sources import (
+    Block,
+    EndOfStream,
+    FilesSource,
+    JoinedSource,
+    Source,
+    StreamError,
+    joined,
+)
+from sparsegroup.streaming.sources.records import frame_of
+from sparsegroup.streaming.sources.source import block_of
+from stream_cases import Reader, drained
+
+Row = tuple[int, int, int]
+"""Number, key and time."""
+JOINED = LogFormat("log", "label", ("user",), numbers=("n",), time="ts")
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "_GRACE", 0.0)
+    monkeypatch.setattr(joined, "BLOCK_ROWS", 5)
+
+
+class Listed(Source):
+    """Blocks of rows that are there, as many of them as `there` has for its name."""
+
+    def __init__(self, name: str, blocks: Sequence[Sequence[Row]], there: dict[str, int], ends: bool = False) -> None:
+        self.name, self._blocks, self._there, self._ends = name, blocks, there, ends
+        self._next = 0
+
+    def first_rows(self, path: Path, rows: int, patience: float) -> LogPaths:
+        raise NotImplementedError
+
+    def open(self, format: LogFormat, position: Any = None) -> None:
+        self._format, self._next = format, position or 0
+
+    def read(self, timeout: float) -> Block | None:
+        if self._next < self._there[self.name]:
+            return self.again(self._next)
+        if self._ends and self._next == len(self._blocks):
+            raise EndOfStream
+        return None
+
+    def again(self, span: Any) -> Block:
+        self._next = span + 1
+        rows = [
+            (number, {"n": str(number), "user": f"u{key}", "ts": str(at)}, b"")
+            for number, key, at in self._blocks[span]
+        ]
+        return block_of(partial(_texts, rows, self._format), self._format, span, self._next, 2e9, self.name)
+
+    def close(self) -> None:
+        pass
+
+
+def _texts(rows: Any, format: LogFormat, bad: Any) -> Any:
+    return frame_of(rows, format, bad)
+
+
+def expected(
+    impressions: Sequence[Sequence[Row]],
+    clicks: Sequence[Sequence[Row]],
+    order: Sequence[tuple[str, int]],
+    window: int,
+    late_window: int | None,
+) -> list[tuple[int, int]]:
+    """Number and label of the rows that are given, by a loop over rows; `late_window` None drops late clicks."""
+    clock = kept = -(1 << 62)
+    waiting: list[Row] = []
+    read: list[Row] = []
+    negatives: list[Row] = []
+    late: list[Row] = []
+    found: list[tuple[int, int]] = []
+    given = 0
+    for side, place in order:
+        if side == "given":
+            found += [(row[0], 1) for row in late]
+            late.clear()
+            while given < place:
+                number, key, at = row = waiting.pop(0)
+                assert at + window < clock
+                label = any(key == other and at <= then <= at + window and then >= kept for _, other, then in read)
+                found.append((number, int(label)))
+                negatives += [] if label else [row]
+                given += 1
+            continue
+        rows = (impressions if side == "impressions" else clicks)[place]
+        clock = max([clock, *(at for _, _, at in rows)])
+        if side == "impressions":
+            waiting += rows
+        else:
+            read += rows
+            for row in list(negatives) if late_window is not None else ():
+                in_time = row[2] >= clock - window - late_window
+                if in_time and any(key == row[1] and at >= row[2] for _, key, at in rows):
+                    negatives.remove(row)
+                    late.append(row)
+        kept = max(kept, min([clock - window, *(at for _, _, at in waiting)]))
+    assert not any(at + window < clock for _, _, at in waiting[:1])
+    return found
+
+
+def given_rows(blocks: Sequence[Block]) -> list[tuple[int, int]]:
+    """Numbers and labels."""
+    batches = [block.encode().batch for block in blocks]
+    return [
+        (int(number), int(label))
+        for batch in batches
+        for number, label in zip(batch.numbers[:, 0].tolist(), batch.labels.tolist(), strict=True)
+    ]
+
+
+def order_of(blocks: Sequence[Block]) -> list[tuple[str, int]]:
+    """What was read and given, in order."""
+    found: list[tuple[str, int]] = []
+    for block in blocks:
+        found += [(side, span) for side, span, _ in block.span[0]]
+        found.append(("given", block.span[1]))
+    return found
+
+
+def random_rows(generator: random.Random, count: int, first: int, disorder: int) -> list[list[Row]]:
+    """Blocks of rows, whose times grow but for some disorder."""
+    rows = [
+        (first + number, generator.randrange(12), 1000 + 2 * number + generator.randint(-disorder, disorder))
+        for number in range(count)
+    ]
+    blocks: list[list[Row]] = []
+    while rows:
+        size = generator.randint(1, 9)
+        blocks.append(rows[:size])
+        rows = rows[size:]
+    return blocks
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    window=st.sampled_from([0, 7, 30]),
+    late_window=st.sampled_from([None, 0, 20, 100]),
+    disorder=st.sampled_from([0, 3, 40]),
+)
+@settings(max_examples=7)
+def test_rows_and_labels_are_the_loops_through_kills(
+    seed: int, window: int, late_window: int | None, disorder: int
+) -> None:
+    generator = random.Random(seed)
+    impressions = random_rows(generator, 100, 0, disorder)
+    clicks = random_rows(generator, 100, 10_000, disorder)
+    there = {"impressions": 0, "clicks": 0}
+
+    def source() -> JoinedSource:
+        return JoinedSource(
+            Listed("impressions", impressions, there),
+            Listed("clicks", clicks, there),
+            ["user"],
+            window,
+            time="ts",
+            late="drop" if late_window is None else "positive",
+            late_window=late_window,
+        )
+
+    reader = Reader(source, JOINED, seed)
+    for _ in range(80):
+        match generator.choices(["impressions", "clicks", "read", "checkpoint", "kill"], [3, 3, 5, 2, 1])[0]:
+            case "impressions" | "clicks" as side:
+                most = len(impressions if side == "impressions" else clicks)
+                there[side] = min(there[side] + generator.randint(1, 4), most)
+            case "read":
+                reader.read(generator.randint(1, 6))
+            case "checkpoint":
+                reader.checkpoint()
+            case "kill":
+                reader.kill()
+    there |= {"impressions": len(impressions), "clicks": len(clicks)}
+    reader.read(1000)
+    order = order_of(reader.blocks)
+    for side in there:
+        places = [place for one, place in order if one == side]
+        assert places == list(range(len(places)))
+    rows = given_rows(reader.blocks)
+    assert rows == expected(impressions, clicks, order, window, late_window)
+    numbers = [number for number, _ in rows]
+    if late_window is None:
+        assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= 90 - window - disorder
+
+
+def test_the_rest_is_given_when_both_have_ended() -> None:
+    there = {"impressions": 2, "clicks": 1}
+    impressions, clicks = [[(0, 1, 100), (1, 2, 101)], [(2, 3, 102)]], [[(9, 2, 103)]]
+    source = JoinedSource(
+        Listed("impressions", impressions, there, ends=True),
+        Listed("clicks", clicks, there, ends=True),
+        ["user"],
+        50,
+        time="ts",
+    )
+    source.open(JOINED)
+    assert given_rows(drained(source, rows=3)) == [(0, 0), (1, 1), (2, 0)]
+    with pytest.raises(EndOfStream):
+        source.read(0.0)
+
+
+def test_what_is_behind_is_read_first() -> None:
+    """Of two backlogs, impressions do not run ahead of their clicks."""
+    impressions = [[(number, number, 1000 + number)] for number in range(300)]
+    clicks = [[(number, number, 1002 + number)] for number in range(0, 300, 3)]
+    there = {"impressions": 300, "clicks": 100}
+    source = JoinedSource(
+        Listed("impressions", impressions, there), Listed("clicks", clicks, there), ["user"], 5, time="ts"
+    )
+    source.open(JOINED)
+    rows = given_rows(drained(source))
+    assert rows == [(number, int(number % 3 == 0)) for number in range(len(rows))]
+    assert len(rows) > 290
+    assert source.clicks_unmatched == 0
+
+
+def test_positions_do_not_grow() -> None:
+    impressions = [[(number, number, 1000 + number)] for number in range(400)]
+    clicks = [[(number, number, 1002 + number)] for number in range(400)]
+    there = {"impressions": 400, "clicks": 400}
+    source = JoinedSource(
+        Listed("impressions", impressions, there),
+        Listed("clicks", clicks, there),
+        ["user"],
+        5,
+        time="ts",
+        late="positive",
+        late_window=10,
+    )
+    source.open(JOINED)
+    sizes = [len(json.dumps(block.position)) for block in drained(source)]
+    assert max(sizes[200:]) < 1.1 * max(sizes[:200])
+    assert max(sizes) < 30_000
+
+
+def test_rows_without_a_key_or_a_time_are_bad(tmp_path: Path) -> None:
+    lines = b"user,ts,n\nu1,2026-01-01T00:00:00,1\n,2026-01-01,2\nu2,soon,3\nu3,4000000000000,4\nu4,1767225700000,5\n"
+    written(tmp_path / "impressions.csv", lines)
+    written(tmp_path / "clicks.csv", b"ts\tuser\n1767225605.5\tu1\n1767300000\tu9\n")
+    source = JoinedSource(
+        FilesSource(tmp_path / "impressions.csv"), FilesSource(tmp_path / "clicks.csv"), ["user"], 60, time="ts"
+    )
+    log = open_log(source.first_rows(tmp_path / "head", 100, 0.0), columns="categorical")
+    assert (len(log), log.positives, log.fields) == (5, 1, ("user", "n"))
+    source.open(LogFormat("log", "label", ("user",), numbers=("n",)))
+    (block,) = drained(source, rows=5)
+    encoded = block.encode()
+    assert list(zip(encoded.batch.numbers[:, 0].tolist(), encoded.batch.labels.tolist(), strict=True)) == [
+        (1, 1),
+        (5, 0),
+    ]
+    assert [(line, reason) for line, reason, _ in encoded.bad] == [
+        (3, "no 'user', by which clicks are joined"),
+        (4, "'ts' is no time"),
+        (5, "'ts' is more than a day after the row was read"),
+    ]
+    assert all(text.startswith(f"{tmp_path}/impressions.csv: ") for _, _, text in encoded.bad)
+    source.close()
+
+
+@over(
+    ("options", "message"),
+    [
+        ({"on": []}, "`on` names one column"),
+        ({"window": -1}, "`window` is a number of seconds >= 0, got -1"),
+        ({"late": "no"}, "`late` is drop or positive, got 'no'"),
+    ],
+)
+def test_options_that_are_none(options: Mapping[str, Any], message: str) -> None:
+    there = {"impressions": 0, "clicks": 0}
+    arguments: dict[str, Any] = {"on": ["user"], "window": 5, **options}
+    with pytest.raises(StreamError, match=message):
+        JoinedSource(Listed("impressions", [], there), Listed("clicks", [], there), **arguments)
+
+
+def test_labels_of_another_column_are_refused() -> None:
+    there = {"impressions": 0, "clicks": 0}
+    source = JoinedSource(Listed("impressions", [], there), Listed("clicks", [], there), ["user"], 5, label="bought")
+    with pytest.raises(StreamError, match="the labels are in the column 'bought', and the format has them in 'label'"):
+        source.open(JOINED)
