@@ -29,6 +29,9 @@ _NEEDS_AN_END = (
 STREAM_OPTIONS = tuple(name for name in OPTIONS if name not in _NEEDS_AN_END)
 """Short names of the settings that a stream can have."""
 
+SOURCE = "Source"
+"""Panel of `--help`."""
+
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that follows a stream.")]
 _TIME = "90s, 15min, 12h or 7d"
 
@@ -85,34 +88,98 @@ def follow_command(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="A second source, of the positives of the first one's rows: a row's label is 1 if its "
-            "positive comes within --window.",
+            rich_help_panel=SOURCE,
+            help="A second source, of the positives of SOURCE's rows: a row whose positive comes in time has label 1.",
         ),
     ] = None,
-    join_on: Annotated[
+    on: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN,…", help="With --clicks: columns by which a positive is found, such as an id."),
+        typer.Option(
+            metavar="COLUMN,…",
+            rich_help_panel=SOURCE,
+            help="With --clicks: columns by which they are joined, such as an id.",
+        ),
     ] = None,
     window: Annotated[
-        str,
-        typer.Option(metavar="TIME", help=f"With --clicks: how long a row waits for its positive, such as {_TIME}."),
-    ] = "15min",
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            rich_help_panel=SOURCE,
+            help="With --clicks: how long a row waits for its positive, such as 15min.",
+        ),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            rich_help_panel=SOURCE,
+            help="With --clicks: column of the rows' times.",
+            show_default="time",
+        ),
+    ] = None,
+    click_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            rich_help_panel=SOURCE,
+            help="With --clicks: column of the positives' times.",
+            show_default="that of --time",
+        ),
+    ] = None,
     late: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="[drop|positive]",
-            help="With --clicks: what becomes of a positive that comes later; as another row it corrects its negative, "
-            "with --objective fake_negatives.",
+            rich_help_panel=SOURCE,
+            help="With --clicks: what becomes of positives that come later; as rows they correct their negatives, with "
+            "--objective fake_negatives.",
+            show_default="drop",
         ),
-    ] = "drop",
+    ] = None,
+    late_window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            rich_help_panel=SOURCE,
+            help="With --late positive: how much later they count.",
+            show_default="--window, at least 1h",
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[name|time]",
+            rich_help_panel=SOURCE,
+            help="Order of files: by name (day9 before day10), or by the time of their last change.",
+            show_default="name",
+        ),
+    ] = None,
+    settle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            rich_help_panel=SOURCE,
+            help="How long a file must not have changed to be complete.",
+            show_default="5s",
+        ),
+    ] = None,
+    lost: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[error|skip]",
+            rich_help_panel=SOURCE,
+            help="Stop if a broker has deleted rows that were not read yet, or continue after them.",
+            show_default="error",
+        ),
+    ] = None,
     continue_: Annotated[
         Path | None, typer.Option("--continue", metavar="RUN", help="Begin with the model of a finished run.")
     ] = None,
     first_rows: Annotated[
         int, typer.Option(min=2, help="Rows to wait for at the beginning: they decide what the columns are.")
     ] = 10_000,
-    patience_: Annotated[
-        str, typer.Option("--first-wait", metavar="TIME", help="How long to wait for them once there are some.")
+    first_wait: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to wait for them once there are some.")
     ] = "10s",
     until_idle: Annotated[
         str | None, typer.Option(metavar="TIME", help="End if no row has come for so long.", show_default="never")
@@ -126,22 +193,18 @@ def follow_command(
     A run that was killed at any moment continues by the same command: no row is learnt twice or left out, if the source
     can be read again. SIGTERM and Ctrl-C save the state and end it.
     """
-    seconds = {
-        name: _seconds(name, text) for name, text in (("every", every), ("first-wait", patience_), ("window", window))
-    }
+    seconds = {name: _seconds(name, text) for name, text in (("every", every), ("first-wait", first_wait))}
     idle = None if until_idle is None else _seconds("until-idle", until_idle)
-    if (clicks is None) != (join_on is None):
-        raise UsageError("--clicks and --join-on are given together: a second source, and the columns that join them")
+    times = {"window": window, "late_window": late_window, "settle": settle}
+    of_source: Any = {"clicks": clicks, "on": on, "time": time, "click_time": click_time, "late": late}
+    of_source |= {name: _seconds(name.replace("_", "-"), text) for name, text in times.items() if text is not None}
     with starting(threads):
         from sparsegroup.publishing import Publisher, open_destination
         from sparsegroup.streaming.publication import Publication
-        from sparsegroup.streaming.sources import JoinedSource, open_source
+        from sparsegroup.streaming.sources import open_source
 
     values = setting_values(None, settings, set_)
-    rows: Source = open_source(source)
-    if clicks is not None and join_on is not None:
-        columns = [one.strip() for one in join_on.split(",")]
-        rows = JoinedSource(rows, open_source(clicks), columns, seconds["window"], late=late)
+    rows = open_source(source[0] if len(source) == 1 else source, **of_source, sort=sort, lost=lost)
     destination = None if publish is None else open_destination(publish)
     follower = _follower(out, rows, values, continue_, first_rows, seconds["first-wait"])
     publication = None

@@ -1,5 +1,7 @@
 """How a training that never ends publishes its model: one whole export, then deltas, then a whole one again."""
 
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping
@@ -7,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from sparsegroup.artifact.folder import rename
 from sparsegroup.artifact.manifest import Parent, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
 from sparsegroup.publishing.destinations import Destination, open_destination
@@ -14,6 +17,7 @@ from sparsegroup.publishing.releases import Release, ReleaseKind, folder_of, gro
 from sparsegroup.publishing.subscriber import Served, Subscriber
 from sparsegroup.serving.deltas import obstacle, write_changes
 from sparsegroup.serving.exporting import (
+    MODEL_FILES,
     Draft,
     check_formats,
     completed,
@@ -24,7 +28,7 @@ from sparsegroup.serving.exporting import (
 )
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import NETWORK, ONNX
-from sparsegroup.serving.onnx import graph_of, has_onnx
+from sparsegroup.serving.onnx import graph_of, has_onnx, with_rows
 from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.serving.reading import Export, difference
 from sparsegroup.settings.names import Dtype, ProgramName
@@ -171,12 +175,38 @@ class Publisher:
                 rows.save(folder / new.manifest.tables[name].file)
             write_tensors(folder / NETWORK, new.network)
             save_vocabulary(new.vocabularies, keys_of(new.tables), folder)
-            draft = Draft(new.manifest, new.tables, new.model(), new.vocabularies)
-            draft.add_models(folder, new.manifest, None, self._formats, graph=self._graph)
+            completed(folder, new.manifest)
+            if self._must_trace(new):
+                self._add_traced(folder)
+            else:
+                draft = Draft(new.manifest, new.tables, new.model(), new.vocabularies)
+                draft.add_models(folder, new.manifest, None, self._formats, graph=self._graph)
             completed(folder, new.manifest)
             if "onnx" in self._formats:
                 self._graph = graph_of((folder / ONNX).read_bytes())
             self._add(folder, self._release("export", folder, new, None, about), new)
+
+    def _must_trace(self, new: Export) -> bool:
+        """Whether the files of a whole export are made by tracing the model."""
+        if "program" in self._formats:
+            return True
+        return "onnx" in self._formats and (self._graph is None or with_rows(self._graph, new.serving_model()) is None)
+
+    def _add_traced(self, folder: Path) -> None:
+        """Add the traced files to a whole export: in another process, because all threads of one seem to trace.
+
+        They are compared there with what PyTorch computes.
+        """
+        with self._scratch() as scratch:
+            out, options = Path(scratch) / "export", ["--onnx" if "onnx" in self._formats else "--no-onnx"]
+            options += ["--program"] if "program" in self._formats else []
+            command = [sys.executable, "-m", "sparsegroup", "export", str(folder), str(out), *options, "--quiet"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise ExportError(f"the model cannot be written: {(done.stderr.splitlines() or ['no message'])[-1]}")
+            for name in map(MODEL_FILES.__getitem__, self._formats):
+                for path in out.glob(f"{name}*"):  # of a large model, also its weights
+                    rename(path, folder / path.name)
 
     def _scratch(self) -> tempfile.TemporaryDirectory[str]:
         """A folder for a release's files, which a later process removes if this one is killed."""

@@ -76,7 +76,9 @@ from sparsegroup.training.model import LookupModel
 from sparsegroup.training.predictions import check_logits, numbers_named
 from sparsegroup.training.run_folder import VOCABULARY
 
-_FILES: Mapping[str, str] = {"onnx": ONNX, "program": PROGRAM}
+MODEL_FILES: Mapping[str, str] = {"onnx": ONNX, "program": PROGRAM}
+"""Format of a model → its file."""
+
 _PROGRAM: tuple[ProgramName, ...] = ("program",)
 Runner = Callable[[ExampleCall], list[Tensor]]
 Scorer = Callable[[Batch], npt.NDArray[np.floating]]
@@ -493,7 +495,7 @@ def export(
         if program is not None:
             runs = _save_models(program, place, formats, names, results, {"export": manifest.id})
             for name, run in runs.items():
-                _check_outputs(_FILES[name], run(given), expected, tolerance)
+                _check_outputs(MODEL_FILES[name], run(given), expected, tolerance)
         return completed(place, manifest)
 
 
