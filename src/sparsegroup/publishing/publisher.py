@@ -27,7 +27,7 @@ from sparsegroup.serving.exporting import (
     snapshot_of,
 )
 from sparsegroup.serving.frozen import ExportError
-from sparsegroup.serving.manifest import NETWORK, ONNX
+from sparsegroup.serving.manifest import MANIFEST, NETWORK, ONNX
 from sparsegroup.serving.onnx import graph_of, has_onnx, with_rows
 from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.serving.reading import Export, difference
@@ -175,9 +175,10 @@ class Publisher:
                 rows.save(folder / new.manifest.tables[name].file)
             write_tensors(folder / NETWORK, new.network)
             save_vocabulary(new.vocabularies, keys_of(new.tables), folder)
-            completed(folder, new.manifest)
             if self._must_trace(new):
+                completed(folder, new.manifest)
                 self._add_traced(folder)
+                (folder / MANIFEST).unlink()
             else:
                 draft = Draft(new.manifest, new.tables, new.model(), new.vocabularies)
                 draft.add_models(folder, new.manifest, None, self._formats, graph=self._graph)

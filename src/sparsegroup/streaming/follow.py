@@ -1,6 +1,7 @@
 """A training that follows a stream: predicts each row, then learns it, for ever; exact after any kill."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.open import raw_log_files
 from sparsegroup.data.raw.encode import EncodedRows
+from sparsegroup.data.raw.files import LogPaths, paths_of
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.errors import RunError
 from sparsegroup.optim import GroupOptimizer
@@ -84,7 +86,7 @@ def stream_settings(config: Config) -> Config:
     return config.with_keys({**_ENDLESS, **defaults}, "follow")
 
 
-def first_rows_log(path: Path, config: Config, like: Config | None = None) -> RawLog:
+def first_rows_log(path: LogPaths, config: Config, like: Config | None = None) -> RawLog:
     """The log of a stream's first rows, all of them for training; `like` are settings that columns are read by.
 
     Raises:
@@ -186,8 +188,8 @@ class Follower:
         lock = new.lock_new()
         try:
             remove_folder(folder / FIRST_ROWS)  # of a process that was killed here
-            source.first_rows(folder / FIRST_ROWS, first_rows, patience)
-            log = first_rows_log(folder / FIRST_ROWS, config, None if run is None else run.config)
+            paths = source.first_rows(folder / FIRST_ROWS, first_rows, patience)
+            log = first_rows_log(paths, config, None if run is None else run.config)
             if len(log) < 2:
                 raise RunError(f"{source.name}: has {len(log)} row; the first rows must be at least 2")
             config.check_log(log)
@@ -198,7 +200,8 @@ class Follower:
                 run.columns.check_fits(log.schema, log.name)
                 model, optimizer = run.model, run.optimizer
             made = cls(new, config, log, source, model, optimizer, run)
-            provenance = Provenance.of(log, run, stream=source.name)
+            first = tuple(os.path.relpath(path, folder) for path in paths_of(paths))
+            provenance = Provenance.of(log, run, stream=source.name, first_rows=first)
             new.begin(config, log, made.trainer.history, provenance)
         except BaseException:
             lock.close()
@@ -225,7 +228,7 @@ class Follower:
             raise RunError(f"{folder}: is a run that trains on a log and does not follow a stream; give another folder")
         lock = run.lock()
         try:
-            log = first_rows_log(folder / FIRST_ROWS, config)
+            log = first_rows_log([folder / name for name in provenance.first_rows], config)
             checkpoints = Checkpoints(run.path / CHECKPOINTS)
             latest, before = checkpoints.latest(), None
             saved = None if latest is None else CheckpointMetadata.of(saved_state(latest).extra, latest)
@@ -409,7 +412,8 @@ class Follower:
         }
         path = self._checkpoints.save(self.step, self.model, self.optimizer, None, extra=extra)
         self._saved_when, self._saved_step = monotonic(), self.step
-        self.source.acknowledge(place.position)
+        if place.position is not None:
+            self.source.acknowledge(place.position)
         self._saved_blocks.append(place.block)
         keep = self.config.checkpoint.keep + 1
         if self.source.is_replayable and len(self._saved_blocks) >= keep:

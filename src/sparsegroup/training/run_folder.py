@@ -96,10 +96,9 @@ class Provenance:
     continued_from: str | None = None
     continued_id: str | None = None  # of the checkpoint that training was continued from
     job: str | None = None
-    trials: tuple[Trial, ...] = ()
-    stream: str | None = (
-        None  # the source that the training follows, if it follows a stream  # by which settings were chosen
-    )
+    trials: tuple[Trial, ...] = ()  # by which settings were chosen
+    stream: str | None = None  # the source that the training follows, if it follows one
+    first_rows: tuple[str, ...] = ()  # files of its first rows, in the folder of the run
 
     @classmethod
     def of(
@@ -109,6 +108,7 @@ class Provenance:
         job: str | None = None,
         trials: tuple[Trial, ...] = (),
         stream: str | None = None,
+        first_rows: tuple[str, ...] = (),
     ) -> Self:
         """The provenance of a run that begins now."""
         return cls(
@@ -121,6 +121,7 @@ class Provenance:
             job=job,
             trials=trials,
             stream=stream,
+            first_rows=first_rows,
         )
 
     def check(self, log: Log) -> None:
