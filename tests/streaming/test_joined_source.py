@@ -263,6 +263,7 @@ def test_rows_without_a_key_or_a_time_are_bad(tmp_path: Path) -> None:
     )
     log = open_log(source.first_rows(tmp_path / "head", 100, 0.0), columns="categorical")
     assert (len(log), log.positives, log.fields) == (5, 1, ("user", "n"))
+    assert [path.name for path in (tmp_path / "head").rglob("*")] == ["rows.csv"]
     source.open(LogFormat("log", "label", ("user",), numbers=("n",)))
     (block,) = drained(source, rows=5)
     encoded = block.encode()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -509,7 +510,10 @@ class JoinedSource(Source):
 
     def first_rows(self, path: Path, rows: int, patience: float) -> LogPaths:
         """See `Source.first_rows`. Of these rows, an impression with the key of any click has label 1."""
-        heads = {side: _texts_in(self._sources[side].first_rows(path / side, rows, patience)) for side in self._sources}
+        heads: dict[str, pl.DataFrame] = {}
+        for side, source in self._sources.items():
+            with TemporaryDirectory() as folder:
+                heads[side] = _texts_in(source.first_rows(Path(folder), rows, patience))
         impressions, clicks = heads["impressions"], heads["clicks"]
         for side, head in heads.items():
             for name in (*self._on, self._times[side]):
@@ -526,6 +530,7 @@ class JoinedSource(Source):
         keys = clicks.select(self._on).unique().with_columns(pl.lit("1").alias(self._label))
         labelled = impressions.join(keys, on=self._on, how="left", maintain_order="left")
         labelled = labelled.with_columns(pl.col(self._label).fill_null("0"))
+        path.mkdir(parents=True, exist_ok=True)
         labelled.select(pl.all().str.replace_all(r"[\r\n]", " ")).write_csv(path / "rows.csv")
         return str(path / "rows.csv")
 

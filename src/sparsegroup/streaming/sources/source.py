@@ -92,7 +92,7 @@ class Source(ABC):
         It waits for the first row. The position does not move.
 
         Args:
-            path: A folder to be made, for files with these rows.
+            path: A folder to be made, which then holds these rows and nothing else.
             rows: How many rows are enough; sources stop at 32 MB of text before.
             patience: How long to wait for them after the first, in seconds.
 
