@@ -15,6 +15,7 @@ from data_cases import written
 from over import over
 from sparsegroup.data import open_log
 from sparsegroup.data.raw.files import LogPaths
+from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.streaming.sources import (
     Block,
@@ -27,7 +28,7 @@ from sparsegroup.streaming.sources import (
 )
 from sparsegroup.streaming.sources.records import frame_of
 from sparsegroup.streaming.sources.source import block_of
-from stream_cases import Reader, drained
+from stream_cases import Reader, batch_of, drained
 
 Row = tuple[int, int, int]
 """Number, key and time."""
@@ -202,6 +203,49 @@ def test_rows_and_labels_are_the_loops_through_kills(
     if late_window is None:
         assert numbers == list(range(len(numbers)))
     assert len(numbers) >= 90 - window - disorder
+
+
+def test_files_are_joined_by_the_time_that_their_first_rows_show(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    files = {name: tmp_path / f"{name}.csv" for name in ("impressions", "clicks")}
+    at = 1_760_000_000
+    lines: dict[str, list[str]] = {"impressions": ["id,site,price,ts"], "clicks": ["ts,id"]}
+    for number in range(600):
+        at += generator.randrange(20)
+        lines["impressions"].append(f"i{number},s{number % 7},{number}.5,{at}")
+        if number % 3 == 0:
+            lines["clicks"].append(f"{at + generator.randrange(200)},i{number}")
+    lines["clicks"][1:] = sorted(lines["clicks"][1:])
+    for name, path in files.items():
+        written(path, "\n".join(lines[name][:200]) + "\n")
+
+    def source() -> JoinedSource:
+        sources = [FilesSource(path, every=0.0) for path in files.values()]
+        return JoinedSource(sources[0], sources[1], ["id"], 120)
+
+    log = open_log(source().first_rows(tmp_path / "head", 100, 0.0), exclude=["id"])
+    assert isinstance(log, RawLog)
+    assert (log.timed, log.numbers) == (True, ("price",))
+    reader = Reader(source, log.format)
+    for most in (3, 100):
+        reader.read(most)
+        reader.checkpoint()
+        reader.kill()
+    for name, path in files.items():
+        written(path, "\n".join(lines[name]) + "\n")
+    reader.read(1000)
+    reader.kill()
+    batch = batch_of(reader.blocks)
+    numbers = [int(price) for price in batch.numbers[:, 0].tolist()]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > 550
+    clicked = {line.split(",")[1]: int(line.split(",")[0]) for line in lines["clicks"][1:]}
+    times = [int(line.split(",")[3]) for line in lines["impressions"][1:]]
+    expected = [clicked.get(f"i{number}", 1 << 60) - times[number] <= 120 for number in numbers]
+    assert batch.labels.tolist() == expected
+    plain = source()
+    with pytest.raises(StreamError, match="no column is known to be the time; name it with `time`"):
+        plain.open(LogFormat("log", "label", ("user",)))
 
 
 def test_the_rest_is_given_when_both_have_ended() -> None:

@@ -100,7 +100,9 @@ class JoinedSource(Source):
     The clock is the latest time that was read in either source, so that the rows depend on nothing but the blocks that
     were read, in their order. An impression of time t waits until the clock is beyond t + `window`; its label is 1 if
     a click of a time in [t, t + `window`] was read until then. Impressions are given in the order in which they were
-    read. The source whose times are behind is read first, as long as something waits there.
+    read. The source whose times are behind is read first, as long as something waits there. Each source should be about
+    in the order of time, which several partitions of a topic are only once they have been caught up with: a click that
+    is read when the clock is beyond its impression's window is late, also if its time is not.
 
     Memory holds the impressions and clicks of the last `window` seconds, and with `late="positive"` the impressions
     with label 0 of `late_window` seconds more. A position remembers the blocks that these are from, and they are read
@@ -115,8 +117,8 @@ class JoinedSource(Source):
         clicks: Rows of which `on` and the time are used.
         on: Columns that are the key, in both.
         window: How long an impression waits for its click, in seconds.
-        time: Column of the impressions' times.
-        click_time: Column of the clicks' times; by default also `time`.
+        time: Column of the impressions' times; by default the one that is the time of the log's format.
+        click_time: Column of the clicks' times; by default it has the same name.
         label: Name of the column of labels that is added.
         late: What becomes of clicks that come later.
         late_window: How many seconds after the window they count, for "positive"; by default as long as the window,
@@ -134,7 +136,7 @@ class JoinedSource(Source):
         on: Sequence[str],
         window: float,
         *,
-        time: str = "time",
+        time: str | None = None,
         click_time: str | None = None,
         label: str = "label",
         late: Late = "drop",
@@ -151,7 +153,8 @@ class JoinedSource(Source):
         self.is_replayable = impressions.is_replayable and clicks.is_replayable
         self._sources = {"impressions": impressions, "clicks": clicks}
         self._on, self._window, self._label, self._is_positive = on, window, label, late == "positive"
-        self._times = {"impressions": time, "clicks": click_time or time}
+        self._given_times = {"impressions": time, "clicks": click_time or time}
+        self._times: dict[str, str] = {}
         self._late_window = max(window, 3600.0) if late_window is None else late_window
         self._format: LogFormat | None = None
         self._forget()
@@ -188,6 +191,12 @@ class JoinedSource(Source):
             raise StreamError(f"{self.name}: the position {position!r} is not one of joined sources")
         self._forget()
         self._format = format
+        own = None if format.time is None else format.sources.get(format.time, format.time)
+        for side, given in self._given_times.items():
+            name = given or own
+            if name is None:
+                raise StreamError(f"{self.name}: no column is known to be the time; name it with `time`", "time")
+            self._times[side] = name
         raw = [name for name in format.raw if name != self._label]
         names = {"impressions": [*raw, *self._on, self._times["impressions"]]}
         names["clicks"] = [*self._on, self._times["clicks"]]
@@ -516,8 +525,8 @@ class JoinedSource(Source):
                 heads[side] = _texts_in(source.first_rows(Path(folder), rows, patience))
         impressions, clicks = heads["impressions"], heads["clicks"]
         for side, head in heads.items():
-            for name in (*self._on, self._times[side]):
-                if name not in head.columns:
+            for name in (*self._on, self._given_times[side]):
+                if name is not None and name not in head.columns:
                     raise StreamError(
                         f"{self._sources[side].name}: no column {name!r}; the columns are {', '.join(head.columns)}"
                     )
