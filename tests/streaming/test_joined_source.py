@@ -264,6 +264,30 @@ def test_the_rest_is_given_when_both_have_ended() -> None:
         source.read(0.0)
 
 
+def test_with_a_source_that_can_be_read_once_what_waited_is_lost() -> None:
+    there = {"impressions": 3, "clicks": 1}
+    impressions = [[(0, 1, 100), (1, 2, 101)], [(2, 3, 160)], [(3, 4, 300)], [(4, 5, 400)]]
+
+    def source() -> JoinedSource:
+        first, second = Listed("impressions", impressions, there), Listed("clicks", [[(9, 2, 103)]], there)
+        first.is_replayable = False
+        made = JoinedSource(first, second, ["user"], 50, time="ts")
+        assert not made.is_replayable
+        return made
+
+    before = source()
+    before.open(JOINED)
+    blocks = drained(before)
+    assert given_rows(blocks) == [(0, 0), (1, 1), (2, 0)]
+    there["impressions"] = 4
+    after = source()
+    after.open(JOINED, json.loads(json.dumps(blocks[-1].position)))
+    assert given_rows(drained(after)) == []
+    impressions.append([(5, 5, 460)])
+    there["impressions"] = 5
+    assert given_rows(drained(after)) == [(4, 0)]
+
+
 def test_what_is_behind_is_read_first() -> None:
     """Of two backlogs, impressions do not run ahead of their clicks."""
     impressions = [[(number, number, 1000 + number)] for number in range(300)]

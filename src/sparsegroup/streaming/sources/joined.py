@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +69,7 @@ class _Impressions:
         return _Impressions(number, self.frame.slice(number - self.first), self.origin)
 
 
-@dataclass(frozen=True)
-class _Event:
+class _Event(NamedTuple):
     """What has happened: a block of impressions or clicks was read, or rows were given; see `JoinedSource`.
 
     Attributes:
@@ -81,6 +80,7 @@ class _Event:
         kept: From which time on clicks were kept after it.
         earliest, latest: Times of the block's rows.
         end: Number of the impression after the block's last one.
+        rows: How many rows the block has.
     """
 
     kind: str
@@ -106,8 +106,8 @@ class JoinedSource(Source):
 
     Memory holds the impressions and clicks of the last `window` seconds, and with `late="positive"` the impressions
     with label 0 of `late_window` seconds more. A position remembers the blocks that these are from, and they are read
-    again when reading resumes: both sources must keep their rows for so long. Clicks of
-    the last window may be counted twice then.
+    again when reading resumes: both sources must keep their rows for so long, and of a source that can be read once
+    these rows are lost. Clicks of the last window may be counted twice then.
 
     Times are whole or decimal numbers, in s, ms, µs or ns since 1970, as their size shows; or ISO 8601. Rows without a
     time or a key, and rows of a time more than a day after they were read, are bad rows.
@@ -207,7 +207,8 @@ class JoinedSource(Source):
             source.open(formats[side], self._positions[side])
         if position is None:
             return
-        for event in (_Event(*event) for event in position["events"]):
+        events = position["events"] if self.is_replayable else ()  # else what waits is lost
+        for event in (_Event(*event) for event in events):
             if event.kind == "given":
                 self._kept = event.kept
                 self._rows_until(event.span)
@@ -217,7 +218,8 @@ class JoinedSource(Source):
                 self._kept = event.kept
             self._events.append(event)
         self._clock, self._kept = position["clock"], position["kept"]
-        self._read, self._given = position["read"], position["given"]
+        self._read = position["read"]
+        self._given = position["given"] if self.is_replayable else self._read
         self.clicks_late, self.clicks_unmatched = position["late"], position["unmatched"]
         self._since, self._bad, self._late = [], [], []
         self._positions = {side: position[side] for side in self._sources}
@@ -465,7 +467,7 @@ class JoinedSource(Source):
     def _position(self) -> dict[str, Any]:
         return {
             **self._positions,
-            "events": [list(vars(event).values()) for event in self._events],
+            "events": list(self._events),
             "read": self._read,
             "given": self._given,
             "clock": self._clock,
