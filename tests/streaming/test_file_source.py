@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,26 @@ def test_what_is_read_is_what_a_log_of_these_files_has(tmp_path: Path) -> None:
         assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
 
 
+def test_a_writer_at_the_same_time(tmp_path: Path) -> None:
+    content, generator = csv(*range(30_000)), random.Random(0)
+
+    def write() -> None:
+        place = 0
+        with (tmp_path / "a.csv").open("wb", buffering=0) as stream:
+            while place < len(content):
+                place += stream.write(content[place : place + generator.randrange(1, 5000)])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    blocks = drained(opened(tmp_path), rows=30_000)
+    writer.join()
+    assert numbers_of(blocks) == list(range(30_000))
+    again = opened(tmp_path)
+    for block in blocks:
+        assert_equal_rows(again.again(block.span).encode(), block.encode())
+    assert again.read(0.0) is None
+
+
 def test_half_a_line_and_half_a_header_wait(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     source = opened(path)
@@ -236,6 +257,14 @@ def test_a_file_that_has_shrunk_or_is_another_is_an_error(change: Callable[[Path
     for reader in (source, opened(path, block.position)):
         with pytest.raises(StreamError, match=r"a.csv: has shrunk or been replaced since its first 56 bytes were read"):
             reader.read(0.0)
+    folder = opened(tmp_path)
+    drained(folder)
+    path.write_bytes(b"")
+    written(tmp_path / "b.csv", csv(1))
+    with pytest.raises(StreamError, match=r"a.csv: has shrunk or been replaced"):
+        drained(folder)
+    (tmp_path / "b.csv").unlink()
+    change(path)
     if path.stat().st_size < 56:
         with pytest.raises(StreamError, match=r"a.csv: has changed since its lines 1 to 4 were read"):
             opened(path).again(block.span)

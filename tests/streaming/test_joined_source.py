@@ -15,6 +15,7 @@ from data_cases import written
 from over import over
 from sparsegroup.data import open_log
 from sparsegroup.data.raw.files import LogPaths
+from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.streaming.sources import (
     Block,
@@ -27,7 +28,7 @@ from sparsegroup.streaming.sources import (
 )
 from sparsegroup.streaming.sources.records import frame_of
 from sparsegroup.streaming.sources.source import block_of
-from stream_cases import Reader, drained
+from stream_cases import Reader, batch_of, drained
 
 Row = tuple[int, int, int]
 """Number, key and time."""
@@ -204,6 +205,49 @@ def test_rows_and_labels_are_the_loops_through_kills(
     assert len(numbers) >= 90 - window - disorder
 
 
+def test_files_are_joined_by_the_time_that_their_first_rows_show(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    files = {name: tmp_path / f"{name}.csv" for name in ("impressions", "clicks")}
+    at = 1_760_000_000
+    lines: dict[str, list[str]] = {"impressions": ["id,site,price,ts"], "clicks": ["ts,id"]}
+    for number in range(600):
+        at += generator.randrange(20)
+        lines["impressions"].append(f"i{number},s{number % 7},{number}.5,{at}")
+        if number % 3 == 0:
+            lines["clicks"].append(f"{at + generator.randrange(200)},i{number}")
+    lines["clicks"][1:] = sorted(lines["clicks"][1:])
+    for name, path in files.items():
+        written(path, "\n".join(lines[name][:200]) + "\n")
+
+    def source() -> JoinedSource:
+        sources = [FilesSource(path, every=0.0) for path in files.values()]
+        return JoinedSource(sources[0], sources[1], ["id"], 120)
+
+    log = open_log(source().first_rows(tmp_path / "head", 100, 0.0), exclude=["id"])
+    assert isinstance(log, RawLog)
+    assert (log.timed, log.numbers) == (True, ("price",))
+    reader = Reader(source, log.format)
+    for most in (3, 100):
+        reader.read(most)
+        reader.checkpoint()
+        reader.kill()
+    for name, path in files.items():
+        written(path, "\n".join(lines[name]) + "\n")
+    reader.read(1000)
+    reader.kill()
+    batch = batch_of(reader.blocks)
+    numbers = [int(price) for price in batch.numbers[:, 0].tolist()]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > 550
+    clicked = {line.split(",")[1]: int(line.split(",")[0]) for line in lines["clicks"][1:]}
+    times = [int(line.split(",")[3]) for line in lines["impressions"][1:]]
+    expected = [clicked.get(f"i{number}", 1 << 60) - times[number] <= 120 for number in numbers]
+    assert batch.labels.tolist() == expected
+    plain = source()
+    with pytest.raises(StreamError, match="no column is known to be the time; name it with `time`"):
+        plain.open(LogFormat("log", "label", ("user",)))
+
+
 def test_the_rest_is_given_when_both_have_ended() -> None:
     there = {"impressions": 2, "clicks": 1}
     impressions, clicks = [[(0, 1, 100), (1, 2, 101)], [(2, 3, 102)]], [[(9, 2, 103)]]
@@ -218,6 +262,30 @@ def test_the_rest_is_given_when_both_have_ended() -> None:
     assert given_rows(drained(source, rows=3)) == [(0, 0), (1, 1), (2, 0)]
     with pytest.raises(EndOfStream):
         source.read(0.0)
+
+
+def test_with_a_source_that_can_be_read_once_what_waited_is_lost() -> None:
+    there = {"impressions": 3, "clicks": 1}
+    impressions = [[(0, 1, 100), (1, 2, 101)], [(2, 3, 160)], [(3, 4, 300)], [(4, 5, 400)]]
+
+    def source() -> JoinedSource:
+        first, second = Listed("impressions", impressions, there), Listed("clicks", [[(9, 2, 103)]], there)
+        first.is_replayable = False
+        made = JoinedSource(first, second, ["user"], 50, time="ts")
+        assert not made.is_replayable
+        return made
+
+    before = source()
+    before.open(JOINED)
+    blocks = drained(before)
+    assert given_rows(blocks) == [(0, 0), (1, 1), (2, 0)]
+    there["impressions"] = 4
+    after = source()
+    after.open(JOINED, json.loads(json.dumps(blocks[-1].position)))
+    assert given_rows(drained(after)) == []
+    impressions.append([(5, 5, 460)])
+    there["impressions"] = 5
+    assert given_rows(drained(after)) == [(4, 0)]
 
 
 def test_what_is_behind_is_read_first() -> None:
@@ -263,6 +331,7 @@ def test_rows_without_a_key_or_a_time_are_bad(tmp_path: Path) -> None:
     )
     log = open_log(source.first_rows(tmp_path / "head", 100, 0.0), columns="categorical")
     assert (len(log), log.positives, log.fields) == (5, 1, ("user", "n"))
+    assert [path.name for path in (tmp_path / "head").rglob("*")] == ["rows.csv"]
     source.open(LogFormat("log", "label", ("user",), numbers=("n",)))
     (block,) = drained(source, rows=5)
     encoded = block.encode()

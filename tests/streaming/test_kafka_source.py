@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from mock_kafka import MockKafka
 from sparsegroup.data import open_log
@@ -111,11 +112,30 @@ def test_rows_that_cannot_be_used_have_their_offset(cluster: MockKafka) -> None:
     source.close()
 
 
+def test_what_is_in_a_checkpoint_is_shown_to_monitors(cluster: MockKafka) -> None:
+    cluster.create("shown", 2)
+    for number in range(2):
+        cluster.write("shown", number, values(1, 2, 3))
+    source = opened(cluster, "shown", group="mine")
+    blocks = drained(source, rows=6)
+    source.acknowledge(blocks[-1].position)
+    group = Consumer({"bootstrap.servers": cluster.brokers, "group.id": "mine"})
+    places = [TopicPartition("shown", number) for number in range(2)]
+    for _ in range(100):
+        source.read(0.1)
+        if [place.offset for place in group.committed(places, timeout=10)] == [3, 3]:
+            break
+    else:
+        raise AssertionError("offsets were not committed")
+    group.close()
+    source.close()
+
+
 def test_brokers_that_are_away_are_waited_for(cluster: MockKafka, caplog: pytest.LogCaptureFixture) -> None:
     cluster.create("away", 1)
     cluster.write("away", 0, values(1))
     source = opened(cluster, "away")
-    (block,) = drained(source, rows=1)
+    assert numbers_of(drained(source, rows=1)) == [1]
     with caplog.at_level(logging.WARNING):
         cluster.down()
         for _ in range(100):
@@ -128,7 +148,6 @@ def test_brokers_that_are_away_are_waited_for(cluster: MockKafka, caplog: pytest
         assert numbers_of(drained(source, rows=1)) == [2]
     assert ["cannot be reached" in message for message in caplog.messages] == [True, False]
     assert "can be reached again" in caplog.messages[1]
-    source.acknowledge(block.position)
     source.close()
 
 

@@ -236,6 +236,8 @@ class FilesSource(Source):
         if found:  # of an empty folder, what was there may only be away
             for name in self._followed.keys() - found.keys():
                 gone = self._followed[name]
+                if gone.offset and _is_there(gone.file):  # without a byte in it
+                    raise self._replaced(gone)
                 if gone.waiting:
                     _logger.warning("%s has vanished with %s bytes that were not read", gone.file.source, gone.waiting)
             self._followed = found
@@ -511,6 +513,14 @@ class FilesSource(Source):
         if len(data) >= size or not is_settled or data.count(b"\n") >= lines:
             data = data[: data.rfind(b"\n") + 1]
         return b"".join(line + b"\n" for line in data.split(b"\n")[:lines] if line)
+
+
+def _is_there(file: RawFile) -> bool:
+    try:
+        file.facts_now()
+    except OSError:
+        return False
+    return True
 
 
 def _mark(data: bytes) -> int:

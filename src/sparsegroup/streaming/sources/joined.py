@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +69,7 @@ class _Impressions:
         return _Impressions(number, self.frame.slice(number - self.first), self.origin)
 
 
-@dataclass(frozen=True)
-class _Event:
+class _Event(NamedTuple):
     """What has happened: a block of impressions or clicks was read, or rows were given; see `JoinedSource`.
 
     Attributes:
@@ -80,6 +80,7 @@ class _Event:
         kept: From which time on clicks were kept after it.
         earliest, latest: Times of the block's rows.
         end: Number of the impression after the block's last one.
+        rows: How many rows the block has.
     """
 
     kind: str
@@ -99,12 +100,14 @@ class JoinedSource(Source):
     The clock is the latest time that was read in either source, so that the rows depend on nothing but the blocks that
     were read, in their order. An impression of time t waits until the clock is beyond t + `window`; its label is 1 if
     a click of a time in [t, t + `window`] was read until then. Impressions are given in the order in which they were
-    read. The source whose times are behind is read first, as long as something waits there.
+    read. The source whose times are behind is read first, as long as something waits there. Each source should be about
+    in the order of time, which several partitions of a topic are only once they have been caught up with: a click that
+    is read when the clock is beyond its impression's window is late, also if its time is not.
 
     Memory holds the impressions and clicks of the last `window` seconds, and with `late="positive"` the impressions
     with label 0 of `late_window` seconds more. A position remembers the blocks that these are from, and they are read
-    again when reading resumes: both sources must keep their rows for so long. Clicks of
-    the last window may be counted twice then.
+    again when reading resumes: both sources must keep their rows for so long, and of a source that can be read once
+    these rows are lost. Clicks of the last window may be counted twice then.
 
     Times are whole or decimal numbers, in s, ms, µs or ns since 1970, as their size shows; or ISO 8601. Rows without a
     time or a key, and rows of a time more than a day after they were read, are bad rows.
@@ -114,8 +117,8 @@ class JoinedSource(Source):
         clicks: Rows of which `on` and the time are used.
         on: Columns that are the key, in both.
         window: How long an impression waits for its click, in seconds.
-        time: Column of the impressions' times.
-        click_time: Column of the clicks' times; by default also `time`.
+        time: Column of the impressions' times; by default the one that is the time of the log's format.
+        click_time: Column of the clicks' times; by default it has the same name.
         label: Name of the column of labels that is added.
         late: What becomes of clicks that come later.
         late_window: How many seconds after the window they count, for "positive"; by default as long as the window,
@@ -133,7 +136,7 @@ class JoinedSource(Source):
         on: Sequence[str],
         window: float,
         *,
-        time: str = "time",
+        time: str | None = None,
         click_time: str | None = None,
         label: str = "label",
         late: Late = "drop",
@@ -150,7 +153,8 @@ class JoinedSource(Source):
         self.is_replayable = impressions.is_replayable and clicks.is_replayable
         self._sources = {"impressions": impressions, "clicks": clicks}
         self._on, self._window, self._label, self._is_positive = on, window, label, late == "positive"
-        self._times = {"impressions": time, "clicks": click_time or time}
+        self._given_times = {"impressions": time, "clicks": click_time or time}
+        self._times: dict[str, str] = {}
         self._late_window = max(window, 3600.0) if late_window is None else late_window
         self._format: LogFormat | None = None
         self._forget()
@@ -187,6 +191,12 @@ class JoinedSource(Source):
             raise StreamError(f"{self.name}: the position {position!r} is not one of joined sources")
         self._forget()
         self._format = format
+        own = None if format.time is None else format.sources.get(format.time, format.time)
+        for side, given in self._given_times.items():
+            name = given or own
+            if name is None:
+                raise StreamError(f"{self.name}: no column is known to be the time; name it with `time`", "time")
+            self._times[side] = name
         raw = [name for name in format.raw if name != self._label]
         names = {"impressions": [*raw, *self._on, self._times["impressions"]]}
         names["clicks"] = [*self._on, self._times["clicks"]]
@@ -197,7 +207,8 @@ class JoinedSource(Source):
             source.open(formats[side], self._positions[side])
         if position is None:
             return
-        for event in (_Event(*event) for event in position["events"]):
+        events = position["events"] if self.is_replayable else ()  # else what waits is lost
+        for event in (_Event(*event) for event in events):
             if event.kind == "given":
                 self._kept = event.kept
                 self._rows_until(event.span)
@@ -207,7 +218,8 @@ class JoinedSource(Source):
                 self._kept = event.kept
             self._events.append(event)
         self._clock, self._kept = position["clock"], position["kept"]
-        self._read, self._given = position["read"], position["given"]
+        self._read = position["read"]
+        self._given = position["given"] if self.is_replayable else self._read
         self.clicks_late, self.clicks_unmatched = position["late"], position["unmatched"]
         self._since, self._bad, self._late = [], [], []
         self._positions = {side: position[side] for side in self._sources}
@@ -455,7 +467,7 @@ class JoinedSource(Source):
     def _position(self) -> dict[str, Any]:
         return {
             **self._positions,
-            "events": [list(vars(event).values()) for event in self._events],
+            "events": list(self._events),
             "read": self._read,
             "given": self._given,
             "clock": self._clock,
@@ -509,11 +521,14 @@ class JoinedSource(Source):
 
     def first_rows(self, path: Path, rows: int, patience: float) -> LogPaths:
         """See `Source.first_rows`. Of these rows, an impression with the key of any click has label 1."""
-        heads = {side: _texts_in(self._sources[side].first_rows(path / side, rows, patience)) for side in self._sources}
+        heads: dict[str, pl.DataFrame] = {}
+        for side, source in self._sources.items():
+            with TemporaryDirectory() as folder:
+                heads[side] = _texts_in(source.first_rows(Path(folder), rows, patience))
         impressions, clicks = heads["impressions"], heads["clicks"]
         for side, head in heads.items():
-            for name in (*self._on, self._times[side]):
-                if name not in head.columns:
+            for name in (*self._on, self._given_times[side]):
+                if name is not None and name not in head.columns:
                     raise StreamError(
                         f"{self._sources[side].name}: no column {name!r}; the columns are {', '.join(head.columns)}"
                     )
@@ -526,6 +541,7 @@ class JoinedSource(Source):
         keys = clicks.select(self._on).unique().with_columns(pl.lit("1").alias(self._label))
         labelled = impressions.join(keys, on=self._on, how="left", maintain_order="left")
         labelled = labelled.with_columns(pl.col(self._label).fill_null("0"))
+        path.mkdir(parents=True, exist_ok=True)
         labelled.select(pl.all().str.replace_all(r"[\r\n]", " ")).write_csv(path / "rows.csv")
         return str(path / "rows.csv")
 

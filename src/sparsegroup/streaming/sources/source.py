@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,7 @@ class Source(ABC):
         It waits for the first row. The position does not move.
 
         Args:
-            path: A folder to be made, for files with these rows.
+            path: A folder to be made, which then holds these rows and nothing else.
             rows: How many rows are enough; sources stop at 32 MB of text before.
             patience: How long to wait for them after the first, in seconds.
 
@@ -110,7 +110,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, timeout: float) -> Block | None:
-        """The next rows, of which there is one at least; None if none has arrived within `timeout` seconds.
+        """The next rows, one or a bad one at least; None if none has arrived within `timeout` seconds.
 
         Raises:
             EndOfStream: There can be no more.
@@ -162,8 +162,3 @@ def checked_lost(lost: str, name: str) -> Lost:
     if lost not in get_args(Lost):
         raise StreamError(f"`lost` of {name} is error or skip, got {lost!r}", "lost")
     return "skip" if lost == "skip" else "error"
-
-
-def texts_of(choices: Sequence[str]) -> str:
-    """Names for a message."""
-    return ", ".join(map(repr, choices))
