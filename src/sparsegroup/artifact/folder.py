@@ -116,7 +116,7 @@ def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     The folders above it are created; its files get its permissions. `replace` removes an existing folder of that name.
     After an OSError (the disk is full, a folder that is not empty has the name) nothing is left behind or removed.
     """
-    temporary, old = unfinished_place(folder), temporary_name(folder, _REMOVED)
+    temporary, old = unfinished_place(folder), removed_place(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -138,6 +138,11 @@ def unfinished_place(folder: Path) -> Path:
     return temporary_name(folder, _UNFINISHED)
 
 
+def removed_place(folder: Path) -> Path:
+    """Where `remove_folder` moves `folder` before it removes it."""
+    return temporary_name(folder, _REMOVED)
+
+
 def _exchange(new: Path, folder: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     rename(folder, old)
@@ -151,7 +156,7 @@ def _exchange(new: Path, folder: Path, old: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder so that no part of it is ever taken for the whole."""
-    removed = temporary_name(folder, _REMOVED)
+    removed = removed_place(folder)
     shutil.rmtree(removed, ignore_errors=True)
     try:
         rename(folder, removed)

@@ -48,7 +48,7 @@ class BlockReader:
         self._thread.start()
 
     def next(self, timeout: float) -> tuple[Block, EncodedRows] | None:
-        """The next block with its rows; None if none came within so many seconds, or there are no more (`is_over`).
+        """The next block with its rows; None if none came within `timeout` seconds, or there are no more (`is_over`).
 
         Raises:
             ClickLogError, OSError: What the source raised, after the blocks before.
@@ -209,7 +209,7 @@ class FullBatches:
         return concatenated(pieces)
 
     def place(self, rows: int) -> Place:
-        """The place behind so many of the rows that were added; earlier places are forgotten."""
+        """The place behind the first `rows` rows that were added; earlier places are forgotten."""
         while len(self._ends) > 1 and self._ends[1][0] <= rows:
             self._ends.popleft()
         end, block, position = self._ends[0]

@@ -23,7 +23,7 @@ from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import TrainedModel
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.streaming.blocks import BlockReader, FullBatches, Journal, Place
-from sparsegroup.streaming.live import LiveRecord
+from sparsegroup.streaming.live import WINDOW, LiveRecord
 from sparsegroup.streaming.publication import Publication
 from sparsegroup.streaming.sources.source import Block, Source
 from sparsegroup.table.field_tables import tables_in
@@ -43,9 +43,6 @@ JOURNAL = "journal.jsonl"
 
 KEPT_POINTS = 500
 """Points of the history that checkpoints keep; `metrics.jsonl` has all of them."""
-
-WINDOW = 10_000
-"""Rows of a point of the history, about."""
 
 _ENDLESS: Mapping[str, Any] = {
     "training.epochs": 1,
@@ -286,7 +283,7 @@ class Follower:
         """Read, predict and learn, until `stop` is set, the source ends, or no row has come for a while.
 
         The state is then saved. At the end of a source that cannot be read again, the last rows are learnt as a
-        smaller batch; otherwise rows that fill no batch wait for those that come later.
+        smaller batch; otherwise rows that fill no batch wait for later ones.
 
         Args:
             publication: Where the model is published; None for nowhere.

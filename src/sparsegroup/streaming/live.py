@@ -36,6 +36,9 @@ LIVE, STATUS, BAD_ROWS = "live.jsonl", "status.json", "bad_rows.jsonl"
 """Files of a run that follows a stream: a line for each point of the history that was looked at, how it is now, and the
 rows that were left out."""
 
+WINDOW = 10_000
+"""Rows of a point of the history, about."""
+
 _STATUS_EVERY, _LOOK_EVERY = 1.0, 5.0
 """Seconds between two writes of the status, and between two looks at the columns."""
 

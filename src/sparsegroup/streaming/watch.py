@@ -19,7 +19,7 @@ from sparsegroup.errors import RunError
 from sparsegroup.reporting.charts import Chart, along, run_charts
 from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, short, size, titles_of
 from sparsegroup.reporting.page import Tile, page_environment
-from sparsegroup.streaming.live import LIVE, STATUS, LivePoint, lines_of
+from sparsegroup.streaming.live import LIVE, STATUS, WINDOW, LivePoint, lines_of
 
 _logger = logging.getLogger(__name__)
 
@@ -168,6 +168,7 @@ def render(view: View, refresh: int | None = None) -> str:
             warnings=view.warnings,
             tiles=_tiles(view),
             charts=_charts(points),
+            window=WINDOW,
             moved=[(name, psi, last.unseen[name]) for name, psi in moved] if last is not None else [],
             bad_rows=sorted(status["bad_rows"].items(), key=lambda one: -one[1]),
         )

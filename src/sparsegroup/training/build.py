@@ -265,7 +265,7 @@ class OptimizerConfig(OptimizerSettings):
     def target(
         self, optimizer: GroupOptimizer, steps: int | None, *, ramp: int | None = None, interval: int | None = None
     ) -> SizeTarget | None:
-        """The target that sets λ21 over so many steps, or without an end, see `TargetRate`; None if it is constant."""
+        """The target that sets λ21 over the steps, or without an end, see `TargetRate`; None if it is constant."""
         if self.target_bytes is not None:
             return TargetBytes(optimizer, self.target_bytes, steps=steps, ramp=ramp, interval=interval)
         if self.target_rate is None:

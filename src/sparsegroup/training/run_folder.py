@@ -152,6 +152,7 @@ class RunFolder:
         if not self.path.exists():
             return True
         left = {*_BEFORE_IT_BEGINS, FIRST_ROWS, *(f".{name}.tmp" for name in (*_BEFORE_IT_BEGINS, CONFIG))}
+        left.add(disk.removed_place(self.path / FIRST_ROWS).name)
         return self.path.is_dir() and left.issuperset(path.name for path in self.path.iterdir())
 
     @property
