@@ -96,13 +96,19 @@ def expected(
         if side == "given":
             found += [(row[0], 1) for row in late]
             late.clear()
+            twice: list[int] = []
             while given < place:
                 number, key, at = row = waiting.pop(0)
                 assert at + window < clock
-                label = any(key == other and at <= then <= at + window and then >= kept for _, other, then in read)
+                clicks_of = [then for _, other, then in read if key == other and then >= max(at, kept)]
+                label = any(then <= at + window for then in clicks_of)
                 found.append((number, int(label)))
-                negatives += [] if label else [row]
+                if not label and any(then <= at + window + (late_window or 0) for then in clicks_of):
+                    twice.append(number)
+                elif not label:
+                    negatives.append(row)
                 given += 1
+            found += [(number, 1) for number in twice]
             continue
         rows = (impressions if side == "impressions" else clicks)[place]
         clock = max([clock, *(at for _, _, at in rows)])
@@ -301,6 +307,33 @@ def test_what_is_behind_is_read_first() -> None:
     assert rows == [(number, int(number % 3 == 0)) for number in range(len(rows))]
     assert len(rows) > 290
     assert source.clicks_unmatched == 0
+
+
+@over("window", [0, 10, 60])
+def test_each_click_of_a_backlog_gives_one_positive_row(window: int) -> None:
+    """In its window it makes the label 1; later it gives another row, also if the impression still waits."""
+    impressions = [
+        [(10 * block + one, 10 * block + one, 1000 + 10 * block) for one in range(10)] for block in range(50)
+    ]
+    clicks = [[(0, number, 1000 + number // 10 * 10 + number % 40)] for number in range(0, 500, 7)]
+    clicks.sort(key=lambda rows: rows[0][2])
+    impressions.append([(500, 500, 5000)])
+    there = {"impressions": 51, "clicks": len(clicks)}
+    source = JoinedSource(
+        Listed("impressions", impressions, there),
+        Listed("clicks", clicks, there),
+        ["user"],
+        window,
+        time="ts",
+        late="positive",
+        late_window=10_000,
+    )
+    source.open(JOINED)
+    rows = given_rows(drained(source))
+    assert sorted(number for number, label in rows if label) == list(range(0, 500, 7))
+    in_time = [number for number in range(0, 500, 7) if number % 40 <= window]
+    assert sorted(number for number, label in rows if not label) == [n for n in range(500) if n not in in_time]
+    assert source.clicks_late == len(clicks) - len(in_time)
 
 
 def test_positions_do_not_grow() -> None:

@@ -99,10 +99,13 @@ class JoinedSource(Source):
 
     The clock is the latest time that was read in either source, so that the rows depend on nothing but the blocks that
     were read, in their order. An impression of time t waits until the clock is beyond t + `window`; its label is 1 if
-    a click of a time in [t, t + `window`] was read until then. Impressions are given in the order in which they were
-    read. The source whose times are behind is read first, as long as something waits there. Each source should be about
-    in the order of time, which several partitions of a topic are only once they have been caught up with: a click that
-    is read when the clock is beyond its impression's window is late, also if its time is not.
+    a click of a time in [t, t + `window`] was read until then. With `late="positive"`, an impression with label 0 is
+    given again with label 1, once, when a later click is read or if it was read already. Impressions are given in the
+    order in which they were read.
+
+    The source whose times are behind is read first, as long as something waits there. Each source should be about in
+    the order of time, which several partitions of a topic are only once they have been caught up with: a click that is
+    read when its impression was given is late, also if its time is not.
 
     Memory holds the impressions and clicks of the last `window` seconds, and with `late="positive"` the impressions
     with label 0 of `late_window` seconds more. A position remembers the blocks that these are from, and they are read
@@ -393,7 +396,7 @@ class JoinedSource(Source):
         for part in self._remembered:
             own = wanted[(wanted >= part.first) & (wanted < part.end)]
             if len(own):
-                self._late.append(part.frame[own - part.first])
+                self._late.append(part.frame[own - part.first].with_columns(pl.lit("1").alias(self._label)))
         self.clicks_late += len(numbers)
         return found[_CLICK].unique()
 
@@ -410,8 +413,11 @@ class JoinedSource(Source):
         return min(until, self._given + BLOCK_ROWS) if until > self._given else 0
 
     def _rows_until(self, number: int) -> tuple[list[pl.DataFrame], str]:
-        """Late rows and the impressions up to this number, labelled; and where the first of these is from."""
-        frames = [late.with_columns(pl.lit("1").alias(self._label)) for late in self._late]
+        """Late rows and the impressions up to this number, labelled; and where the first of these is from.
+
+        An impression whose click was already read, but is of a time after its window, is there twice.
+        """
+        frames, late = list(self._late), list[pl.DataFrame]()
         self._late, origin = [], ""
         while self._waiting and self._waiting[0].first < number:
             part = self._waiting.popleft()
@@ -422,31 +428,40 @@ class JoinedSource(Source):
             )
             if part.end > number:
                 self._waiting.appendleft(part.after(number))
-            frames.append(self._labelled(own))
+            labels, is_late = self._labels_of(own)
+            frames.append(own.frame.with_columns(labels))
+            if is_late.any():
+                late.append(own.frame.filter(pl.Series(is_late)).with_columns(pl.lit("1").alias(self._label)))
             origin = origin or part.origin
         self._given = max(self._given, number)
-        return frames, origin
+        return frames + late, origin
 
-    def _labelled(self, part: _Impressions) -> pl.DataFrame:
-        """Impressions with their labels by the clicks that are kept."""
+    def _labels_of(self, part: _Impressions) -> tuple[pl.Series, npt.NDArray[np.bool_]]:
+        """Labels of impressions by the clicks that are kept, and which have one that is late."""
         numbers = pl.int_range(part.first, part.end, eager=True).alias(_NUMBER)
         rows = part.frame.select(*self._on, _AT).with_columns(numbers)
-        at = pl.col(f"{_AT}\x00of click")
+        at, until = pl.col(f"{_AT}\x00of click"), pl.col(_AT) + self._window
+        longest = until + self._late_window if self._is_positive else until
         found = rows.join(self._clicks, on=self._on, suffix="\x00of click").filter(
-            at >= pl.col(_AT), at <= pl.col(_AT) + self._window, at >= self._kept
+            at >= pl.col(_AT), at <= longest, at >= self._kept
         )
-        clicked = np.zeros(len(rows), np.bool_)
-        clicked[found[_NUMBER].to_numpy() - part.first] = True
+        clicked, is_late = np.zeros((2, len(rows)), np.bool_)
         if len(found):
+            in_time = found.select(at <= until).to_series().to_numpy()
+            places = found[_NUMBER].to_numpy() - part.first
+            clicked[places[in_time]] = True
+            is_late[places[~in_time]] = True
+            is_late &= ~clicked
+            self.clicks_late += int(is_late.sum())
             used = pl.col(_CLICK).is_in(found[_CLICK].unique().to_list())
             self._clicks = self._clicks.with_columns(pl.col(_USED) | used)
-        if self._is_positive and not clicked.all():
-            self._negatives = pl.concat([self._negatives, rows.filter(pl.Series(~clicked))])
+        remain = ~clicked & ~is_late
+        if self._is_positive and remain.any():
+            self._negatives = pl.concat([self._negatives, rows.filter(pl.Series(remain))])
             if self._negatives.n_chunks() > 64:
                 self._negatives = self._negatives.rechunk()
             self._remembered.append(part)
-        labels = pl.Series(self._label, np.where(clicked, "1", "0").tolist(), pl.String)
-        return part.frame.with_columns(labels)
+        return pl.Series(self._label, np.where(clicked, "1", "0").tolist(), pl.String), is_late
 
     def _give(self, number: int) -> Block:
         """The block of the impressions up to this number."""
