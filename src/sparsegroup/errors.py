@@ -50,15 +50,17 @@ class RunError(UserError):
     """A folder that holds no training run, or a run that does not fit the request."""
 
 
-Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "tensorboard", "tune"]
+Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "serve", "tensorboard", "tune"]
 
 _CHECKPOINT = ("pydantic", "safetensors", "xxhash")
 _CLI = ("jinja2", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
+_ONNX = ("onnx", "onnxruntime", "onnxscript")
 MODULES: Mapping[Extra, tuple[str, ...]] = {
     "checkpoint": _CHECKPOINT,
     "cli": (*_CHECKPOINT, *_CLI),
     "mlflow": ("mlflow",),
-    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "onnx": _ONNX,
+    "serve": (*_CHECKPOINT, *_CLI, *_ONNX, "fastapi", "prometheus_client", "uvicorn"),
     "tensorboard": ("tensorboard",),
     "tune": ("optuna",),
 }

@@ -27,6 +27,7 @@ FLOORS = (
     ("training", "reporting"),
     ("serving", "tuning"),
     ("estimator",),
+    ("server",),
     ("cli",),
     ("sparsegroup_paper",),
 )
