@@ -259,9 +259,12 @@ def _media_type(request: Request, header: str) -> str:
 
 def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(body)
+        content = json.loads(body)
+        if b"\\ud" in body.lower():  # halves of characters, which are no text
+            json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise _RefusedError(400, f"the body is not JSON ({error})") from error
+    return content
 
 
 def _rows_in(content: Any) -> Sequence[Row]:

@@ -22,6 +22,7 @@ from sparsegroup.serving.frozen_model import ServingModel, frozen_copy, load_oth
 from sparsegroup.serving.manifest import ONNX
 from sparsegroup.serving.onnx import require_onnx, save_onnx
 from sparsegroup.serving.reading import Export
+from sparsegroup.training.model import LookupModel
 from sparsegroup.training.predictions import missing_number
 
 Columns = Mapping[str, npt.NDArray[Any]]
@@ -92,7 +93,7 @@ class LoadedModel:
         alike = earlier if earlier is not None and _are_alike(earlier.export, export) else None
         if alike is None:
             self.reader = RowReader(format_of_model(self.config, self.columns, schema))
-            model = export.model()
+            model: LookupModel = export.model()
         else:
             self.reader = alike.reader
             model = frozen_copy(alike.model.model, export.tables)
@@ -105,6 +106,8 @@ class LoadedModel:
 
     def outputs(self, batch: Batch) -> npt.NDArray[np.float64]:
         """The predictions of a batch, `[n]`, or `[n, outputs]` where the objective has several."""
+        if not len(batch):  # a few operators of onnxruntime take no empty lists
+            return np.zeros((0, self.objective.outputs) if self.objective.outputs > 1 else 0)
         feeds = {name: one.numpy() for name, one in zip(self._names, self.model.arguments(batch), strict=True)}
         found: list[npt.NDArray[Any]] = self._session.run(None, feeds)
         return (found[0] if len(found) == 1 else np.stack(found, axis=1)).astype(np.float64)

@@ -184,13 +184,11 @@ class RowReader:
         """
         encoded = self._encoded(self._frame(self._texts(rows), len(rows)), keep_raw=True)
         assert encoded.raw is not None
-        numbers = encoded.batch.numbers.double().tolist()
         values = []
-        for row, given in zip(encoded.raw.iter_rows(named=True), numbers, strict=True):
-            own = (one if np.isfinite(one) else None for one in given)
-            values.append(
-                {name: text or "" for name, text in row.items()} | dict(zip(self.log.numbers, own, strict=True))
-            )
+        for row, numbers in zip(encoded.raw.iter_rows(named=True), encoded.batch.numbers.numpy(), strict=True):
+            own = (float(str(one)) if np.isfinite(one) else None for one in numbers)  # 0.1, not 0.10000000149
+            fields = {name: text or "" for name, text in row.items()}
+            values.append(fields | dict(zip(self.log.numbers, own, strict=True)))
         return encoded.batch, values
 
     # Values as texts
