@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 
 from cli_cases import many_features, summary_of
 from command import Run, call
-from endings import Refused
 from following import CutOffError, cut_off_at
 from plain_settings import plain
 from run_folders import state_of
@@ -153,10 +152,14 @@ def test_the_next_day_continues_with_the_same_sizes(there: Path, tmp_path: Path,
     assert summary_of(tmp_path / "next")["samples"] == 2 * summary_of(there / "run")["samples"]  # type: ignore[operator]
 
 
-def test_a_delta_of_several_tables_is_refused(there: Path, tmp_path: Path, refused: Refused) -> None:
-    said = refused("export", "run", tmp_path / "delta", "--since", "export")
-    assert "a delta is of one table, and with model.dims there are several; export the model as a whole" in said
-    assert not (tmp_path / "delta").exists()
+def test_a_delta_has_the_changes_of_all_tables(there: Path, tmp_path: Path, ok: Run) -> None:
+    ok("train", "log.csv", "--continue", "run", "--out", tmp_path / "next")
+    ok("export", tmp_path / "next", tmp_path / "delta", "--since", "export")
+    ok("apply", "export", tmp_path / "delta", tmp_path / "applied", "--no-onnx")
+    ok("export", tmp_path / "next", tmp_path / "full", "--no-onnx")
+    for name in ("embeddings-embedding.dim_2", "embeddings-embedding.dim_4", "network"):
+        made, expected = ((tmp_path / out / f"{name}.safetensors").read_bytes() for out in ("applied", "full"))
+        assert made == expected, name
 
 
 def test_a_damaged_export_says_so(there: Path, tmp_path: Path) -> None:

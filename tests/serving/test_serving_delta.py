@@ -1,6 +1,7 @@
 """Deltas: what a server must set and remove, and that all of them lead to the export made at once."""
 
 import random
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving_cases import opened_model
+from serving_cases import by_table, opened_model
+from sparsegroup.artifact.manifest import Parent
 from sparsegroup.serving import (
     ExportError,
     TrainedModel,
@@ -21,6 +23,8 @@ from sparsegroup.serving import (
     read_export,
 )
 from sparsegroup.serving.frozen import Embeddings, load_embeddings
+from sparsegroup.serving.frozen_model import tables_of
+from sparsegroup.serving.manifest import EXPORT
 from sparsegroup.serving.reading import difference, merge
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
@@ -70,33 +74,55 @@ def embeddings_as_dict(some: Embeddings) -> dict[int, bytes]:
 
 def train_a_little(opened: TrainedModel, seed: int) -> None:
     """Change some rows, zero some, bring some back, drop some, add some; and change the network."""
-    generator, table = torch.Generator().manual_seed(seed), opened.model.embedding
-    keys = table.state_dict()["keys"]
-    for scale in (0, 1):
-        some = keys[torch.rand(len(keys), generator=generator) < 0.1]
-        table.assign(some, scale * torch.randn(len(some), 4, generator=generator))
-    if seed % 2:
-        table.shrink()
+    generator = torch.Generator().manual_seed(seed)
     new = torch.randint(-(1 << 60), 1 << 60, (10,), generator=generator) % (5 << 56)
-    table.assign(new, torch.randn(10, 4, generator=generator))
+    for table, added in by_table(opened.model, new):
+        keys = table.state_dict()["keys"]
+        for scale in (0, 1):
+            some = keys[torch.rand(len(keys), generator=generator) < 0.1]
+            table.assign(some, scale * torch.randn(len(some), table.dim, generator=generator))
+        if seed % 2:
+            table.shrink()
+        table.assign(added, torch.randn(len(added), table.dim, generator=generator))
     with torch.no_grad():
         for parameter in opened.model.network.parameters():
             parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
 
 
 def content(folder: Path) -> list[bytes]:
-    return [(folder / name).read_bytes() for name in ("embeddings.safetensors", "network.safetensors")]
+    names = sorted(path.name for path in folder.glob("embeddings*.safetensors"))
+    return [(folder / name).read_bytes() for name in (*names, "network.safetensors")]
+
+
+SIZES = {"user": 2, "tags": 2, "hour": 3}
+"""Three tables: the sizes of some fields' vectors, and 4 of the others."""
+
+
+def table_files(name: str, tables: TrainedModel) -> list[str]:
+    """The names of a file that each table of a model has."""
+    names = list(tables_of(tables.model))
+    return [f"{name}.safetensors"] if names == ["embedding"] else [f"{name}-{one}.safetensors" for one in names]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(dtype: str, tmp_path: Path) -> None:
-    opened = opened_model()
+@pytest.mark.parametrize("dims", [{}, SIZES], ids=["a table", "tables"])
+def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(
+    dtype: str, dims: dict[str, int], tmp_path: Path
+) -> None:
+    opened = opened_model(dims=dims)
     export_trained(opened, tmp_path / "0", dtype)  # type: ignore[arg-type]
     none = export_delta(opened, tmp_path / "none", tmp_path / "0")
     assert none.changes is not None
     assert (none.changes.upserts, none.changes.tombstones) == (0, 0)
     assert none.id == read_export(tmp_path / "0").manifest.id
-    assert len(load_embeddings(tmp_path / "none" / "upserts.safetensors", 4, dtype)) == 0  # type: ignore[arg-type]
+    for (name, table), file in zip(tables_of(opened.model).items(), table_files("upserts", opened), strict=True):
+        assert len(load_embeddings(tmp_path / "none" / file, table.dim, dtype)) == 0, name  # type: ignore[arg-type]
+    files = {"manifest.json", "network.safetensors"}
+    assert {path.name for path in (tmp_path / "none").iterdir()} == {
+        *files,
+        *table_files("upserts", opened),
+        *table_files("tombstones", opened),
+    }
     for day in range(1, 4):
         train_a_little(opened, day)
         delta = export_delta(
@@ -113,8 +139,9 @@ def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(dtype: str, tm
     assert applied.fields == full.fields
     assert content(tmp_path / "out") == content(tmp_path / "full3")
     followed = read_export(deltas[-1])  # by the paths that they record
-    assert same(followed.embeddings, read_export(tmp_path / "full3").embeddings)
-    assert open_trained(deltas[-1]).model.embedding.num_live == full.live_rows
+    expected = read_export(tmp_path / "full3").tables
+    assert all(same(rows, expected[name]) for name, rows in followed.tables.items())
+    assert sum(table.num_live for table in tables_of(open_trained(deltas[-1]).model).values()) == full.live_rows
     shutil.copytree(tmp_path / "0", tmp_path / "moved" / "0")
     shutil.copytree(tmp_path / "deltas", tmp_path / "moved" / "deltas")
     assert read_export(tmp_path / "moved" / "deltas" / "3").manifest == replace(
@@ -152,9 +179,38 @@ def test_a_delta_needs_the_format_the_columns_and_the_network_of_its_base(tmp_pa
         export_delta(opened_model(), tmp_path / "1", tmp_path / "0", "float32")
     with pytest.raises(ExportError, match="has other columns"):
         export_delta(opened_model(numbers=True), tmp_path / "1", tmp_path / "0")
-    with pytest.raises(ExportError, match="has another network"):
-        export_delta(opened_model("mlp"), tmp_path / "1", tmp_path / "0")
+    for other in (opened_model("mlp"), opened_model(dims=SIZES)):
+        with pytest.raises(ExportError, match="has another network"):
+            export_delta(other, tmp_path / "1", tmp_path / "0")
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_a_damage_to_the_delta_of_any_table_is_named(tmp_path: Path) -> None:
+    opened = opened_model(dims=SIZES)
+    export_trained(opened, tmp_path / "0")
+    train_a_little(opened, 1)
+    delta, of = tmp_path / "1", export_delta(opened, tmp_path / "1", tmp_path / "0")
+    assert of.changes is not None
+    for name in (*table_files("upserts", opened), *table_files("tombstones", opened)):
+        whole = (delta / name).read_bytes()
+        (delta / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(ExportError, match=re.escape(f"{name}: damaged")):
+            read_export(delta)
+        (delta / name).write_bytes(whole)
+        files = {other: facts for other, facts in of.files.items() if other != name}
+        EXPORT.write(delta, replace(of, files=files))
+        with pytest.raises(ExportError, match=re.escape(f"files: {name} is missing")):
+            read_export(delta)
+        EXPORT.write(delta, of)
+    for field in ("upserts", "tombstones"):
+        EXPORT.write(delta, replace(of, changes=replace(of.changes, **{field: getattr(of.changes, field) + 1})))
+        with pytest.raises(ExportError, match=f"changes.{field}: .* but the files have"):
+            read_export(delta)
+    of_one = list(of.tables)[1]
+    tables = {**of.tables, of_one: replace(of.tables[of_one], live_rows=1)}
+    EXPORT.write(delta, replace(of, tables=tables))
+    with pytest.raises(ExportError, match=f"tables.{of_one}.live_rows: 1, but the files have"):
+        read_export(delta)
 
 
 def test_a_damaged_delta_and_a_replaced_base_are_named(tmp_path: Path) -> None:
@@ -165,6 +221,12 @@ def test_a_damaged_delta_and_a_replaced_base_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"tombstones\.safetensors: damaged"):
         apply_deltas(tmp_path / "0", [tmp_path / "1"], tmp_path / "out")
     path.write_bytes(whole)
-    export_trained(opened_model(seed=5), tmp_path / "0", overwrite=True)
-    with pytest.raises(ExportError, match=r"builds on export .* but in .* there is"):
+    of_tables = export_trained(opened_model(dims=SIZES), tmp_path / "tables")
+    EXPORT.write(tmp_path / "1", replace(EXPORT.read(tmp_path / "1"), parent=Parent(of_tables.id, "../tables")))
+    with pytest.raises(ExportError, match=r"tables: \['embedding'\] cannot follow \['embedding.dim_2', "):
         read_export(tmp_path / "1")
+    days_again = tmp_path / "again"
+    days(days_again, 1)
+    export_trained(opened_model(seed=5), days_again / "0", overwrite=True)
+    with pytest.raises(ExportError, match=r"builds on export .* but in .* there is"):
+        read_export(days_again / "1")

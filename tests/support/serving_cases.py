@@ -13,6 +13,8 @@ from sparsegroup.models.attention import ListPooling
 from sparsegroup.serving import ServingModel, TrainedModel
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.frozen_model import frozen_copy, tables_of
+from sparsegroup.table import HashEmbedding
+from sparsegroup.training import ClickModel
 
 FIELDS = ("site", "user", "tags", "hour", "words")
 LISTS = ("tags", "words")
@@ -57,10 +59,20 @@ def opened_model(
                 torch.nn.init.normal_(parameter, generator=draw)
     keys = random_keys(rows, seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    vectors = torch.randn(len(keys), dim, generator=generator)
-    vectors[torch.rand(len(keys), generator=generator) < 0.2] = 0
-    click_model.embedding.assign(keys, vectors)
+    for table, own in by_table(click_model, keys):
+        vectors = torch.randn(len(own), table.dim, generator=generator)
+        vectors[torch.rand(len(own), generator=generator) < 0.2] = 0
+        table.assign(own, vectors)
     return TrainedModel(Path("made-up"), "run", config, columns, click_model.eval(), None)
+
+
+def by_table(model: ClickModel, keys: torch.Tensor) -> list[tuple[HashEmbedding, torch.Tensor]]:
+    """The tables of a model, each with its share of some keys, by their fields."""
+    if isinstance(model.embedding, HashEmbedding):
+        return [(model.embedding, keys)]
+    field = (keys >> 56) & 255
+    sizes = torch.tensor([model.embedding.sizes[number] for number in field.tolist()])
+    return [(table, keys[sizes == table.dim]) for table in model.embedding.tables.values()]
 
 
 def serving(opened: TrainedModel, dtype: str = "float32") -> ServingModel:
@@ -73,7 +85,7 @@ def batch_of(opened: TrainedModel, size: int, seed: int = 1) -> Batch:
     """Rows of known and unknown keys, and bags of none to three."""
     generator = torch.Generator().manual_seed(seed)
     columns = opened.columns
-    known = torch.cat([keys for keys, _ in opened.model.embedding.items()])
+    known = torch.cat([keys for table in tables_of(opened.model).values() for keys, _ in table.items()])
 
     def some(*shape: int) -> torch.Tensor:
         keys = known[torch.randint(0, len(known), shape, generator=generator)]

@@ -1,7 +1,7 @@
 """Deltas: the changes since an earlier export, and their application."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +11,16 @@ from sparsegroup.serving.evaluation import TestRows
 from sparsegroup.serving.exporting import Draft, check_request, completed, draft_of, keys_of
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import (
-    EMBEDDINGS,
     EXPORT,
-    TABLE,
     TOMBSTONES,
     UPSERTS,
     DeltaCounts,
     ExportManifest,
     check_free,
+    file_of,
 )
 from sparsegroup.serving.opening import TrainedModel
-from sparsegroup.serving.reading import apply, difference, read_export
+from sparsegroup.serving.reading import Difference, apply, difference, read_export
 from sparsegroup.settings.declared import ADMISSION_SETTINGS
 from sparsegroup.settings.names import Dtype, ProgramName
 from sparsegroup.training.build import ModelConfig
@@ -60,18 +59,31 @@ def export_delta(
     if dtype is not None and dtype != base.manifest.dtype:
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
     draft = draft_of(trained, base.manifest.dtype)
-    _check_kinship(base.manifest, draft.manifest, since)
-    change = difference(base.embeddings, draft.rows[TABLE])
+    if (what := obstacle(base.manifest, draft.manifest)) is not None:
+        raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")
 
     with draft.writing(out, overwrite) as (folder, manifest):
-        (folder / EMBEDDINGS).unlink()  # the id is that of the whole export
-        change.upserts.save(folder / UPSERTS)
-        write_tensors(folder / TOMBSTONES, {"keys": change.tombstones.contiguous()})
-        draft.save_vocabulary(change.upserts.keys, folder)
+        for table in manifest.tables.values():
+            (folder / table.file).unlink()  # the id is that of the whole export
+        changes = {name: difference(base.tables[name], rows) for name, rows in draft.rows.items()}
+        draft.save_vocabulary(keys_of({name: change.upserts for name, change in changes.items()}), folder)
         parent = Parent(base.manifest.id, Path(os.path.relpath(since, out)).as_posix())
-        changes = DeltaCounts(upserts=len(change.upserts), tombstones=len(change.tombstones))
-        manifest = replace(manifest, kind="delta", parent=parent, changes=changes)
+        manifest = write_changes(folder, manifest, parent, changes)
         return completed(folder, manifest, draft.add_models(folder, manifest, trained.model, test=test))
+
+
+def write_changes(
+    folder: Path, manifest: ExportManifest, parent: Parent, changes: Mapping[str, Difference]
+) -> ExportManifest:
+    """Write the upserts and tombstones of each table; returns an export's manifest as that of a delta to it."""
+    for name, change in changes.items():
+        change.upserts.save(folder / file_of(name, UPSERTS))
+        write_tensors(folder / file_of(name, TOMBSTONES), {"keys": change.tombstones.contiguous()})
+    counts = DeltaCounts(
+        upserts=sum(len(change.upserts) for change in changes.values()),
+        tombstones=sum(len(change.tombstones) for change in changes.values()),
+    )
+    return replace(manifest, kind="delta", parent=parent, changes=counts)
 
 
 def apply_deltas(
@@ -110,19 +122,16 @@ def apply_deltas(
         return completed(folder, manifest, draft.add_models(folder, manifest, None, formats, test, threads))
 
 
-def _check_kinship(base: ExportManifest, new: ExportManifest, since: Path) -> None:
-    if len(base.tables) > 1 or len(new.tables) > 1:
-        raise ExportError(
-            f"{since}: a delta is of one table, and with model.dims there are several; export the model as a whole"
-        )
-    dims = [[table.dim for table in one.tables.values()] for one in (new, base)]
-    for what, ours, theirs in (
-        ("other columns", new.columns, base.columns),
-        ("another network", _network_of(new), _network_of(base)),
-        ("another dimension", *dims),
-    ):
-        if ours != theirs:
-            raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")
+def obstacle(base: ExportManifest, new: ExportManifest) -> str | None:
+    """Why no delta leads from one export to another, as what the first one has: "another network"; None if one does."""
+    dims = [{name: table.dim for name, table in one.tables.items()} for one in (new, base)]
+    differs = {
+        "another format of vectors": new.dtype != base.dtype,
+        "other columns": new.columns != base.columns,
+        "another network": _network_of(new) != _network_of(base),
+        "other tables": dims[0] != dims[1],
+    }
+    return next((what for what, is_so in differs.items() if is_so), None)
 
 
 def _network_of(manifest: ExportManifest) -> ModelConfig:

@@ -105,6 +105,9 @@ class Embeddings:
 BLOCK = 16
 """Keys that are compared in one step. Reading 16 neighbours costs little more than reading one."""
 
+_LEAST_REACH = 4
+"""Blocks that are searched at least: hashed keys need 3 or 4, and only the number of steps changes the operators."""
+
 _PER_FIELD = 2.0**-56
 _FIELDS = 257  # 2^63 - 1 as a double is 2^63, whose field is one more than the last
 
@@ -120,7 +123,11 @@ class FrozenTable(nn.Module):
     every implementation rounds the same way, fused or not. They fit the range of the field's keys, so that buckets
     ascend with the keys, and a bucket is a slice of them. Hashed keys fill the buckets evenly, 8 to 16 in each; other
     keys may crowd into few, which costs time but never an answer: there are as many steps of bisection as the fullest
-    bucket needs. A key that is not in the table ends in some block, and the comparison finds that it is not there.
+    bucket needs, and 2 at least. A key that is not in the table ends in some block, and the comparison finds that it is
+    not there.
+
+    The number of rows is in the sizes of the tensors only: tables with as many steps, `halves`, of the same format are
+    the same operators.
 
     Readers can use it as a `HashEmbedding` that holds only these rows.
 
@@ -144,6 +151,7 @@ class FrozenTable(nn.Module):
 
     scale: Tensor
     offset: Tensor
+    last: Tensor
     start: Tensor
     first: Tensor
     blocks: Tensor
@@ -160,23 +168,34 @@ class FrozenTable(nn.Module):
         self.dim = rows.dim
         if count > (limit := torch.iinfo(torch.int32).max - 2 * BLOCK):
             raise ExportError(f"{count:,} live rows are more than a lookup can hold, {limit:,}")
-        if not count:  # an empty table is one of a key whose vector is zero
-            keys, count = torch.zeros(1, dtype=torch.int64), 1
-        self.width = min(count, BLOCK)
-        blocks = -(-count // self.width)
-        padding = blocks * self.width - count
-        # The last block is filled up with keys of the first one, which no key's bisection looks for there.
-        keys = torch.cat([keys, keys[:padding]]).view(blocks, self.width)
-        scale, offset, start, most = _directory(keys.flatten()[:count], self.width, blocks)
-        self.last, self.missing = len(start) - 1, blocks * self.width
-        self.halves = _halves(most)
+        blocks = max(1, -(-count // BLOCK))
+        scale, offset, start, most = _directory(keys)
+        reach = max(_LEAST_REACH, 1 << (most - 1).bit_length())
+        if reach > max(_LEAST_REACH, blocks):
+            reach = most
+        self.halves = _halves(reach)
+        # Blocks before the first one, if there are too few to search. Only keys below all others end there.
+        self.before = before = max(0, reach - blocks)
+        # The last block is filled up with keys of the first one, which no key's bisection looks for there. If it is the
+        # first one, the numbers of the places there are 0.
+        padding = blocks * BLOCK - count
+        first_key = keys[:1] if count else torch.zeros(1, dtype=torch.int64)
+        filling = keys[:padding] if blocks > 1 else first_key.expand(padding)
+        keys = torch.cat([first_key.expand(before * BLOCK), keys, filling]).view(before + blocks, BLOCK)
+        first = keys[:, 0].clone()
+        first[:before] = torch.iinfo(torch.int64).min
+        places = torch.arange(1.0, BLOCK + 1)
+        if blocks == 1:
+            places[count:] = 0
         self.register_buffer("scale", scale)
         self.register_buffer("offset", offset)
-        self.register_buffer("start", start)
-        self.register_buffer("first", keys[:, 0].contiguous())
+        self.register_buffer("last", torch.tensor(len(start) - 1.0, dtype=torch.float64))
+        # As many blocks are searched for every bucket: the last ones begin early enough.
+        self.register_buffer("start", (start + before).clamp(max=before + blocks - reach).to(torch.int32))
+        self.register_buffer("first", first)
         self.register_buffer("blocks", keys)
-        self.register_buffer("places", torch.arange(1.0, self.width + 1))
-        self.register_buffer("vectors", _filled_up(vectors, self.missing + 1))
+        self.register_buffer("places", places)
+        self.register_buffer("vectors", self._placed(vectors))
         if fallback is not None:
             half = len(fallback) // 2
             by_sign = torch.cat([fallback[half:], fallback[:half]])
@@ -184,7 +203,27 @@ class FrozenTable(nn.Module):
         self.register_buffer("fallback", fallback)
         self.is_scaled = scales is not None
         if scales is not None:
-            self.register_buffer("scales", _filled_up(scales.unsqueeze(1), self.missing + 1))
+            self.register_buffer("scales", self._placed(scales.unsqueeze(1)))
+
+    def _placed(self, values: Tensor) -> Tensor:
+        """Values `[num_live, …]` by place: zeros for absent keys, then those of the places in the blocks, in order."""
+        begin = 1 + self.before * BLOCK
+        placed = values.new_zeros(1 + self.blocks.numel(), *values.shape[1:])
+        placed[begin : begin + len(values)] = values
+        return placed
+
+    @property
+    def structure(self) -> str:
+        """What determines the operators of the lookup; the number of rows is not in it."""
+        fields = 0 if self.fallback is None else len(self.fallback)
+        return repr((self.dim, self.dtype, self.vectors.dtype, self.halves, fields, self._pooling()))
+
+    def _pooling(self) -> tuple[Any, ...]:
+        return ()
+
+    @property
+    def _keys(self) -> Tensor:
+        return self.blocks[self.before :].flatten()[: self.num_live]
 
     @property
     def fallback_by_field(self) -> Tensor | None:
@@ -197,7 +236,7 @@ class FrozenTable(nn.Module):
 
     def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys `[n]` int64, ascending, and vectors `[n, dim]` float32, n ≤ `batch_size` at a time."""
-        keys = self.blocks.flatten()
+        keys = self._keys
         for begin in range(0, self.num_live, batch_size):
             part = slice(begin, min(begin + batch_size, self.num_live))
             yield keys[part], self._decoded(part)
@@ -211,12 +250,12 @@ class FrozenTable(nn.Module):
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Rows of each field, by the number in a key's top bits."""
-        counts = np.bincount(fields_of(self.blocks.flatten()[: self.num_live].numpy()))
+        counts = np.bincount(fields_of(self._keys.numpy()))
         return {field: FieldCount(*[int(counts[field])] * 3) for field in np.flatnonzero(counts).tolist()}
 
     def memory(self) -> TableMemory:
         """Bytes that it takes."""
-        index = (self.scale, self.offset, self.start, self.first, self.blocks, self.places)
+        index = (self.scale, self.offset, self.last, self.start, self.first, self.blocks, self.places)
         parts = {WEIGHT: self.vectors.nbytes} | ({"scale": self.scales.nbytes} if self.is_scaled else {})
         return TableMemory(sum(tensor.nbytes for tensor in index), sum(parts.values()), 0, parts)
 
@@ -228,16 +267,16 @@ class FrozenTable(nn.Module):
         approximate = keys.to(torch.float64)
         field = _field(approximate)
         scale, offset = self.scale.index_select(0, field), self.offset.index_select(0, field)
-        bucket = (approximate * scale + offset).clamp(0, self.last).to(torch.int32)
+        bucket = (approximate * scale + offset).clamp(min=0).minimum(self.last).to(torch.int32)
         block = self.start.index_select(0, bucket)
         for half in self.halves:
             middle = block + half
             block = torch.where(self.first.index_select(0, middle) <= keys, middle, block)
         is_it = self.blocks.index_select(0, block) == keys.unsqueeze(1)
-        # The place in the block, from 1, or 0: at most one of the keys is it.
+        # The place in the block, from 1, or 0: at most one of the places with a number is it.
         # No product of matrices: quantizers round the factors of one, and this is a place.
         place = (is_it.to(torch.float32) * self.places).sum(1).to(torch.int32)
-        row = torch.where(place > 0, block * self.width + (place - 1), self.missing)
+        row = torch.where(place > 0, block * BLOCK + place, 0)
         vectors = self.vectors.index_select(0, row).to(torch.float32)
         if self.is_scaled:
             vectors = vectors * self.scales.index_select(0, row)
@@ -249,13 +288,11 @@ class FrozenTable(nn.Module):
         absent = self.fallback.index_select(0, field)
         return torch.where((place > 0).unsqueeze(1), vectors, absent)
 
-    def _decoded(self, part: slice) -> Tensor:
+    def _decoded(self, rows: slice) -> Tensor:
+        begin = 1 + self.before * BLOCK
+        part = slice(begin + rows.start, begin + rows.stop)
         vectors = self.vectors[part].to(torch.float32)
         return vectors * self.scales[part] if self.is_scaled else vectors
-
-
-def _filled_up(rows: Tensor, size: int) -> Tensor:
-    return torch.cat([rows, rows.new_zeros(size - len(rows), rows.shape[1])])
 
 
 def _field(approximate: Tensor) -> Tensor:
@@ -263,9 +300,11 @@ def _field(approximate: Tensor) -> Tensor:
     return (approximate * _PER_FIELD + 128).to(torch.int32)
 
 
-def _directory(keys: Tensor, width: int, blocks: int) -> tuple[Tensor, Tensor, Tensor, int]:
+def _directory(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
     """Scale and offset by field, the first block of each bucket, and over how many blocks one stretches at most."""
     scale, offset = torch.zeros(_FIELDS, dtype=torch.float64), torch.zeros(_FIELDS, dtype=torch.float64)
+    if not len(keys):
+        return scale, offset, torch.zeros(1, dtype=torch.int64), 1
     approximate = keys.to(torch.float64)
     field = _field(approximate)
     present, sizes = torch.unique_consecutive(field, return_counts=True)
@@ -282,10 +321,9 @@ def _directory(keys: Tensor, width: int, blocks: int) -> tuple[Tensor, Tensor, T
     bucket = (approximate * scale[field] + offset[field]).to(torch.int32)
     sizes = torch.bincount(bucket, minlength=buckets)
     end = sizes.cumsum(0)
-    start = (end - sizes) // width
-    most = int(((end - 1) // width - start + 1)[sizes > 0].max())
-    # As many blocks are searched for every bucket: the last ones begin early enough.
-    return scale, offset, start.clamp(max=blocks - most).to(torch.int32), most
+    start = (end - sizes) // BLOCK
+    most = int(((end - 1) // BLOCK - start + 1)[sizes > 0].max())
+    return scale, offset, start, most
 
 
 def _power(size: int, low: float, high: float) -> float:
@@ -320,6 +358,9 @@ class FrozenBag(FrozenTable):
         super().__init__(rows, dtype)
         self.mode = mode
         self.include_last_offset = include_last_offset
+
+    def _pooling(self) -> tuple[Any, ...]:
+        return self.mode, self.include_last_offset
 
     def forward(self, keys: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """The bags' vectors `[bags, dim]`, zeros for an empty bag; the arguments are `HashEmbeddingBag`'s."""

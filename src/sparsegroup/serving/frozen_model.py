@@ -3,12 +3,15 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import asdict
+from types import NoneType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from sparsegroup.artifact.manifest import digest
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, FrozenTable
@@ -18,6 +21,9 @@ from sparsegroup.training.model import LookupModel
 
 AnyTable = HashEmbedding | FrozenTable
 _KNOWN = (HashEmbedding.forward, HashEmbeddingBag.forward)
+STRUCTURE = "structure"
+"""Key of an ONNX file's metadata: `ServingModel.structure`."""
+
 _WHOLE = "table"
 """Name of a table that is the whole module."""
 
@@ -177,4 +183,22 @@ class ServingModel(nn.Module):
             **{name: json.dumps(value, ensure_ascii=False) for name, value in names.items()},
             "hash": self.columns.hash,
             "objective": str(self.model.objective),
+            STRUCTURE: self.structure(),
         }
+
+    def structure(self) -> str:
+        """A hash of all that determines the operators of the ONNX file: not the weights, nor the numbers of rows."""
+        tables = {name: module for name, module in self.named_modules() if isinstance(module, FrozenTable)}
+        modules = {
+            name: [type(module).__name__, tables[name].structure if name in tables else _plain(vars(module))]
+            for name, module in self.named_modules()
+        }
+        weights = {name: [str(value.dtype), list(value.shape)] for name, value in other_weights(self).items()}
+        return digest([asdict(self.columns), str(self.model.objective), modules, weights])
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, str]:
+    """The numbers and texts among a module's attributes, and collections of them."""
+    kinds = (bool, int, float, str, list, tuple, dict, NoneType)
+    plain = {name: value for name, value in values.items() if isinstance(value, kinds) and name != "training"}
+    return {name: repr(value) for name, value in plain.items() if not name.startswith("_")}

@@ -131,7 +131,7 @@ class TestResult:
 
 @dataclass(frozen=True)
 class DeltaCounts:
-    """How many keys a delta sets and removes."""
+    """How many keys a delta sets and removes, in all tables together."""
 
     upserts: Count
     tombstones: Count
@@ -211,9 +211,10 @@ class ExportManifest(Manifest):
             raise ValueError(f"parent: kind is {self.kind!r}; a delta has a parent and changes, and no other has them")
         if not self.tables or self.content.tables.keys() != self.tables.keys():
             raise ValueError("content.tables: are not the tables")
-        if is_delta and self.tables.keys() != {TABLE}:
-            raise ValueError(f"tables: a delta has one, {TABLE}")
-        rows = {UPSERTS, TOMBSTONES} if is_delta else {table.file for table in self.tables.values()}
+        if is_delta:
+            rows = {file_of(table, part) for table in self.tables for part in (UPSERTS, TOMBSTONES)}
+        else:
+            rows = {table.file for table in self.tables.values()}
         if missing := sorted({*rows, NETWORK} - self.files.keys()):
             raise ValueError(f"files: {missing[0]} is missing")
         if not is_delta and self.content != content_of(self.tables, self.files):
@@ -278,15 +279,18 @@ def read_manifest(folder: Path) -> ExportManifest:
     return EXPORT.read(folder)
 
 
-_OWN = {MANIFEST, EMBEDDINGS, NETWORK, UPSERTS, TOMBSTONES, VOCABULARY, PROGRAM, ONNX, f"{ONNX}.data"}
-"""Files of an export or delta except the embeddings of several tables."""
+_OF_TABLES = (EMBEDDINGS, UPSERTS, TOMBSTONES)
+_OWN = {MANIFEST, NETWORK, *_OF_TABLES, VOCABULARY, PROGRAM, ONNX, f"{ONNX}.data"}
+"""Files of an export or delta except the rows of several tables."""
 
-_PREFIX, _SUFFIX = EMBEDDINGS.split(".")
 
+def file_of(table: str, part: str = EMBEDDINGS) -> str:
+    """Name of the file with rows of a table, whose name may hold a slash.
 
-def file_of(table: str) -> str:
-    """Name of the file with the rows of a table, whose name may hold a slash."""
-    return EMBEDDINGS if table == TABLE else f"{_PREFIX}-{quote(table, safe='')}.{_SUFFIX}"
+    `part` is the name of the only table's file: `EMBEDDINGS`, or of a delta `UPSERTS` or `TOMBSTONES`.
+    """
+    prefix, suffix = part.split(".")
+    return part if table == TABLE else f"{prefix}-{quote(table, safe='')}.{suffix}"
 
 
 def check_free(out: Path, overwrite: bool) -> None:
@@ -295,7 +299,7 @@ def check_free(out: Path, overwrite: bool) -> None:
         return
     if overwrite and not (out / MANIFEST).is_file():
         raise ExportError(f"{out}: holds no export that could be overwritten; give another folder")
-    own = _OWN | {path.name for path in out.glob(f"{_PREFIX}-*.{_SUFFIX}")}
+    own = _OWN | {path.name for part in _OF_TABLES for path in out.glob(part.replace(".", "-*."))}
     foreign = sorted(path.name for path in out.iterdir() if path.name not in own)
     if foreign and overwrite:
         raise ExportError(f"{out}: holds {foreign[0]}, which is no part of an export; move it, or give another folder")

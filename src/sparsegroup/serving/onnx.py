@@ -13,7 +13,22 @@ from torch.export import ExportedProgram
 from sparsegroup.errors import MissingExtraError, missing, require
 from sparsegroup.objectives import LOGISTIC
 from sparsegroup.serving.frozen import ExportError
+from sparsegroup.serving.frozen_model import STRUCTURE, ServingModel
 from sparsegroup.serving.tracing import quiet, reason
+
+TRANSPOSED = ".T"
+"""End of the name of an initializer that is the transpose of a weight."""
+
+_ONNX_TYPES = {
+    torch.float32: "FLOAT",
+    torch.float64: "DOUBLE",
+    torch.float16: "FLOAT16",
+    torch.bfloat16: "BFLOAT16",
+    torch.int8: "INT8",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+    torch.bool: "BOOL",
+}
 
 BATCH = "batch"
 """Name of the number of samples."""
@@ -96,10 +111,12 @@ def save_onnx(
                 output_names=list(outputs),
                 custom_translation_table={torch.ops.aten.index_select.default: _gather()},
                 verbose=False,
+                optimize=False,
             )
+            assert converted is not None
+            _optimize(converted, program.state_dict)
         except Exception as error:  # torch's errors have no class in common
             raise ExportError(f"{path.name}: torch.onnx cannot convert the program ({reason(error)})") from error
-        assert converted is not None
         weights = sum(tensor.nbytes for tensor in program.state_dict.values())
         for node in converted.model.graph.all_nodes():
             node.metadata_props.clear()  # torch's notes on its origin, larger than the node
@@ -115,6 +132,42 @@ def save_onnx(
         onnx.checker.check_model(str(path), full_check=True)
 
 
+def _optimize(converted: Any, weights: Mapping[str, Any]) -> None:
+    """Let onnxscript simplify a `torch.onnx.ONNXProgram` so that its initializers remain the weights, by their names.
+
+    It would fold small ones into constants, and merge equal ones. A transposed matrix becomes an initializer
+    `<name>.T`; a buffer that is not in the `state_dict` is `constant.<name>`.
+    """
+    import onnx_ir
+
+    graph = converted.model.graph
+    own = [value for name, value in graph.initializers.items() if name in weights]
+    tensors = {value.name: value.const_value for value in own}
+    for constant in [value for name, value in graph.initializers.items() if name not in weights]:
+        del graph.initializers[constant.name]
+        constant.name = f"constant.{constant.name}"
+        graph.initializers[constant.name] = constant
+    for value in own:
+        del graph.initializers[value.name]
+        value.const_value = None
+        graph.inputs.append(value)
+    converted.optimize()
+    for value in own:
+        graph.inputs.remove(value)
+        value.const_value = tensors[value.name]
+        for use in [*value.uses()]:
+            node = use.node
+            if node.op_type == "Transpose" and len(value.shape) == 2 and node.graph is graph:
+                array = value.const_value.numpy().T
+                name = value.name + TRANSPOSED
+                if name not in graph.initializers:
+                    graph.register_initializer(onnx_ir.Value(name=name, const_value=onnx_ir.tensor(array.copy())))
+                node.outputs[0].replace_all_uses_with(graph.initializers[name])
+                graph.remove(node, safe=True)
+        if value.uses():
+            graph.initializers[value.name] = value
+
+
 def _gather() -> Any:
     """A plain Gather; torch's translation adds a Reshape and a Cast to int64 to each."""
     from onnxscript import opset20 as op
@@ -123,6 +176,60 @@ def _gather() -> Any:
         return op.Gather(values, index, axis=dim)
 
     return gather
+
+
+def with_rows(onnx: bytes, model: ServingModel) -> bytes | None:
+    """A `model.onnx` with the rows and weights of another export of the same network, without tracing it again.
+
+    Args:
+        onnx: The content of a `model.onnx` of a `ServingModel`, or of `graph_of` it.
+        model: The rows, of which there may be more or fewer, and the weights.
+
+    Returns:
+        The content of the file; its metadata do not name an export. None if the operators would be others (another
+        network or format, other columns, or tables that take more steps to search), or if the file would be larger than
+        one can be.
+    """
+    require_onnx()
+    from onnx import ModelProto, TensorProto
+
+    proto = ModelProto.FromString(onnx)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    weights = model.state_dict()
+    size = sum(values.nbytes for values in weights.values())
+    if metadata.get(STRUCTURE) != model.structure() or size >= EXTERNAL_BYTES:
+        return None
+    for initializer in proto.graph.initializer:
+        name = initializer.name
+        if not name.startswith(_OF_MODEL):  # a constant of the network
+            continue
+        weight = weights[name.removesuffix(TRANSPOSED)]
+        values = weight.T if name.endswith(TRANSPOSED) else weight
+        data_type = getattr(TensorProto, _ONNX_TYPES[values.dtype])
+        initializer.CopyFrom(TensorProto(name=name, data_type=data_type, dims=values.shape))
+        initializer.raw_data = values.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    del proto.metadata_props[:]
+    for key, value in model.metadata().items():
+        proto.metadata_props.add(key=key, value=value)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+_OF_MODEL = "model."
+"""Beginning of the names of a `ServingModel`'s weights; constants have others."""
+
+
+def graph_of(onnx: bytes) -> bytes:
+    """A `model.onnx` without its rows and weights: some kilobytes, for `with_rows`."""
+    require_onnx()
+    from onnx import ModelProto, TensorProto
+
+    proto = ModelProto.FromString(onnx)
+    for initializer in proto.graph.initializer:
+        if initializer.name.startswith(_OF_MODEL):
+            initializer.CopyFrom(TensorProto(name=initializer.name, data_type=initializer.data_type, dims=[0]))
+    content: bytes = proto.SerializeToString()
+    return content
 
 
 class OnnxModel:

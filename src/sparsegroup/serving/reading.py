@@ -20,8 +20,10 @@ from sparsegroup.serving.manifest import (
     TOMBSTONES,
     UPSERTS,
     ExportManifest,
+    file_of,
     read_manifest,
 )
+from sparsegroup.settings.names import Dtype
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import ClickModel, Config
 from sparsegroup.training.run_folder import VOCABULARY
@@ -37,25 +39,61 @@ class Difference:
 
 def difference(old: Embeddings, new: Embeddings) -> Difference:
     """From `old` to `new`, which have one format. Vectors are compared by their bits."""
-    remains, was_there = torch.isin(old.keys, new.keys), torch.isin(new.keys, old.keys)
-    same = was_there.clone()
-    same[was_there] = _bits(old[remains]).eq(_bits(new[was_there])).all(1)
-    return Difference(new[~same], old.keys[~remains])
+    if not len(old):
+        return Difference(new, old.keys)
+    place, is_there = _find(old.keys, new.keys)
+    remains = torch.zeros(len(old), dtype=torch.bool)
+    remains[place[is_there]] = True
+    changed = ~is_there
+    for ours, theirs in zip(_words(old), _words(new), strict=True):
+        for column in range(ours.shape[1]):  # one column after the other: no copy of both tables
+            changed |= ours[:, column].index_select(0, place) != theirs[:, column]
+    return Difference(new[changed], old.keys[~remains])
 
 
-def _bits(rows: Embeddings) -> Tensor:
-    """The bytes of vectors and scales, `[n, bytes]`."""
+def _words(rows: Embeddings) -> list[Tensor]:
+    """The bits of vectors and scales as integers, `[n, words]`, of as many bytes as divide a row's."""
     parts = [rows.vectors] if rows.scale is None else [rows.vectors, rows.scale.unsqueeze(1)]
-    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
+    found = []
+    for part in (part.contiguous() for part in parts):
+        row_bytes = part.shape[1] * part.element_size()
+        size = next(
+            size for size in (torch.int64, torch.int32, torch.int16, torch.int8) if row_bytes % size.itemsize == 0
+        )
+        found.append(part.view(size))
+    return found
+
+
+def _find(keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of each of `wanted` among ascending keys, and whether it is there; if not, the place is any."""
+    if not len(keys):
+        return torch.zeros(len(wanted), dtype=torch.int64), torch.zeros(len(wanted), dtype=torch.bool)
+    place = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
+    return place, keys[place] == wanted
 
 
 def merge(old: Embeddings, change: Difference) -> Embeddings:
     """`old` with the tombstones removed and the upserts set; tombstones of absent keys have no effect."""
-    upserts = change.upserts.tensors()
-    remaining = old[~torch.isin(old.keys, torch.cat([change.tombstones, change.upserts.keys]))].tensors()
-    order = torch.cat([remaining["keys"], upserts["keys"]]).argsort()
-    rows = {name: torch.cat([remaining[name], upserts[name]])[order] for name in remaining if name != "fallback"}
-    return Embeddings(**{**upserts, **rows})
+    upserts = change.upserts
+    remains = torch.ones(len(old), dtype=torch.bool)
+    for keys in (change.tombstones, upserts.keys):
+        place, is_there = _find(old.keys, keys)
+        remains[place[is_there]] = False
+    rows = old[remains]
+    # In the result, a row comes after the upserts below its key, and an upsert after the rows below its.
+    at = torch.searchsorted(rows.keys, upserts.keys) + torch.arange(len(upserts))
+    is_new = torch.zeros(len(rows) + len(upserts), dtype=torch.bool)
+    is_new[at] = True
+
+    def joined(kept: Tensor, new: Tensor) -> Tensor:
+        result = kept.new_empty(len(is_new), *kept.shape[1:])
+        result[~is_new], result[is_new] = kept, new
+        return result
+
+    scale = None
+    if rows.scale is not None and upserts.scale is not None:
+        scale = joined(rows.scale, upserts.scale)
+    return Embeddings(joined(rows.keys, upserts.keys), joined(rows.vectors, upserts.vectors), scale, upserts.fallback)
 
 
 @dataclass(frozen=True)
@@ -157,25 +195,39 @@ def apply(export: Export, folder: Path) -> Export:
 
 def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
     manifest.check_files(folder, ExportError)
-    base, table = export.embeddings, manifest.tables[TABLE]
+    before = export.manifest
     for field, ours, theirs in (
-        (f"tables.{TABLE}.dim", table.dim, base.dim),
-        ("dtype", manifest.dtype, export.manifest.dtype),
-        ("columns", manifest.columns, export.manifest.columns),
+        ("dtype", manifest.dtype, before.dtype),
+        ("columns", manifest.columns, before.columns),
+        ("tables", sorted(manifest.tables), sorted(before.tables)),
+        *(
+            (f"tables.{name}.dim", table.dim, export.tables[name].dim)
+            for name, table in manifest.tables.items()
+            if name in export.tables
+        ),
     ):
         if ours != theirs:
             raise ExportError(f"{folder / MANIFEST}: damaged ({field}: {ours} cannot follow {theirs})")
-    upserts = load_embeddings(folder / UPSERTS, table.dim, manifest.dtype)
-    tombstones = read_tensors(folder / TOMBSTONES, ExportError).get("keys")
-    if tombstones is None or tombstones.dtype != torch.int64 or tombstones.ndim != 1:
-        raise ExportError(f"{folder / TOMBSTONES}: damaged (keys must be int64 [k])")
-    merged = merge(base, Difference(upserts, tombstones))
+    changes = {name: _read_change(folder, name, table.dim, manifest.dtype) for name, table in manifest.tables.items()}
+    merged = {name: merge(export.tables[name], change) for name, change in changes.items()}
     assert manifest.changes is not None
-    _check_count(folder, "changes.upserts", manifest.changes.upserts, len(upserts))
-    _check_count(folder, "changes.tombstones", manifest.changes.tombstones, len(tombstones))
-    _check_count(folder, f"tables.{TABLE}.live_rows", table.live_rows, len(merged))
+    for field, recorded, found in (
+        ("changes.upserts", manifest.changes.upserts, sum(len(change.upserts) for change in changes.values())),
+        ("changes.tombstones", manifest.changes.tombstones, sum(len(change.tombstones) for change in changes.values())),
+        *((f"tables.{name}.live_rows", table.live_rows, len(merged[name])) for name, table in manifest.tables.items()),
+    ):
+        _check_count(folder, field, recorded, found)
     vocabularies = export.vocabularies + ((folder / VOCABULARY,) if VOCABULARY in manifest.files else ())
-    return Export(folder, manifest, {TABLE: merged}, read_tensors(folder / NETWORK, ExportError), vocabularies)
+    return Export(folder, manifest, merged, read_tensors(folder / NETWORK, ExportError), vocabularies)
+
+
+def _read_change(folder: Path, table: str, dim: int, dtype: Dtype) -> Difference:
+    upserts = load_embeddings(folder / file_of(table, UPSERTS), dim, dtype)
+    path = folder / file_of(table, TOMBSTONES)
+    tombstones = read_tensors(path, ExportError).get("keys")
+    if tombstones is None or tombstones.dtype != torch.int64 or tombstones.ndim != 1:
+        raise ExportError(f"{path}: damaged (keys must be int64 [k])")
+    return Difference(upserts, tombstones)
 
 
 def _check_count(folder: Path, field: str, recorded: int, found: int) -> None:
