@@ -17,6 +17,7 @@ from sparsegroup.data.keys import Int64s
 from sparsegroup.models import NumberEncoder
 from sparsegroup.server import Fetched, Release, RollbackError
 from sparsegroup.serving import Export, TrainedModel, export_trained, read_export
+from sparsegroup.training.model import logit_bias_of
 
 KINDS = {
     "clicked": "label",
@@ -63,7 +64,16 @@ def untrained(
 ) -> TrainedModel:
     """A model over a log, whose rows and weights are drawn."""
     config = plain(
-        **{"model": "fm", "dim": 4, "standardize": True, "columns": columns, "label": label, "seed": seed, **settings}
+        **{
+            "model": "fm",
+            "dim": 4,
+            "standardize": True,
+            "base_rate": True,
+            "columns": columns,
+            "label": label,
+            "seed": seed,
+            **settings,
+        }
     )
     opened = open_log(log, columns=columns, label=label, labels=config.format_options["labels"])
     config = config.resolved_for(opened).for_log(opened)
@@ -76,11 +86,10 @@ def untrained(
             module.fit(torch.randn(500, len(opened.numbers), generator=draw).exp())
             for parameter in module.parameters():
                 torch.nn.init.normal_(parameter, generator=draw)
-    model.embedding.assign(torch.from_numpy(keys), torch.randn(len(keys), model.embedding.dim, generator=draw))
+    model.embedding.assign(torch.from_numpy(keys), torch.randn(len(keys), model.embedding.dim, generator=draw) * 0.2)
     with torch.no_grad():
-        for name, parameter in model.network.named_parameters():
-            if name.endswith("logit_bias"):
-                parameter += bias
+        if (parameter := logit_bias_of(model.network)) is not None:
+            parameter += bias
     return TrainedModel(Path("made-up"), "run", config, opened.schema, model.eval(), None)
 
 

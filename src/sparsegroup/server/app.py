@@ -237,6 +237,8 @@ def _reasons() -> Iterator[None]:
         raise _RefusedError(422, str(error), bad=[vars(one) for one in error.bad[:_BAD]]) from error
     except NotExplainableError as error:
         raise _RefusedError(501, str(error)) from error
+    except FloatingPointError as error:
+        raise _RefusedError(500, str(error)) from error
 
 
 def _left(loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> None:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-import sparsegroup.serving.onnx as _onnx
 from sparsegroup.data.batches import Batch
 from sparsegroup.server.rows import BadRowsError, BadValue, Row, RowReader, format_of_model
 from sparsegroup.serving.explanation import explain
@@ -20,7 +19,7 @@ from sparsegroup.serving.exporting import TOLERANCE, keys_of, random_batches
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.frozen_model import ServingModel, frozen_copy, load_other_weights
 from sparsegroup.serving.manifest import ONNX
-from sparsegroup.serving.onnx import require_onnx, save_onnx
+from sparsegroup.serving.onnx import graph_of, require_onnx, save_onnx, with_rows
 from sparsegroup.serving.reading import Export
 from sparsegroup.training.model import LookupModel
 from sparsegroup.training.predictions import missing_number
@@ -88,7 +87,7 @@ class LoadedModel:
         self.export, self.release = export, release
         self.reader: RowReader
         self.model: ServingModel
-        self._graph: bytes
+        self._graph: bytes  # of the ONNX model, without rows
         self.columns, self.config = export.columns_and_config()
         alike = earlier if earlier is not None and _are_alike(earlier.export, export) else None
         if alike is None:
@@ -100,8 +99,14 @@ class LoadedModel:
             load_other_weights(model, export.network)
         self.model = ServingModel(model, self.columns)
         self.objective = self.model.model.objective
-        self._graph = _graph_of(export, self.model, None if alike is None else alike._graph)
-        self._session = _session_of(self._graph, threads)
+        onnx = None if alike is None else with_rows(alike._graph, self.model)
+        if onnx is not None and alike is not None:
+            self._graph = alike._graph
+        else:
+            onnx = _onnx_of(export, self.model)
+            self._graph = graph_of(onnx)
+        self._bytes = len(onnx)
+        self._session = _session_of(onnx, threads)
         self._names = [one.name for one in self._session.get_inputs()]
 
     def outputs(self, batch: Batch) -> npt.NDArray[np.float64]:
@@ -120,7 +125,7 @@ class LoadedModel:
             FloatingPointError: A prediction is not a number although the row is complete.
         """
         found = self.outputs(batch)
-        finite = np.isfinite(found).reshape(len(found), -1).all(1)
+        finite = np.isfinite(found).all(axis=tuple(range(1, found.ndim)))
         if not finite.all():
             bad = []
             for row in np.flatnonzero(~finite).tolist():
@@ -202,7 +207,7 @@ class LoadedModel:
             "dtype": manifest.dtype,
             "live_rows": sum(map(len, self.export.tables.values())),
             "features_seen": manifest.features_seen,
-            "session_bytes": len(self._graph),
+            "session_bytes": self._bytes,
         }
 
 
@@ -238,23 +243,19 @@ def _stacked(found: Tensor | tuple[Tensor, ...]) -> Tensor:
     return found if isinstance(found, Tensor) else torch.stack(found, 1)
 
 
-def _graph_of(export: Export, model: ServingModel, earlier: bytes | None) -> bytes:
-    """The bytes of the ONNX model: of the earlier one with other rows, of the export's file, or traced anew."""
-    if earlier is not None and (graph := getattr(_onnx, "with_rows", lambda *_: None)(earlier, model)) is not None:
-        return graph
+def _onnx_of(export: Export, model: ServingModel) -> bytes:
+    """The ONNX model: the export's file, or traced anew, which takes seconds."""
     files = export.manifest.files
     if export.manifest.kind == "export" and ONNX in files and f"{ONNX}.data" not in files:
         return (export.folder / ONNX).read_bytes()
     with TemporaryDirectory() as folder:
         path = Path(folder) / ONNX
-        # Weights of 2 GiB do not fit into one message, and onnxruntime takes them from files only.
-        save_onnx(
-            model.trace(), path, model.inputs, model.model.objective.output_names, metadata={}, external_bytes=1 << 62
-        )
+        outputs = model.model.objective.output_names
+        save_onnx(model.trace(), path, model.inputs, outputs, metadata=model.metadata(), external_bytes=1 << 62)
         return path.read_bytes()
 
 
-def _session_of(graph: bytes, threads: int) -> Any:
+def _session_of(onnx: bytes, threads: int) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -262,6 +263,6 @@ def _session_of(graph: bytes, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores to others
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no class in common
         raise ExportError(f"onnxruntime cannot open the model ({error})") from error
