@@ -42,6 +42,7 @@ _BAD = 100
 
 _RETRY_SECONDS = 1
 _DRAIN_SECONDS = 30
+_BACKLOG = 2048
 _LEFT = 499
 """Status of a request whose client has left, which nobody reads."""
 
@@ -398,9 +399,15 @@ def listening(host: str, port: int) -> socket.socket:
         UserError: The address is taken, or not one of this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small answers without delay only if the protocol is named.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+        return listener
     except (OSError, OverflowError) as error:
+        listener.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"`port`: cannot listen on {host}:{port} ({reason})", "port") from error
 
