@@ -50,7 +50,7 @@ class RunError(UserError):
     """A folder that holds no training run, or a run that does not fit the request."""
 
 
-Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "serve", "tensorboard", "tune"]
+Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "redis", "serve", "tensorboard", "tune"]
 
 _CHECKPOINT = ("pydantic", "safetensors", "xxhash")
 _CLI = ("jinja2", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
@@ -60,6 +60,7 @@ MODULES: Mapping[Extra, tuple[str, ...]] = {
     "cli": (*_CHECKPOINT, *_CLI),
     "mlflow": ("mlflow",),
     "onnx": _ONNX,
+    "redis": ("redis",),
     "serve": (*_CHECKPOINT, *_CLI, *_ONNX, "fastapi", "prometheus_client", "uvicorn"),
     "tensorboard": ("tensorboard",),
     "tune": ("optuna",),

@@ -26,6 +26,7 @@ FLOORS = (
     ("models", "data", "settings", "objectives"),
     ("training", "reporting"),
     ("serving", "tuning"),
+    ("publishing",),
     ("estimator",),
     ("server",),
     ("cli",),

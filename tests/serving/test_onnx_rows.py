@@ -111,9 +111,9 @@ def test_the_operators_of_hashed_keys_do_not_depend_on_their_number(rows: int) -
 
 def test_crowded_keys_take_more_steps() -> None:
     dense = torch.arange(2000)  # far from another key of the same field: one bucket
-    keys = torch.cat([dense, torch.tensor([(1 << 56) - 1024])])
+    keys = torch.cat([dense, torch.tensor([1 << 55])])
     table = FrozenTable(Embeddings(keys, torch.arange(1.0, len(keys) + 1).unsqueeze(1)))
     assert len(table.halves) > 2
     assert table.structure != table_of([1]).structure
     assert table(keys).flatten().tolist() == list(range(1, len(keys) + 1))
-    assert not table(torch.tensor([-1, 2000, 1 << 55, 1 << 56])).any()
+    assert not table(torch.tensor([-1, 2000, 1 << 54, 1 << 56])).any()

@@ -179,6 +179,17 @@ class FolderFormat(Generic[AnyManifest]):
 
     def write(self, folder: Path, manifest: AnyManifest) -> AnyManifest:
         """Complete a folder; returns the manifest as it will be read, with its id. An OSError leaves no manifest."""
+        manifest, text = self.encoded(manifest)
+
+        def write_text(path: Path) -> None:
+            with path.open("wb", buffering=0) as file:
+                disk.write(file, text)
+
+        disk.write_atomically(folder / self.file, write_text)
+        return manifest
+
+    def encoded(self, manifest: AnyManifest) -> tuple[AnyManifest, bytes]:
+        """The manifest as it will be read, with its id, and the content of its file."""
         document: Plain = {
             "format": self.name,
             "version": self.version,
@@ -191,13 +202,7 @@ class FolderFormat(Generic[AnyManifest]):
         manifest = replace(manifest, id=manifest.id or digest(document))
         document["id"] = manifest.id
         text = json.dumps({**document, "checksum": digest(document)}, indent=1, allow_nan=False) + "\n"
-
-        def write_text(path: Path) -> None:
-            with path.open("wb", buffering=0) as file:
-                disk.write(file, text.encode())
-
-        disk.write_atomically(folder / self.file, write_text)
-        return manifest
+        return manifest, text.encode()
 
     def read(self, folder: Path) -> AnyManifest:
         """The manifest of a folder, migrated to this version.
@@ -208,9 +213,15 @@ class FolderFormat(Generic[AnyManifest]):
         if not path.is_file():
             raise self.error(f"{folder}: {self.missing} ({self.file} is missing)")
         try:
-            return self._parsed(path, json.loads(path.read_bytes()))
+            content = path.read_bytes()
         except OSError as error:
             raise self.error(f"{path}: cannot be read ({error.strerror})") from error
+        return self.decoded(path, content)
+
+    def decoded(self, path: object, content: bytes) -> AnyManifest:
+        """The manifest in the content of a file; `path` is its name in errors."""
+        try:
+            return self._parsed(path, json.loads(content))
         except KeyError as error:
             raise self.error(f"{path}: damaged ({error.args[0]} is missing)") from error
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -218,7 +229,7 @@ class FolderFormat(Generic[AnyManifest]):
                 raise
             raise self.error(f"{path}: damaged ({error})") from error
 
-    def _parsed(self, path: Path, document: Any) -> AnyManifest:
+    def _parsed(self, path: object, document: Any) -> AnyManifest:
         if not isinstance(document, dict):
             raise ValueError(f"it is no JSON object, but {type(document).__name__}")
         self._check_version(path, document)
@@ -232,7 +243,7 @@ class FolderFormat(Generic[AnyManifest]):
             raise ValueError(f"{missing[0]} is missing")
         return self.manifest.from_plain(document)
 
-    def _check_version(self, path: Path, document: Plain) -> None:
+    def _check_version(self, path: object, document: Plain) -> None:
         """Raise unless the manifest is of this format, in a version that can be read."""
         name, version = document.get("format"), document.get("version")
         if not isinstance(name, str):

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import xxhash
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from sparsegroup.artifact import folder
@@ -27,18 +27,28 @@ NAMES = {
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileFacts:
     """Write contiguous tensors on the CPU, which may share memory."""
+    try:
+        with folder.name_errors(path):
+            save_file(_separate(tensors), path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: cannot be written ({error})") from error
+    return facts_of(path)
+
+
+def facts_of_tensors(tensors: Mapping[str, Tensor]) -> FileFacts:
+    """The facts of the file that `write_tensors` would write; it is in memory for a moment."""
+    content = save(_separate(tensors))
+    return FileFacts(len(content), xxhash.xxh3_64_hexdigest(content))
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     separate = {}
     for name, tensor in tensors.items():
         at = tensor.untyped_storage().data_ptr()
         separate[name] = tensor.clone() if at in seen else tensor
         seen.add(at)
-    try:
-        with folder.name_errors(path):
-            save_file(separate, path)
-    except SafetensorError as error:
-        raise OSError(f"{path}: cannot be written ({error})") from error
-    return facts_of(path)
+    return separate
 
 
 def read_tensors(path: Path, error: type[ValueError]) -> dict[str, Tensor]:

@@ -73,8 +73,6 @@ def serve_command(
     listener = listening(host, port)
     if isinstance(source, ExportFolder):
         follower.load_newest()  # an export does not mend: its error ends the command
-    else:
-        source.newer(None)
     sys.setswitchinterval(_SWITCH_SECONDS)
     _logger.info("listening on http://%s:%d", host, listener.getsockname()[1])
     follower.start()

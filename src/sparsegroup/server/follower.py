@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sparsegroup.errors import UserError
+from sparsegroup.publishing import Subscriber, open_destination
 from sparsegroup.server.metrics import Metrics
 from sparsegroup.server.model import LoadedModel, Release
+from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import MANIFEST
 from sparsegroup.serving.reading import Export, read_export
 
@@ -33,10 +35,17 @@ class RollbackError(UserError):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A release and its export, and what its source needs to fetch the next one from there."""
+    """A release and its export.
+
+    Attributes:
+        release, export: As they are.
+        graph: The ONNX graph of an earlier export, without rows, if the source has one.
+        state: What the source needs to fetch the next release from there.
+    """
 
     release: Release
     export: Export
+    graph: bytes | None = None
     state: Any = None
 
 
@@ -71,12 +80,15 @@ class ExportFolder:
 
 
 class Releases:
-    """The releases of a destination, followed by `sparsegroup.publishing.Subscriber`."""
+    """The releases of a destination.
+
+    Args:
+        destination: What `sparsegroup.publishing.open_destination` takes.
+        cache: A folder for fetched files, see `sparsegroup.publishing.Subscriber`.
+    """
 
     def __init__(self, destination: str, cache: Path | None = None) -> None:
-        from sparsegroup.publishing import Subscriber, open_destination
-
-        self._subscriber = Subscriber(open_destination(destination), cache=cache)
+        self._subscriber = Subscriber(open_destination(destination), cache)
 
     def newer(self, have: Fetched | None) -> int | None:
         """See `Source`."""
@@ -85,23 +97,36 @@ class Releases:
 
     def fetch(self, have: Fetched | None, to: int | None = None) -> Fetched:
         """See `Source`."""
-        served = self._subscriber.catch_up(None if have is None else have.state, to=to)
+        wanted, place = None, self._subscriber.destination
+        if to is not None:
+            releases = {one.number: one for one in place.releases()}
+            if (wanted := releases.get(to)) is None:
+                kept = f"releases {min(releases)} to {max(releases)} are kept" if releases else "there is none"
+                raise RollbackError(f"{place.name}: no release {to}; {kept}")
+        served = self._subscriber.catch_up(None if have is None else have.state, wanted)
         one = served.release
-        details = {"samples": one.samples, "learnt_until": one.learnt_until, "figures": one.figures}
+        details = {"samples": one.samples, "learnt_until": one.learnt_until, "figures": dict(one.figures)}
         release = Release(one.number, one.id, one.kind, one.bytes, one.published, one.read_until, details)
-        return Fetched(release, served.export, served)
+        return Fetched(release, served.export, served.onnx, served)
 
 
 def open_source(destination: str, cache: Path | None = None) -> Source:
     """The source at a destination of releases, or of a folder that holds one export.
 
     Raises:
-        UserError: It is neither.
+        UserError: It is neither, or cannot be reached.
     """
     folder = Path(destination)
     if (folder / MANIFEST).is_file():
         return ExportFolder(folder)
-    return Releases(destination, cache)
+    source = Releases(destination, cache)
+    if source.newer(None) is None and "://" not in destination:
+        what = "the folder of an export, or one that releases are published in"
+        if not folder.is_dir():
+            raise ExportError(f"{folder}: no such folder; give {what}")
+        if others := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
+            raise ExportError(f"{folder}: holds {others[0]}, but no release; give {what}")
+    return source
 
 
 class Follower:
@@ -239,7 +264,14 @@ class Follower:
             number = fetched.release.number if fetched.release.number is not None else number
             if number in self._final:
                 raise RollbackError(f"release {number} was refused: {self._refused[number]}")
-            model = LoadedModel(fetched.export, fetched.release, self.model, threads=self._threads, schema=self._schema)
+            model = LoadedModel(
+                fetched.export,
+                fetched.release,
+                self.model,
+                graph=fetched.graph,
+                threads=self._threads,
+                schema=self._schema,
+            )
             model.check()
         except _WRONG as error:
             reason = _text_of(error)

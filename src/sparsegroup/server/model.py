@@ -59,6 +59,7 @@ class LoadedModel:
     Args:
         export: The export.
         release: What is known of it.
+        graph: An ONNX graph without rows, of `sparsegroup.serving.onnx.graph_of`, that may fit.
         earlier: A model whose parts are taken over where the columns and settings are the same.
         threads: Threads of onnxruntime for one request.
         schema: See `format_of_model`.
@@ -80,6 +81,7 @@ class LoadedModel:
         release: Release,
         earlier: "LoadedModel | None" = None,
         *,
+        graph: bytes | None = None,
         threads: int = 1,
         schema: Path | None = None,
     ) -> None:
@@ -99,9 +101,9 @@ class LoadedModel:
             load_other_weights(model, export.network)
         self.model = ServingModel(model, self.columns)
         self.objective = self.model.model.objective
-        onnx = None if alike is None else with_rows(alike._graph, self.model)
-        if onnx is not None and alike is not None:
-            self._graph = alike._graph
+        for self._graph in [*([] if alike is None else [alike._graph]), *([] if graph is None else [graph])]:
+            if (onnx := with_rows(self._graph, self.model)) is not None:
+                break
         else:
             onnx = _onnx_of(export, self.model)
             self._graph = graph_of(onnx)
@@ -246,8 +248,9 @@ def _stacked(found: Tensor | tuple[Tensor, ...]) -> Tensor:
 def _onnx_of(export: Export, model: ServingModel) -> bytes:
     """The ONNX model: the export's file, or traced anew, which takes seconds."""
     files = export.manifest.files
-    if export.manifest.kind == "export" and ONNX in files and f"{ONNX}.data" not in files:
-        return (export.folder / ONNX).read_bytes()
+    file = export.folder / ONNX
+    if export.manifest.kind == "export" and ONNX in files and f"{ONNX}.data" not in files and file.is_file():
+        return file.read_bytes()
     with TemporaryDirectory() as folder:
         path = Path(folder) / ONNX
         outputs = model.model.objective.output_names

@@ -8,7 +8,7 @@ from pathlib import Path
 from sparsegroup.artifact.manifest import Parent, chain_of
 from sparsegroup.artifact.tensor_file import write_tensors
 from sparsegroup.serving.evaluation import TestRows
-from sparsegroup.serving.exporting import Draft, check_request, completed, draft_of, keys_of
+from sparsegroup.serving.exporting import Draft, check_request, completed, draft_of, keys_of, save_vocabulary
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import (
     EXPORT,
@@ -66,7 +66,7 @@ def export_delta(
         for table in manifest.tables.values():
             (folder / table.file).unlink()  # the id is that of the whole export
         changes = {name: difference(base.tables[name], rows) for name, rows in draft.rows.items()}
-        draft.save_vocabulary(keys_of({name: change.upserts for name, change in changes.items()}), folder)
+        save_vocabulary(draft.vocabularies, keys_of({name: change.upserts for name, change in changes.items()}), folder)
         parent = Parent(base.manifest.id, Path(os.path.relpath(since, out)).as_posix())
         manifest = write_changes(folder, manifest, parent, changes)
         return completed(folder, manifest, draft.add_models(folder, manifest, trained.model, test=test))
@@ -118,7 +118,7 @@ def apply_deltas(
     check_request(manifest.columns_and_config()[0], formats, test)
     draft = Draft(manifest, result.tables, result.model(), result.vocabularies)
     with draft.writing(Path(out), overwrite) as (folder, manifest):
-        draft.save_vocabulary(keys_of(draft.rows), folder)
+        save_vocabulary(draft.vocabularies, keys_of(draft.rows), folder)
         return completed(folder, manifest, draft.add_models(folder, manifest, None, formats, test, threads))
 
 

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from sparsegroup.artifact.folder import atomic_folder, name_errors
 from sparsegroup.artifact.manifest import FileFacts, facts_of_files
-from sparsegroup.artifact.tensor_file import write_tensors
+from sparsegroup.artifact.tensor_file import facts_of_tensors, write_tensors
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.local_files import scan_parquet, write_parquet
@@ -55,9 +55,9 @@ from sparsegroup.serving.manifest import (
     content_of,
     file_of,
 )
-from sparsegroup.serving.onnx import OnnxModel, require_onnx, save_onnx
+from sparsegroup.serving.onnx import OnnxModel, require_onnx, save_onnx, with_rows
 from sparsegroup.serving.opening import TrainedModel
-from sparsegroup.serving.reading import read_export
+from sparsegroup.serving.reading import Export, read_export
 from sparsegroup.serving.tracing import (
     ExampleCall,
     evaluating,
@@ -104,16 +104,6 @@ class Draft:
             manifest = replace(self.manifest, content=content_of(self.manifest.tables, facts_of_files(folder)))
             yield folder, replace(manifest, id=manifest.expected_id())
 
-    def save_vocabulary(self, keys: Tensor, folder: Path) -> None:
-        """Write key, field and value of the known ones of `keys` `[n]`, sorted by key."""
-        if not self.vocabularies:
-            return
-        path = folder / VOCABULARY
-        wanted = pl.LazyFrame({"key": keys.numpy()}, schema={"key": pl.Int64})
-        known = scan_parquet(self.vocabularies).join(wanted, on="key", how="semi").unique("key").sort("key").collect()
-        with name_errors(path):
-            write_parquet(path, known.lazy())
-
     def add_models(
         self,
         folder: Path,
@@ -122,16 +112,26 @@ class Draft:
         formats: Collection[ProgramName] = (),
         test: TestRows | None = None,
         threads: int = 1,
+        *,
+        graph: bytes | None = None,
     ) -> TestResult | None:
-        """Write the model in some formats, and compare its predictions with PyTorch's and the trained model's."""
+        """Write the model in some formats, and compare its predictions with PyTorch's and the trained model's.
+
+        `graph` is the ONNX file of other rows, see `with_rows`; if it fits, the model is not traced.
+        """
         assert isinstance(self.model, LookupModel)
         columns, _ = manifest.columns_and_config()
         served = ServingModel(self.model, columns)
         runs: dict[str, Runner] = {"export": partial(ExampleCall.outputs_of, model=served)}
         if trained is not None:
             runs = {"training": partial(ExampleCall.outputs_of, model=ServingModel(trained, columns)), **runs}
+        metadata = served.metadata() | {"export": manifest.id}
+        if "onnx" in formats and graph is not None and (content := with_rows(graph, served, metadata)) is not None:
+            formats = [name for name in formats if name != "onnx"]
+            with name_errors(folder / ONNX):
+                (folder / ONNX).write_bytes(content)
+            runs["onnx"] = _runner_of(folder / ONNX, threads)
         if formats:
-            metadata = served.metadata() | {"export": manifest.id}
             runs |= _save_models(
                 served.trace(), folder, formats, served.inputs, self.model.objective.output_names, metadata, threads
             )
@@ -154,6 +154,17 @@ class Draft:
                     f"{TOLERANCE:g}; please report it"
                 )
         return None if test is None else TestResult(test.log.name, len(test), scores)
+
+
+def save_vocabulary(vocabularies: Sequence[Path], keys: Tensor, folder: Path) -> None:
+    """Write key, field and value of the known ones of `keys` `[n]`, sorted by key, if there are vocabularies."""
+    if not vocabularies:
+        return
+    path = folder / VOCABULARY
+    wanted = pl.LazyFrame({"key": keys.numpy()}, schema={"key": pl.Int64})
+    known = scan_parquet(vocabularies).join(wanted, on="key", how="semi").unique("key").sort("key").collect()
+    with name_errors(path):
+        write_parquet(path, known.lazy())
 
 
 def completed(folder: Path, manifest: ExportManifest, test: TestResult | None = None) -> ExportManifest:
@@ -214,13 +225,17 @@ def _save_models(
     runs: dict[str, Runner] = {}
     if "onnx" in formats:
         save_onnx(program, folder / ONNX, inputs, outputs, metadata=metadata)
-        onnx = OnnxModel(folder / ONNX, threads)
-        runs["onnx"] = lambda call: [torch.from_numpy(array) for array in onnx(call.tensors())]
+        runs["onnx"] = _runner_of(folder / ONNX, threads)
     if "program" in formats:
         save_program(program, folder / PROGRAM)
         loaded = load_program(folder / PROGRAM)
         runs["program"] = partial(ExampleCall.outputs_of, model=loaded)
     return runs
+
+
+def _runner_of(path: Path, threads: int) -> Runner:
+    onnx = OnnxModel(path, threads)
+    return lambda call: [torch.from_numpy(array) for array in onnx(call.tensors())]
 
 
 def export_trained(
@@ -256,7 +271,7 @@ def export_trained(
     check_request(trained.columns, formats, test)
     draft = draft_of(trained, dtype)
     with draft.writing(Path(out), overwrite) as (folder, manifest):
-        draft.save_vocabulary(keys_of(draft.rows), folder)
+        save_vocabulary(draft.vocabularies, keys_of(draft.rows), folder)
         return completed(folder, manifest, draft.add_models(folder, manifest, trained.model, formats, test, threads))
 
 
@@ -280,6 +295,16 @@ def check_formats(formats: Collection[str]) -> None:
 def draft_of(trained: TrainedModel, dtype: Dtype) -> Draft:
     """The export of a trained model."""
     trained.check_rows()
+    export = snapshot_of(trained, dtype)
+    return Draft(export.manifest, export.tables, frozen_copy(trained.model, export.tables), export.vocabularies)
+
+
+def snapshot_of(trained: TrainedModel, dtype: Dtype) -> Export:
+    """The export of a trained model in memory, with copies of live rows and weights; `identified` gives it an id.
+
+    Raises:
+        ExportError: Vectors that the format does not have, or that are not finite.
+    """
     tables, columns, counts = tables_of(trained.model), trained.columns, trained.field_counts()
     rows = {name: live_rows(table, dtype) for name, table in tables.items()}
     features = trained.config.model.features(columns)
@@ -295,7 +320,16 @@ def draft_of(trained: TrainedModel, dtype: Dtype) -> Draft:
         fields={name: FieldRows(live[number], counts[name].seen) for number, name in enumerate(features)},
     )
     vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
-    return Draft(manifest, rows, frozen_copy(trained.model, rows), vocabularies)
+    no_rows = {name: some[torch.empty(0, dtype=torch.int64)] for name, some in rows.items()}
+    weights = other_weights(frozen_copy(trained.model, no_rows))
+    return Export(trained.path, manifest, rows, weights, vocabularies)
+
+
+def identified(export: Export) -> Export:
+    """An export in memory with the id that it has on a disk."""
+    tables = {name: facts_of_tensors(rows.tensors()) for name, rows in export.tables.items()}
+    manifest = replace(export.manifest, content=ExportContent(tables, facts_of_tensors(export.network)))
+    return replace(export, manifest=replace(manifest, id=manifest.expected_id()))
 
 
 def random_batches(keys: Tensor, columns: LogSchema, rows: int = 512, *, tasks: int = 0) -> Iterator[Batch]:

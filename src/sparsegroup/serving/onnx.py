@@ -178,15 +178,16 @@ def _gather() -> Any:
     return gather
 
 
-def with_rows(onnx: bytes, model: ServingModel) -> bytes | None:
+def with_rows(onnx: bytes, model: ServingModel, metadata: Mapping[str, str] | None = None) -> bytes | None:
     """A `model.onnx` with the rows and weights of another export of the same network, without tracing it again.
 
     Args:
         onnx: The content of a `model.onnx` of a `ServingModel`, or of `graph_of` it.
         model: The rows, of which there may be more or fewer, and the weights.
+        metadata: The new file's; None: the model's, which do not name an export.
 
     Returns:
-        The content of the file; its metadata do not name an export. None if the operators would be others (another
+        The content of the file. None if the operators would be others (another
         network or format, other columns, or tables that take more steps to search), or if the file would be larger than
         one can be.
     """
@@ -194,10 +195,10 @@ def with_rows(onnx: bytes, model: ServingModel) -> bytes | None:
     from onnx import ModelProto, TensorProto
 
     proto = ModelProto.FromString(onnx)
-    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    structure = next((entry.value for entry in proto.metadata_props if entry.key == STRUCTURE), None)
     weights = model.state_dict()
     size = sum(values.nbytes for values in weights.values())
-    if metadata.get(STRUCTURE) != model.structure() or size >= EXTERNAL_BYTES:
+    if structure != model.structure() or size >= EXTERNAL_BYTES:
         return None
     for initializer in proto.graph.initializer:
         name = initializer.name
@@ -209,7 +210,7 @@ def with_rows(onnx: bytes, model: ServingModel) -> bytes | None:
         initializer.CopyFrom(TensorProto(name=name, data_type=data_type, dims=values.shape))
         initializer.raw_data = values.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     del proto.metadata_props[:]
-    for key, value in model.metadata().items():
+    for key, value in (model.metadata() if metadata is None else metadata).items():
         proto.metadata_props.add(key=key, value=value)
     content: bytes = proto.SerializeToString()
     return content

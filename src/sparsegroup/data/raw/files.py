@@ -368,10 +368,10 @@ def paths_of(log: LogPaths) -> list[str]:
 def shown(log: LogPaths) -> str:
     """A log, for messages."""
     first, *others = paths_of(log)
-    return _public(first) + (f" and {len(others):,} more" if others else "")
+    return public_name(first) + (f" and {len(others):,} more" if others else "")
 
 
-def _public(path: str) -> str:
+def public_name(path: str) -> str:
     """A path without the keys of a store."""
     return re.sub(r"://[^/@:]+:[^/@]+@", "://", path)
 
@@ -436,10 +436,12 @@ def _files_at(path: str) -> list[RawFile]:
     if uri is None or uri[1] == "file":
         return _on_disk(path if uri is None else url2pathname(uri[3]))
     scheme, place, inner, query = uri.groups()
-    with _named(_public(path)):
-        filesystem, root = _open_filesystem(scheme, place, query)
+    with _named(public_name(path)):
+        filesystem, root = open_filesystem(scheme, place, query)
         fixed, pattern = _cut(inner.rstrip("/"), "*[")  # a question mark begins the query
-        return _Tree(filesystem, root + fixed, _public(f"{scheme}://{place}{fixed}")).files(pattern, _public(path))
+        return _Tree(filesystem, root + fixed, public_name(f"{scheme}://{place}{fixed}")).files(
+            pattern, public_name(path)
+        )
 
 
 @contextmanager
@@ -455,7 +457,7 @@ def _named(uri: str) -> Iterator[None]:
         raise ClickLogError(f"{uri}: {error}") from error
 
 
-def _open_filesystem(scheme: str, place: str, query: str) -> tuple[fs.FileSystem, str]:
+def open_filesystem(scheme: str, place: str, query: str) -> tuple[fs.FileSystem, str]:
     """The file system of `scheme://place?query` and the path of its root in it: pyarrow's, or else fsspec's.
 
     `place` is a bucket or host; `query` has pyarrow's options, such as `region=…&endpoint_override=…`.

@@ -1,0 +1,209 @@
+"""How a training that never ends publishes its model: one whole export, then deltas, then a whole one again."""
+
+import tempfile
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from sparsegroup.artifact.manifest import Parent, facts_of_files
+from sparsegroup.artifact.tensor_file import write_tensors
+from sparsegroup.publishing.destinations import Destination, open_destination
+from sparsegroup.publishing.releases import Release, ReleaseKind, folder_of, growth, kept
+from sparsegroup.publishing.subscriber import Served, Subscriber
+from sparsegroup.serving.deltas import obstacle, write_changes
+from sparsegroup.serving.exporting import (
+    Draft,
+    check_formats,
+    completed,
+    identified,
+    keys_of,
+    save_vocabulary,
+    snapshot_of,
+)
+from sparsegroup.serving.frozen import ExportError
+from sparsegroup.serving.manifest import NETWORK, ONNX
+from sparsegroup.serving.onnx import graph_of, has_onnx
+from sparsegroup.serving.opening import TrainedModel
+from sparsegroup.serving.reading import Export, difference
+from sparsegroup.settings.names import Dtype, ProgramName
+
+
+class Publisher:
+    """Publishes a model again and again at a destination; it continues what an earlier process has published there.
+
+    The first release is a whole export. Those after it are deltas. When the deltas since the last whole export have
+    become larger than it, the model is published as a whole as well; and instead, when no delta leads to it: the model
+    has another network or other columns.
+
+    Args:
+        destination: A destination, or what `open_destination` takes.
+        dtype: Format of the vectors.
+        formats: What whole exports hold in addition: "onnx" and "program". None: "onnx" if its packages are installed.
+        compact_after: How large the deltas since a whole export may become, in parts of its bytes, ≥ 0.
+        keep: How many whole exports, and all that follows the first of them, remain for servers that go back, ≥ 1.
+
+    Raises:
+        PublishError: Another process publishes there, or the latest release there cannot be read.
+        ValueError: A number out of range, or an unknown format.
+        ExportError: ONNX's packages are missing.
+
+    Attributes:
+        latest: The latest release; None before the first.
+        served: The export that it leads to, in memory.
+    """
+
+    def __init__(
+        self,
+        destination: Destination | str | Path,
+        *,
+        dtype: Dtype = "float32",
+        formats: Collection[ProgramName] | None = None,
+        compact_after: float = 1.0,
+        keep: int = 5,
+    ) -> None:
+        if not compact_after >= 0:
+            raise ValueError(f"compact_after must be >= 0, got {compact_after}")
+        if keep < 1:
+            raise ValueError(f"keep must be >= 1, got {keep}")
+        if formats is None:
+            formats = ["onnx"] if has_onnx() else []
+        check_formats(formats)
+        self.destination = destination if isinstance(destination, Destination) else open_destination(destination)
+        self._dtype, self._formats, self._compact_after, self._keep = dtype, tuple(formats), compact_after, keep
+        self.latest: Release | None = None
+        self.served: Export | None = None
+        self._graph: bytes | None = None
+        self._releases: tuple[Release, ...] = ()
+        self._load()
+
+    def _load(self) -> None:
+        """Take over what is published."""
+        self._is_sure = False
+        self.destination.claim()
+        self._releases = self.destination.releases()
+        have = None
+        if self.latest is not None and self.served is not None:
+            have = Served(self.latest, self.served, self._graph)
+        if self._releases:
+            found = Subscriber(self.destination).catch_up(have)
+            self.latest, self.served, self._graph = found.release, found.export, found.onnx
+        self._is_sure = True
+
+    def draft(self, trained: TrainedModel) -> Export:
+        """A copy of a model's live rows and weights, for `publish`. Training must pause meanwhile, but no longer.
+
+        Raises:
+            ExportError: Vectors that the format does not have, or that are not finite.
+        """
+        return snapshot_of(trained, self._dtype)
+
+    def publish(
+        self,
+        draft: Export,
+        *,
+        samples: int,
+        learnt_until: float | None = None,
+        read_until: float | None = None,
+        figures: Mapping[str, float] | None = None,
+    ) -> Release | None:
+        """Publish a draft. It may run in another thread, one at a time, while training goes on.
+
+        Args:
+            draft: What `draft` gave.
+            samples, learnt_until, read_until, figures: See `Release`.
+
+        Returns:
+            The latest release; None if the model is the one that is published already.
+
+        Raises:
+            PublishError: Another process publishes there, or the destination cannot be reached.
+            ExportError: A weight is not a number; a file that does not compute what the model does.
+            OSError: The disk is full. The releases are then as before, and the next call publishes what is missing.
+        """
+        if not self._is_sure:
+            self._load()
+        new = identified(draft)
+        if self.served is not None and new.manifest.id == self.served.manifest.id:
+            return None
+        for name, weights in new.network.items():
+            if bool(weights.isnan().any()):
+                raise ExportError(
+                    f"{name}: is not a number somewhere: training has diverged; there is nothing to serve"
+                )
+        about = {
+            "samples": samples,
+            "learnt_until": learnt_until,
+            "read_until": read_until,
+            "figures": {} if figures is None else dict(figures),
+        }
+        self._is_sure = False
+        published = self._publish_delta(new, about)
+        if not published or growth(self._releases) > self._compact_after:
+            self._publish_export(new, about)
+        self._is_sure = True
+        return self.latest
+
+    def _publish_delta(self, new: Export, about: Mapping[str, Any]) -> bool:
+        """Publish the way from the latest release; False if there is none that is small enough."""
+        latest, served = self.latest, self.served
+        if latest is None or served is None or obstacle(served.manifest, new.manifest) is not None:
+            return False
+        changes = {name: difference(served.tables[name], rows) for name, rows in new.tables.items()}
+        with self._scratch() as scratch:
+            folder = Path(scratch)
+            write_tensors(folder / NETWORK, new.network)
+            save_vocabulary(new.vocabularies, keys_of({name: one.upserts for name, one in changes.items()}), folder)
+            parent = Parent(latest.id, f"../{latest.folder}")
+            completed(folder, write_changes(folder, new.manifest, parent, changes))
+            release = self._release("delta", folder, new, latest.number, about)
+            whole = [one for one in self._releases if one.kind == "export"][-1]
+            if release.bytes >= self._compact_after * whole.bytes:
+                return False
+            self._add(folder, release, new)
+        return True
+
+    def _publish_export(self, new: Export, about: Mapping[str, Any]) -> None:
+        with self._scratch() as scratch:
+            folder = Path(scratch)
+            for name, rows in new.tables.items():
+                rows.save(folder / new.manifest.tables[name].file)
+            write_tensors(folder / NETWORK, new.network)
+            save_vocabulary(new.vocabularies, keys_of(new.tables), folder)
+            draft = Draft(new.manifest, new.tables, new.model(), new.vocabularies)
+            draft.add_models(folder, new.manifest, None, self._formats, graph=self._graph)
+            completed(folder, new.manifest)
+            if "onnx" in self._formats:
+                self._graph = graph_of((folder / ONNX).read_bytes())
+            self._add(folder, self._release("export", folder, new, None, about), new)
+
+    def _scratch(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder for a release's files, which a later process removes if this one is killed."""
+        return tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.destination.scratch)
+
+    def _release(
+        self, kind: ReleaseKind, folder: Path, new: Export, parent: int | None, about: Mapping[str, Any]
+    ) -> Release:
+        number = 1 + (self.latest.number if self.latest is not None else 0)
+        files = facts_of_files(folder)
+        size = sum(facts.bytes for facts in files.values())
+        name = folder_of(number, kind)
+        return Release(number, kind, name, new.manifest.id, parent, size, files, time.time(), **about)
+
+    def _add(self, folder: Path, release: Release, new: Export) -> None:
+        releases = (*self._releases, release)
+        keep = kept(releases, self._keep)
+        self.destination.publish(folder, release, keep)
+        self._releases = tuple(one for one in releases if one.number in keep)
+        self.latest, self.served = release, replace(new, vocabularies=())
+
+    def close(self) -> None:
+        """Let other processes publish there."""
+        self.destination.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,159 @@
+"""How a server takes over the releases of a model."""
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sparsegroup.artifact.folder import remove_folder, remove_leftovers
+from sparsegroup.publishing.destinations import Destination, open_destination
+from sparsegroup.publishing.releases import PublishError, Release, ways_to
+from sparsegroup.serving.frozen import Embeddings, ExportError
+from sparsegroup.serving.manifest import ONNX
+from sparsegroup.serving.onnx import graph_of, has_onnx
+from sparsegroup.serving.reading import Export, apply, read_export
+
+_PATIENCE = 5
+"""Attempts to read a release while others are published and removed."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A release in memory.
+
+    Attributes:
+        release: The release.
+        export: The export that it leads to; its tensors are in no file, and it has no vocabularies.
+        onnx: The graph of the `model.onnx` of the last whole export, for `serving.onnx.with_rows`; None if there is
+            none, or the packages for ONNX are not installed.
+    """
+
+    release: Release
+    export: Export
+    onnx: bytes | None = None
+
+
+class Subscriber:
+    """Takes over the releases at a destination, by deltas where these are smaller. It may miss any number of them.
+
+    Args:
+        destination: A destination, or what `open_destination` takes.
+        cache: A folder in which fetched files remain, so that a process that starts again fetches less; the files of
+            releases that are no longer kept are removed. None: they are removed when they have been read. A local
+            destination is read in its place.
+
+    Examples:
+        >>> from sparsegroup.publishing import Subscriber
+        >>> subscriber = Subscriber("published")
+        >>> subscriber.newer(None) is None  # nothing is published there yet
+        True
+    """
+
+    def __init__(self, destination: Destination | str | Path, cache: Path | None = None) -> None:
+        self.destination = destination if isinstance(destination, Destination) else open_destination(destination)
+        self._cache = cache
+
+    def newer(self, have: Served | None) -> Release | None:
+        """The latest release, unless it is that of `have`; None if nothing is published yet. One small read.
+
+        Raises:
+            PublishError: The index is damaged, or the destination cannot be reached.
+        """
+        releases = self.destination.releases()
+        if not releases or (have is not None and _is_same(releases[-1], have.release)):
+            return None
+        return releases[-1]
+
+    def catch_up(self, have: Served | None, to: Release | None = None) -> Served:
+        """A release, read from what is fetched and from `have`. `have` does not change.
+
+        Args:
+            have: The release that is served now.
+            to: The release to read, which may be older than `have`; None: the latest at that moment. While the latest
+                cannot be read because others take its place, newer ones are tried.
+
+        Raises:
+            PublishError: Nothing is published there; `to` is no longer kept; a file is missing or damaged, by name; the
+                destination cannot be reached.
+            OSError: The disk is full.
+        """
+        seen: Sequence[Release] = ()
+        failed: PublishError | ExportError | None = None
+        for _ in range(_PATIENCE):
+            releases = self.destination.releases()
+            if failed is not None and releases == seen:
+                break
+            seen, wanted = releases, self._wanted(releases, to)
+            for way in ways_to(wanted, releases, None if have is None else have.release.id):
+                try:
+                    served = self._read(wanted, way, have)
+                except (PublishError, ExportError) as error:
+                    failed = error
+                else:
+                    self._tidy(releases)
+                    return served
+        raise PublishError(f"{self.destination.name}: release {wanted.number} cannot be read: {failed}") from failed
+
+    def _wanted(self, releases: Sequence[Release], to: Release | None) -> Release:
+        if not releases:
+            raise PublishError(f"{self.destination.name}: nothing is published there yet")
+        if to is None:
+            return releases[-1]
+        for release in releases:
+            if _is_same(release, to):
+                return release
+        first = releases[0].number
+        raise PublishError(f"{self.destination.name}: release {to.number} is no longer kept; the first is {first}")
+
+    def _read(self, wanted: Release, way: Sequence[Release], have: Served | None) -> Served:
+        export, onnx = (None, None) if have is None else (have.export, have.onnx)
+        with self._place() as place:
+            for release in way:
+                folder = self.destination.fetch(release, Path(place))
+                if release.kind == "export":
+                    export, onnx = read_export(folder), _graph_in(folder)
+                else:
+                    assert export is not None
+                    export = apply(export, folder)
+                if export.manifest.id != release.id:
+                    raise PublishError(f"{folder}: damaged (it holds {export.manifest.id}, not {release.id})")
+            assert export is not None
+            if way:
+                export = _in_memory(export)
+        return Served(wanted, export, onnx)
+
+    def _place(self) -> AbstractContextManager[str | Path]:
+        if self._cache is None:
+            return tempfile.TemporaryDirectory(prefix="sparsegroup-")
+        self._cache.mkdir(parents=True, exist_ok=True)
+        return nullcontext(self._cache)
+
+    def _tidy(self, releases: Sequence[Release]) -> None:
+        """Remove from the cache what is no longer published, and what a killed process has left."""
+        if self._cache is None or not self._cache.is_dir():
+            return
+        remove_leftovers(self._cache)
+        wanted = {release.folder for release in releases}
+        for path in self._cache.iterdir():
+            if path.name not in wanted:
+                remove_folder(path)
+
+
+def _is_same(a: Release, b: Release) -> bool:
+    return (a.number, a.id) == (b.number, b.id)
+
+
+def _graph_in(folder: Path) -> bytes | None:
+    path = folder / ONNX
+    return graph_of(path.read_bytes()) if path.is_file() and has_onnx() else None
+
+
+def _in_memory(export: Export) -> Export:
+    """An export whose tensors are not mapped from files, which may be removed."""
+    tables = {
+        name: Embeddings(**{part: tensor.clone() for part, tensor in rows.tensors().items()})
+        for name, rows in export.tables.items()
+    }
+    network = {name: tensor.clone() for name, tensor in export.network.items()}
+    return replace(export, tables=tables, network=network, vocabularies=())

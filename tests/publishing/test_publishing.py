@@ -1,0 +1,179 @@
+"""What is published is what servers get, whatever they have missed."""
+
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from over import over
+from publishing_cases import content, publish, small_model, train
+from sparsegroup.publishing import Publisher, PublishError, Served, Subscriber
+from sparsegroup.serving import export_trained, read_export
+
+
+def test_the_first_release_is_whole_and_those_after_it_are_deltas(tmp_path: Path) -> None:
+    opened, began = small_model(), time.time()
+    with Publisher(tmp_path / "there", formats=()) as publisher:
+        assert (publisher.latest, publisher.served) == (None, None)
+        first = publish(publisher, opened, 100)
+        assert publish(publisher, opened) is None
+        train(opened, 1)
+        second = publisher.publish(publisher.draft(opened), samples=200, learnt_until=5.5, read_until=6.5)
+        expected = export_trained(opened, tmp_path / "direct")
+        assert first is not None
+        assert second is not None
+        assert second == publisher.latest
+        assert (first.number, first.kind, first.folder, first.parent) == (1, "export", "00000001-export", None)
+        assert (second.number, second.kind, second.folder, second.parent) == (2, "delta", "00000002-delta", 1)
+        assert (second.samples, second.learnt_until, second.read_until) == (200, 5.5, 6.5)
+        assert began <= first.published <= second.published <= time.time()
+        assert first.figures["auc"] == 0.7
+        assert math.isnan(first.figures["undefined"])
+        assert second.id == expected.id
+        assert second.bytes == sum(path.stat().st_size for path in (tmp_path / "there" / second.folder).iterdir())
+        assert publisher.served is not None
+        assert content(publisher.served) == content(read_export(tmp_path / "direct"))
+        assert content(publisher.served) == content(read_export(tmp_path / "there" / second.folder))
+        releases = publisher.destination.releases()
+        assert releases[1] == second
+        assert math.isnan(releases[0].figures["undefined"])
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == [
+        "00000001-export",
+        "00000002-delta",
+        "releases.json",
+    ]
+
+
+steps = st.lists(st.sampled_from(["train", "publish", "poll", "restart", "back", "lose"]), min_size=3, max_size=25)
+
+
+@settings(max_examples=12)
+@given(steps, st.integers(1, 3), st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
+def test_a_server_that_polls_at_any_moments_gets_exactly_what_was_published(
+    tmp_path_factory: pytest.TempPathFactory, what: list[str], keep: int, compact_after: float, tables: bool
+) -> None:
+    place = tmp_path_factory.mktemp("published") / "there"
+    opened = small_model(dims={"user": 2} if tables else {})
+    options: dict[str, Any] = {"formats": (), "keep": keep, "compact_after": compact_after, "dtype": "int8"}
+    publisher, subscriber = Publisher(place, **options), Subscriber(place)
+    published: dict[int, Any] = {}
+    have: Served | None = None
+    for seed, step in enumerate([*what, "train", "publish", "poll"]):
+        if step == "train":
+            train(opened, seed)
+        elif step == "publish" and publish(publisher, opened) is not None:
+            assert publisher.served is not None
+            for release in publisher.destination.releases()[-2:]:
+                if release.id == publisher.served.manifest.id:
+                    published[release.number] = content(publisher.served)
+        elif step == "restart":
+            publisher.close()
+            publisher = Publisher(place, **options)
+        elif step == "lose":
+            have = None
+        elif step == "poll" and published:
+            newer = subscriber.newer(have)
+            assert (newer is None) == (have is not None and have.release.number == max(published))
+            have = subscriber.catch_up(have)
+            assert have.release.number == max(published)
+            assert content(have.export) == published[have.release.number]
+            assert subscriber.newer(have) is None
+        elif step == "back" and published:
+            for release in publisher.destination.releases():
+                assert content(subscriber.catch_up(have, release).export) == published[release.number]
+    wholes = [release for release in publisher.destination.releases() if release.kind == "export"]
+    assert len(wholes) <= keep
+    publisher.close()
+
+
+@over("compact_after", [0.0, 0.5])
+def test_the_whole_is_published_again_when_deltas_have_grown_and_no_server_need_fetch_it(
+    compact_after: float, tmp_path: Path
+) -> None:
+    opened, place = small_model(rows=2000), tmp_path / f"{compact_after}"
+    publisher = Publisher(place, formats=(), compact_after=compact_after, keep=2)
+    publish(publisher, opened)
+    subscriber = Subscriber(place)
+    have = subscriber.catch_up(None)
+    fetched: list[str] = []
+    real = subscriber.destination.fetch
+    subscriber.destination.fetch = lambda release, into: fetched.append(release.kind) or real(release, into)  # type: ignore[method-assign, assignment, func-returns-value]
+    for seed in range(20):
+        train(opened, seed)
+        publish(publisher, opened)
+        have = subscriber.catch_up(have)
+        assert publisher.served is not None
+        assert content(have.export) == content(publisher.served)
+        releases = publisher.destination.releases()
+        wholes = [release for release in releases if release.kind == "export"]
+        deltas = sum(release.bytes for release in releases if release.number > wholes[-1].number)
+        assert deltas <= compact_after * wholes[-1].bytes
+        assert releases[0] == wholes[0]
+        assert sorted(path.name for path in place.iterdir()) == [one.folder for one in releases] + ["releases.json"]
+    assert len(wholes) == 2
+    if compact_after:
+        assert set(fetched) == {"delta"}
+        for release in wholes[1:]:
+            twin = next(one for one in releases if one.number == release.number - 1)
+            assert (twin.kind, twin.id) == ("delta", release.id)
+
+
+def test_another_network_is_published_as_a_whole(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, formats=())
+    publish(publisher, small_model())
+    have = Subscriber(tmp_path).catch_up(None)
+    for other in (small_model(hidden=[5]), small_model(numbers=True), small_model(dims={"user": 2})):
+        release = publish(publisher, other)
+        assert release is not None
+        assert release.kind == "export"
+        have = Subscriber(tmp_path).catch_up(have)
+        assert publisher.served is not None
+        assert content(have.export) == content(publisher.served)
+    publisher.close()
+    with Publisher(tmp_path, formats=(), dtype="int8") as publisher:
+        release = publish(publisher, small_model())
+        assert release is not None
+        assert release.kind == "export"
+
+
+def test_a_second_publisher_is_refused(tmp_path: Path) -> None:
+    with Publisher(tmp_path, formats=()), pytest.raises(PublishError, match="another process publishes there"):
+        Publisher(tmp_path, formats=())
+    Publisher(tmp_path, formats=()).close()
+
+
+def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PublishError, match="nothing is published there yet"):
+        Subscriber(tmp_path / "nothing").catch_up(None)
+    with pytest.raises(ValueError, match="compact_after must be >= 0"):
+        Publisher(tmp_path, compact_after=-1)
+    with pytest.raises(ValueError, match="keep must be >= 1"):
+        Publisher(tmp_path, keep=0)
+    publisher = Publisher(tmp_path, formats=(), keep=1, compact_after=0)
+    opened = small_model()
+    first = publish(publisher, opened)
+    train(opened, 1)
+    publish(publisher, opened)
+    with pytest.raises(PublishError, match="release 1 is no longer kept; the first is 2"):
+        Subscriber(tmp_path).catch_up(None, first)
+    opened.model.network.output.bias.data[0] = float("nan")  # type: ignore[union-attr, index]
+    with pytest.raises(ValueError, match=r"network.output.bias: is not a number"):
+        publish(publisher, opened)
+    assert len(publisher.destination.releases()) == 1
+
+
+def test_random_runs_of_retention_keep_every_chain(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    opened = small_model(rows=2000)
+    for keep in (1, 3):
+        publisher = Publisher(tmp_path / f"{keep}", formats=(), compact_after=0.4, keep=keep)
+        for seed in range(12):
+            train(opened, seed)
+            publish(publisher, opened)
+            chosen = draw.choice(publisher.destination.releases())
+            assert Subscriber(publisher.destination).catch_up(None, chosen).export.manifest.id == chosen.id
