@@ -70,16 +70,16 @@ def serve_command(
     metrics, source = Metrics(), open_source(destination, cache)
     follower = Follower(source, metrics, poll=wait, threads=threads, schema=schema)
     app = create_app(follower, metrics, Limits(**limits), threads=threads, admin_token=admin_token)
-    listener = listening(host, port)
-    if isinstance(source, ExportFolder):
-        follower.load_newest()  # an export does not mend: its error ends the command
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    _logger.info("listening on http://%s:%d", host, listener.getsockname()[1])
-    follower.start()
-    try:
-        run(app, listener)
-    finally:
-        follower.stop()
+    with listening(host, port) as listener:
+        if isinstance(source, ExportFolder):
+            follower.load_newest()  # an export does not mend: its error ends the command
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        _logger.info("listening on http://%s:%d", host, listener.getsockname()[1])
+        follower.start()
+        try:
+            run(app, listener)
+        finally:
+            follower.stop()
     _logger.info("ended; all requests are answered")
 
 

@@ -126,7 +126,7 @@ class _Service:
         loop = asyncio.get_running_loop()
         try:
             model = await loop.run_in_executor(self.admin, self.follower.rollback, number)
-        except (UserError, OSError, RuntimeError) as error:
+        except Exception as error:
             raise _RefusedError(404 if isinstance(error, RollbackError) else 409, str(error)) from error
         return _json({"release": model.release.number, "pinned": True})
 

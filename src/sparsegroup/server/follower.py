@@ -25,9 +25,6 @@ _NICE = 10
 _REMEMBERED = 100
 """Releases that have served, and refused ones, that are remembered."""
 
-_WRONG = (UserError, OSError, ArithmeticError, RuntimeError, ValueError, KeyError, TypeError)
-"""What a damaged or strange release may raise; serving continues."""
-
 
 class RollbackError(UserError):
     """A release that cannot be rolled back to."""
@@ -186,8 +183,7 @@ class Follower:
         """Fetch the newest release, check it, and swap it in; whether there was another one than the model's.
 
         Raises:
-            UserError, OSError, RuntimeError: The release cannot be fetched, or fails its checks. The model in service
-                remains.
+            Exception: The release cannot be fetched, or fails its checks. The model in service remains.
         """
         with self._swapping:
             if self.pinned is not None:
@@ -203,7 +199,7 @@ class Follower:
 
         Raises:
             RollbackError: There is no such release.
-            UserError, OSError, RuntimeError: As `load_newest`.
+            Exception: As `load_newest`.
         """
         with self._swapping:
             now = None if self.model is None else self.model.release.number
@@ -211,6 +207,8 @@ class Follower:
                 to = next((one for one in reversed(self._served) if one is not None and one != now), None)
                 if to is None:
                     raise RollbackError("no other release has served since the server started; give its number")
+            if to in self._final:
+                raise RollbackError(f"release {to} was refused: {self._refused.get(to, '')}")
             if to != now:
                 self._swap(to, to)
             assert self.model is not None
@@ -243,7 +241,7 @@ class Follower:
             self._wake.clear()
             try:
                 self.load_newest()
-            except _WRONG as error:
+            except Exception as error:  # whatever a strange release raises, the one before serves on
                 self._note(_text_of(error))
             else:
                 self._note(None)
@@ -262,8 +260,10 @@ class Follower:
         try:
             fetched = self._source.fetch(self._have, to)
             number = fetched.release.number if fetched.release.number is not None else number
-            if number in self._final:
-                raise RollbackError(f"release {number} was refused: {self._refused[number]}")
+            if self.model is not None and fetched.release.id == self.model.release.id:  # published in another form
+                self.model.release, self._have = fetched.release, fetched
+                self._metrics.release.set(number)
+                return
             model = LoadedModel(
                 fetched.export,
                 fetched.release,
@@ -273,7 +273,7 @@ class Follower:
                 schema=self._schema,
             )
             model.check()
-        except _WRONG as error:
+        except Exception as error:
             reason = _text_of(error)
             if self._refused.get(number) != reason and (to is None or fetched is not None):
                 self._metrics.failed_swaps.inc()
@@ -283,9 +283,9 @@ class Follower:
             if fetched is not None:
                 self._final.add(number)
             raise
-        self.model, self._have = model, fetched
-        self._refused.pop(number, None)
         seconds = time.perf_counter() - begin
+        self._refused.pop(number, None)
+        self.model, self._have = model, fetched
         self._served.append(model.release.number)
         self._metrics.swaps.inc()
         self._metrics.swap_seconds.observe(seconds)
