@@ -147,4 +147,4 @@ class Shelf:
         export = self.exports[number - 1]
         if isinstance(export, Exception):
             raise export
-        return Fetched(Release(number, export.manifest.id, "export", 1000, published=1e9), export)
+        return Fetched(Release(number, f"{number:016}", "export", 1000, published=1e9), export)
