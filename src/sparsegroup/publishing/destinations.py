@@ -168,7 +168,7 @@ class Destination(ABC):
 
     @abstractmethod
     def _remove_others(self, releases: Sequence[Release]) -> None:
-        """Remove the files of all other releases, also of those that a killed process has not completed."""
+        """Remove the files of all other releases, also files of a release that a killed process has not completed."""
 
 
 class FolderDestination(Destination):
