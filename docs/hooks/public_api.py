@@ -20,6 +20,7 @@ ROOMS = (
     "checkpoint",
     "integrations",
     "serving",
+    "publishing",
     "estimator",
 )
 """The packages that users import from, beside `sparsegroup` itself."""

@@ -1,7 +1,6 @@
 """A disk that is full: what there is stays, the error says which file, and nothing of what was begun counts."""
 
 import errno
-import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,32 +9,8 @@ from typing import Any
 import pytest
 
 from checkpoint_cases import Training, bits, clicks, fresh_facts, unchanged
-from sparsegroup.artifact import folder, tensor_file
+from full_disk import FullDisk
 from sparsegroup.checkpoint import Checkpoints
-
-
-class FullDisk:
-    """Lets `left` operations succeed, and no other."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left: float = float("inf")
-        self.done = 0
-        for name in ("write", "sync", "rename"):
-            self._wrap(monkeypatch, folder, name)
-        self._wrap(monkeypatch, tensor_file, "save_file")
-
-    def _wrap(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-        real = getattr(module, name)
-
-        def wrapped(*arguments: Any) -> Any:
-            if self.left <= 0:
-                paths = [argument for argument in arguments if isinstance(argument, Path)]
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths[0] if paths else arguments[0].name))
-            self.left -= 1
-            self.done += 1
-            return real(*arguments)
-
-        monkeypatch.setattr(module, name, wrapped)
 
 
 @pytest.fixture

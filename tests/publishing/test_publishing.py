@@ -6,14 +6,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from over import over
 from publishing_cases import content, publish, small_model, train
+from serving_cases import batch_of
 from sparsegroup.publishing import Publisher, PublishError, Served, Subscriber
-from sparsegroup.serving import export_trained, read_export
+from sparsegroup.serving import export_trained, exporting, read_export
+from sparsegroup.serving.onnx import OnnxModel, with_rows
 
 
 def test_the_first_release_is_whole_and_those_after_it_are_deltas(tmp_path: Path) -> None:
@@ -165,6 +169,39 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"network.output.bias: is not a number"):
         publish(publisher, opened)
     assert len(publisher.destination.releases()) == 1
+
+
+def test_a_whole_export_is_traced_once_and_servers_make_its_onnx_of_deltas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced: list[Path] = []
+    real = exporting.save_onnx
+    monkeypatch.setattr(exporting, "save_onnx", lambda *a, **options: traced.append(a[1]) or real(*a, **options))
+    opened, subscriber = small_model(rows=2000), Subscriber(tmp_path)
+    have: Served | None = None
+    for seed in range(4):
+        with Publisher(tmp_path, compact_after=0.35) as publisher:  # each continues what the last one has published
+            assert publisher.served is None or publisher.served.manifest.id == publisher.latest.id  # type: ignore[union-attr]
+            for number in range(3):
+                publish(publisher, opened)
+                train(opened, 3 * seed + number)
+                have = subscriber.catch_up(have)
+                assert have.onnx is not None
+                assert len(have.onnx) < 60_000
+                served = have.export.serving_model()
+                model = with_rows(have.onnx, served)
+                assert model is not None
+                (tmp_path / "model.onnx").write_bytes(model)
+                arguments = served.arguments(batch_of(opened, 50))
+                (scores,) = OnnxModel(tmp_path / "model.onnx")(arguments)
+                assert abs(torch.from_numpy(scores) - served(*arguments)).max() < 1e-6
+            releases = publisher.destination.releases()
+    assert len(traced) == 1
+    wholes = [release for release in releases if release.kind == "export"]
+    assert len(wholes) > 1
+    assert all("model.onnx" in release.files for release in wholes)
+    metadata = onnx.load(tmp_path / wholes[-1].folder / "model.onnx").metadata_props
+    assert {entry.key: entry.value for entry in metadata}["export"] == wholes[-1].id
 
 
 def test_random_runs_of_retention_keep_every_chain(tmp_path: Path) -> None:

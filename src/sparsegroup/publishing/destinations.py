@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as fs
 
+from sparsegroup.artifact import folder as disk
 from sparsegroup.artifact.folder import (
     FolderLock,
     atomic_folder,
     remove_folder,
     remove_leftovers,
-    write,
+    temporary_name,
     write_atomically,
 )
 from sparsegroup.artifact.manifest import check_file, facts_of
@@ -51,7 +52,7 @@ class Destination(ABC):
         self.name = name
         self._last: bytes | None = None  # the index as this process has last read or written it
         self._tried: bytes | None = None  # an index of which it is not known whether it was written
-        self._is_claimed = False
+        self._is_claimed = self._is_sure = False
 
     def releases(self) -> tuple[Release, ...]:
         """All that can be fetched, by rising number; none if nothing is published yet. One small read.
@@ -62,7 +63,7 @@ class Destination(ABC):
         return self._decoded(self._read_index())
 
     def claim(self) -> None:
-        """Become the only process that publishes there, or say what failed in the last attempt to.
+        """Become the only process that publishes there, and remove what another one that was killed has left.
 
         Raises:
             PublishError: Another process publishes there.
@@ -71,8 +72,9 @@ class Destination(ABC):
         index = self._read_index()
         if self._is_claimed and index not in (self._last, self._tried):
             raise self._another()
-        self._decoded(index)
-        self._is_claimed, self._last, self._tried = True, index, None
+        with suppress(OSError, PublishError):  # the next publication tries again
+            self._remove_others(self._decoded(index))
+        self._is_claimed, self._is_sure, self._last, self._tried = True, True, index, None
 
     def publish(self, folder: Path, release: Release, keep: Sequence[int]) -> None:
         """Publish a release: all files first, then the index; then the releases that are not in `keep` are removed.
@@ -88,13 +90,13 @@ class Destination(ABC):
             PublishError: Another process publishes there, or the place cannot be reached.
             OSError: The disk is full.
         """
-        if not self._is_claimed:
+        if not self._is_sure:
             self.claim()
         before = self._read_index()
         if before != self._last:
             raise self._another()
         known = self._decoded(before)
-        self._remove_others(known)
+        self._is_sure = False
         self._put(folder, release)
         remaining = tuple(one for one in known if one.number in keep)
         _, index = RELEASES.encoded(ReleaseIndex(releases=(*remaining, release)))
@@ -102,6 +104,7 @@ class Destination(ABC):
         self._write_index(index, before)
         self._last, self._tried = index, None
         self._remove_others((*remaining, release))
+        self._is_sure = True
 
     def fetch(self, release: Release, into: Path) -> Path:
         """The folder with all files of a release, whose digests have been checked.
@@ -136,7 +139,7 @@ class Destination(ABC):
 
     def close(self) -> None:
         """Let other processes publish there."""
-        self._is_claimed, self._last, self._tried = False, None, None
+        self._is_claimed, self._is_sure, self._last, self._tried = False, False, None, None
 
     def _decoded(self, index: bytes | None) -> tuple[Release, ...]:
         return () if index is None else RELEASES.decoded(f"{self.name}/{RELEASES.file}", index).releases
@@ -165,7 +168,7 @@ class Destination(ABC):
 
     @abstractmethod
     def _remove_others(self, releases: Sequence[Release]) -> None:
-        """Remove the files of all other releases, also of those that a killed process has not completed."""
+        """Remove the files of all other releases, also files of a release that a killed process has not completed."""
 
 
 class FolderDestination(Destination):
@@ -198,6 +201,7 @@ class FolderDestination(Destination):
             except BlockingIOError:
                 raise self._another() from None
         remove_leftovers(self.folder)
+        temporary_name(self.folder / RELEASES.file, ".", ".tmp").unlink(missing_ok=True)
 
     def _read_index(self) -> bytes | None:
         try:
@@ -210,7 +214,7 @@ class FolderDestination(Destination):
     def _write_index(self, index: bytes, before: bytes | None) -> None:
         def write_index(path: Path) -> None:
             with path.open("wb", buffering=0) as file:
-                write(file, index)
+                disk.write(file, index)
 
         write_atomically(self.folder / RELEASES.file, write_index)
 

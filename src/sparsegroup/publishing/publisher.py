@@ -92,7 +92,7 @@ class Publisher:
         self._is_sure = True
 
     def draft(self, trained: TrainedModel) -> Export:
-        """A copy of a model's live rows and weights, for `publish`. Training must pause meanwhile, but no longer.
+        """A copy of a model's live rows and weights, for `publish`. Training must pause until it returns.
 
         Raises:
             ExportError: Vectors that the format does not have, or that are not finite.
@@ -108,7 +108,7 @@ class Publisher:
         read_until: float | None = None,
         figures: Mapping[str, float] | None = None,
     ) -> Release | None:
-        """Publish a draft. It may run in another thread, one at a time, while training goes on.
+        """Publish a draft. It may run in another thread, one at a time, while training continues.
 
         Args:
             draft: What `draft` gave.

@@ -52,7 +52,7 @@ class Subscriber:
 
     def __init__(self, destination: Destination | str | Path, cache: Path | None = None) -> None:
         self.destination = destination if isinstance(destination, Destination) else open_destination(destination)
-        self._cache = cache
+        self.cache = cache
 
     def newer(self, have: Served | None) -> Release | None:
         """The latest release, unless it is that of `have`; None if nothing is published yet. One small read.
@@ -78,13 +78,14 @@ class Subscriber:
                 destination cannot be reached.
             OSError: The disk is full.
         """
-        seen: Sequence[Release] = ()
+        seen: Release | None = None
         failed: PublishError | ExportError | None = None
         for _ in range(_PATIENCE):
             releases = self.destination.releases()
-            if failed is not None and releases == seen:
+            wanted = self._wanted(releases, to)
+            if seen is not None and _is_same(wanted, seen):
                 break
-            seen, wanted = releases, self._wanted(releases, to)
+            seen = wanted
             for way in ways_to(wanted, releases, None if have is None else have.release.id):
                 try:
                     served = self._read(wanted, way, have)
@@ -124,18 +125,18 @@ class Subscriber:
         return Served(wanted, export, onnx)
 
     def _place(self) -> AbstractContextManager[str | Path]:
-        if self._cache is None:
+        if self.cache is None:
             return tempfile.TemporaryDirectory(prefix="sparsegroup-")
-        self._cache.mkdir(parents=True, exist_ok=True)
-        return nullcontext(self._cache)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        return nullcontext(self.cache)
 
     def _tidy(self, releases: Sequence[Release]) -> None:
         """Remove from the cache what is no longer published, and what a killed process has left."""
-        if self._cache is None or not self._cache.is_dir():
+        if self.cache is None or not self.cache.is_dir():
             return
-        remove_leftovers(self._cache)
+        remove_leftovers(self.cache)
         wanted = {release.folder for release in releases}
-        for path in self._cache.iterdir():
+        for path in self.cache.iterdir():
             if path.name not in wanted:
                 remove_folder(path)
 
