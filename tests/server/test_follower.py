@@ -114,8 +114,9 @@ def test_a_release_that_fails_its_checks_is_refused_named_and_not_tried_again(
 def test_an_onnx_model_that_computes_something_else_is_refused(
     follower: Follower, shelf: Shelf, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = (folders[0] / "model.onnx").read_bytes()
-    monkeypatch.setattr(model, "with_rows", lambda *_: wrong)
+    assert follower.model is not None
+    wrong = follower.model._session
+    monkeypatch.setattr(model, "session_for", lambda *_: wrong)
     shelf.add(folders[1])
     with pytest.raises(ExportError, match="ONNX and PyTorch differ by 0"):
         follower.load_newest()
@@ -207,6 +208,13 @@ def test_the_thread_follows_through_a_time_without_its_destination(
     finally:
         follower.stop()
     assert [record.message for record in caplog.records].count("the store is away") == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_vectors_of_each_format_reach_onnxruntime(dtype: Any, tmp_path: Path) -> None:
+    log = write_rows(tmp_path / "log.csv", ROWS)
+    follower = Follower(open_source(str(exported(untrained(log), tmp_path / "export", dtype))), Metrics())
+    assert follower.load_newest()  # which compares it with PyTorch
 
 
 def test_a_folder_is_one_export(folders: list[Path], tmp_path: Path) -> None:

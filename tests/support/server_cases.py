@@ -17,6 +17,7 @@ from sparsegroup.data.keys import Int64s
 from sparsegroup.models import NumberEncoder
 from sparsegroup.server import Fetched, Release, RollbackError
 from sparsegroup.serving import Export, TrainedModel, export_trained, read_export
+from sparsegroup.settings.names import Dtype
 from sparsegroup.training.model import logit_bias_of
 
 KINDS = {
@@ -100,8 +101,8 @@ def keys_in(log: Log) -> Int64s:
     return np.unique(np.concatenate(parts))
 
 
-def exported(trained: TrainedModel, folder: Path, *, onnx: bool = False) -> Path:
-    export_trained(trained, folder, formats=["onnx"] if onnx else [])
+def exported(trained: TrainedModel, folder: Path, dtype: Dtype = "float32", *, onnx: bool = False) -> Path:
+    export_trained(trained, folder, dtype, formats=["onnx"] if onnx else [])
     return folder
 
 

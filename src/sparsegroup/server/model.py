@@ -19,7 +19,7 @@ from sparsegroup.serving.exporting import TOLERANCE, keys_of, random_batches
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.frozen_model import ServingModel, frozen_copy, load_other_weights
 from sparsegroup.serving.manifest import ONNX
-from sparsegroup.serving.onnx import graph_of, require_onnx, save_onnx, with_rows
+from sparsegroup.serving.onnx import graph_of, require_onnx, save_onnx, session_for, structure_in
 from sparsegroup.serving.reading import Export
 from sparsegroup.training.model import LookupModel
 from sparsegroup.training.predictions import missing_number
@@ -101,14 +101,14 @@ class LoadedModel:
             load_other_weights(model, export.network)
         self.model = ServingModel(model, self.columns)
         self.objective = self.model.model.objective
-        for self._graph in [*([] if alike is None else [alike._graph]), *([] if graph is None else [graph])]:
-            if (onnx := with_rows(self._graph, self.model)) is not None:
+        earlier_graphs = [] if alike is None else [alike._graph]
+        for self._graph in [*earlier_graphs, *([] if graph is None else [graph])]:
+            if (session := session_for(self._graph, self.model, threads)) is not None:
                 break
         else:
-            onnx = _onnx_of(export, self.model)
-            self._graph = graph_of(onnx)
-        self._bytes = len(onnx)
-        self._session = _session_of(onnx, threads)
+            self._graph = _graph_of(export, self.model)
+            session = session_for(self._graph, self.model, threads)
+        self._session = session
         self._names = [one.name for one in self._session.get_inputs()]
 
     def outputs(self, batch: Batch) -> npt.NDArray[np.float64]:
@@ -209,7 +209,7 @@ class LoadedModel:
             "dtype": manifest.dtype,
             "live_rows": sum(map(len, self.export.tables.values())),
             "features_seen": manifest.features_seen,
-            "session_bytes": self._bytes,
+            "model_bytes": sum(one.nbytes for one in self.model.state_dict().values()),
         }
 
 
@@ -245,27 +245,14 @@ def _stacked(found: Tensor | tuple[Tensor, ...]) -> Tensor:
     return found if isinstance(found, Tensor) else torch.stack(found, 1)
 
 
-def _onnx_of(export: Export, model: ServingModel) -> bytes:
-    """The ONNX model: the export's file, or traced anew, which takes seconds."""
-    files = export.manifest.files
-    file = export.folder / ONNX
-    if export.manifest.kind == "export" and ONNX in files and f"{ONNX}.data" not in files and file.is_file():
-        return file.read_bytes()
+def _graph_of(export: Export, model: ServingModel) -> bytes:
+    """The ONNX graph without rows: the export's, or the model traced anew, which takes seconds."""
+    if export.manifest.kind == "export" and ONNX in export.manifest.files and (export.folder / ONNX).is_file():
+        graph = graph_of((export.folder / ONNX).read_bytes())
+        if structure_in(graph) == model.structure():  # not written by an earlier version
+            return graph
     with TemporaryDirectory() as folder:
         path = Path(folder) / ONNX
         outputs = model.model.objective.output_names
-        save_onnx(model.trace(), path, model.inputs, outputs, metadata=model.metadata(), external_bytes=1 << 62)
-        return path.read_bytes()
-
-
-def _session_of(onnx: bytes, threads: int) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores to others
-    try:
-        return onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no class in common
-        raise ExportError(f"onnxruntime cannot open the model ({error})") from error
+        save_onnx(model.trace(), path, model.inputs, outputs, metadata=model.metadata())
+        return graph_of(path.read_bytes())
