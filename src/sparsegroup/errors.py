@@ -54,14 +54,13 @@ Extra = Literal["checkpoint", "cli", "mlflow", "onnx", "redis", "serve", "tensor
 
 _CHECKPOINT = ("pydantic", "safetensors", "xxhash")
 _CLI = ("jinja2", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
-_ONNX = ("onnx", "onnxruntime", "onnxscript")
 MODULES: Mapping[Extra, tuple[str, ...]] = {
     "checkpoint": _CHECKPOINT,
     "cli": (*_CHECKPOINT, *_CLI),
     "mlflow": ("mlflow",),
-    "onnx": _ONNX,
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "redis": ("redis",),
-    "serve": (*_CHECKPOINT, *_CLI, *_ONNX, "fastapi", "prometheus_client", "uvicorn"),
+    "serve": ("fastapi", "prometheus_client", "uvicorn"),
     "tensorboard": ("tensorboard",),
     "tune": ("optuna",),
 }

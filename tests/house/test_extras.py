@@ -12,11 +12,15 @@ from sparsegroup.errors import MODULES, Extra
 pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).parents[2]
-MODULE_OF = {"mlflow-skinny": "mlflow", "polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+MODULE_OF = {
+    **{"mlflow-skinny": "mlflow", "polars-hash": "polars_hash", "pyyaml": "yaml", "scikit-learn": "sklearn"},
+    **{"prometheus-client": "prometheus_client"},
+}
 ROOMS: dict[Extra, tuple[str, ...]] = {
     "checkpoint": ("artifact", "checkpoint"),
     "cli": ("data", "training", "reporting", "serving", "estimator", "cli"),
     "tune": ("tuning",),
+    "serve": ("server",),
 }
 SLOW = {
     "torch",

@@ -48,6 +48,7 @@ _MODULES = {
     "demo": "compare",
     "evaluate": "score",
     "explain": "score",
+    "inspect": "export",
     "path": "compare",
     "predict": "score",
     "synthesize": "prepare",

@@ -358,7 +358,7 @@ def create_app(
     Args:
         follower: Has the model.
         metrics: Counts.
-        limits: Of requests.
+        limits: What a request may be.
         threads: Requests that are scored at a time.
         admin_token: What `X-Admin-Token` must have for `/rollback` and `/resume`; None for requests of this machine.
     """

@@ -41,7 +41,7 @@ class Release:
         kind: "export" or "delta": how it came.
         bytes: Bytes of its files.
         published, read_until: Seconds since 1970: when it was published, and until when its training had read rows.
-        details: The rest, for people: samples, figures, and the like.
+        details: Other facts, for people, such as samples and figures.
     """
 
     number: int | None

@@ -243,7 +243,7 @@ def structure_in(onnx: bytes) -> str | None:
 def session_for(graph: bytes, model: ServingModel, threads: int = 1) -> Any:
     """An `onnxruntime.InferenceSession` of a graph with a model's rows and weights, without making a file of them.
 
-    Nothing of the rows' size happens while Python's lock is held, so that other threads go on.
+    Nothing of the rows' size happens while Python's lock is held, so that other threads continue.
 
     Args:
         graph: What `graph_of` gives.
