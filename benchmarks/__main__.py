@@ -28,6 +28,7 @@ BENCHMARKS = {
     "first_step": ("first_step.py",),
     "gpu_step": ("gpu_step.py", "--threads", "8"),
     "serving": ("serving.py",),
+    "server": ("server.py",),
     "epoch": ("epoch.py", CRITEO),
     "memory": ("memory.py",),
     "size_at_scale": ("size_at_scale.py",),

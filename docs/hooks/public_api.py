@@ -21,6 +21,7 @@ ROOMS = (
     "integrations",
     "serving",
     "publishing",
+    "server",
     "estimator",
 )
 """The packages that users import from, beside `sparsegroup` itself."""

@@ -50,7 +50,7 @@ class RunError(UserError):
     """A folder that holds no training run, or a run that does not fit the request."""
 
 
-Extra = Literal["checkpoint", "cli", "kafka", "mlflow", "onnx", "redis", "tensorboard", "tune"]
+Extra = Literal["checkpoint", "cli", "kafka", "mlflow", "onnx", "redis", "serve", "tensorboard", "tune"]
 
 _CHECKPOINT = ("pydantic", "safetensors", "xxhash")
 _CLI = ("jinja2", "polars", "polars_hash", "pyarrow", "rich", "sklearn", "typer", "yaml")
@@ -61,6 +61,7 @@ MODULES: Mapping[Extra, tuple[str, ...]] = {
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "redis": ("redis",),
+    "serve": ("fastapi", "prometheus_client", "uvicorn"),
     "tensorboard": ("tensorboard",),
     "tune": ("optuna",),
 }

@@ -23,6 +23,25 @@ def bytes_of(size: object) -> int:
     return int(count)
 
 
+_SECONDS = {"ms": 1e-3, "s": 1, "min": 60, "h": 3_600, "d": 86_400}
+
+
+def seconds_of(time: object) -> float:
+    """Seconds, > 0, of a number or a text such as "500ms", "1.5s", "30min", "12h" or "7d"; else ValueError.
+
+    Examples:
+        >>> seconds_of("500ms"), seconds_of("2 h"), seconds_of(3)
+        (0.5, 7200.0, 3.0)
+    """
+    match = re.fullmatch(rf"\s*(\d+(?:\.\d*)?|\.\d+)\s*({'|'.join(_SECONDS)})?\s*", str(time).lower())
+    seconds = 0.0 if isinstance(time, bool) or match is None else float(match[1]) * _SECONDS[match[2] or "s"]
+    if not 0 < seconds < 2**32:
+        raise ValueError(
+            f"a time must be a number of seconds, > 0, or a text such as '500ms', '30s' or '12h': got {time!r}"
+        )
+    return seconds
+
+
 NormName = Literal["s", "s_tilde", "metric"]
 """The names of `PracticalNorm`, `PrintedNorm` and `MetricNorm`."""
 

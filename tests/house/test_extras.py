@@ -16,6 +16,7 @@ MODULE_OF = {
     "confluent-kafka": "confluent_kafka",
     "mlflow-skinny": "mlflow",
     "polars-hash": "polars_hash",
+    "prometheus-client": "prometheus_client",
     "pyyaml": "yaml",
     "scikit-learn": "sklearn",
 }
@@ -23,6 +24,7 @@ ROOMS: dict[Extra, tuple[str, ...]] = {
     "checkpoint": ("artifact", "checkpoint"),
     "cli": ("data", "training", "reporting", "serving", "estimator", "cli"),
     "tune": ("tuning",),
+    "serve": ("server",),
 }
 SLOW = {
     "torch",

@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "predict": "Score all rows of a log: row (its place in the log, from 0), probability and label.",
     "prepare": "Read a click log of any size and write it as Parquet: 64-bit keys, numbers, label, time and weight.",
     "select": "Find the columns of a log that a model can do without, and what it is without them.",
+    "serve": "Score rows over HTTP, and take each published release as it comes.",
     "synthesize": "Make up a raw click log of typed columns: users, ads, times, tags, prices, counts and rates.",
     "train": "Train on a click log, in one pass or several, and report AUC, log loss and feature rate on its last "
     "part.",

@@ -91,7 +91,7 @@ def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFind
         if isinstance(dtype, pl.Categorical | pl.Enum)
     }
     known |= dict.fromkeys(exclude, ("ignore", "left out, as requested"))
-    texts = _texts(data.head(SAMPLE_ROWS), data.columns)
+    texts = text_frame(data.head(SAMPLE_ROWS), data.columns)
     return infer_columns(texts, whole=len(data) <= SAMPLE_ROWS, known=known)
 
 
@@ -189,7 +189,7 @@ def _batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
     """The rows as one batch, labels 0, no weights; without a time of the log's own, times are the rows' numbers."""
     log, parts = replace(log.without_label(), weight=None), []
     for first in range(0, max(len(frame), 1), _ROWS):
-        texts, bad = _texts(frame.slice(first, _ROWS), log.raw), list[BadRow]()
+        texts, bad = text_frame(frame.slice(first, _ROWS), log.raw), list[BadRow]()
         lines = pl.int_range(first, first + len(texts), eager=True).alias(LINE)
         encoded = encode_frame(texts.with_columns(lines), log, bad)
         if bad:
@@ -199,8 +199,12 @@ def _batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
     return concatenated(parts)
 
 
-def _texts(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
-    """Some columns as texts, null where there is no value."""
+def text_frame(frame: pl.DataFrame, names: Collection[str], *, plain: bool = False) -> pl.DataFrame:
+    """Some columns as texts, null where there is no value; `plain`: see `text_of`.
+
+    Raises:
+        ClickLogError: A column is missing.
+    """
     if missing := [name for name in names if name not in frame.columns]:
         raise ClickLogError(f"no column {missing[0]!r} in the frame; the columns are {', '.join(frame.columns)}")
-    return frame.select(text_of(name, frame.schema[name]) for name in names)
+    return frame.select(text_of(name, frame.schema[name], plain=plain) for name in names)

@@ -38,8 +38,9 @@ def keys_of(values: Any, field: int) -> Int64s:
 def keys_of_columns(columns: Sequence[pl.Series], fields: Sequence[int]) -> Int64s:
     """The keys `[n, columns]` of columns of strings, at least one, with the places of their fields; see `keys_of`."""
     names = [str(place) for place in fields]
-    frame = pl.DataFrame([column.alias(name).fill_null("") for column, name in zip(columns, names, strict=True)])
-    hashed = frame.select(plh.col(name).nchash.xxh3_64() for name in names)
+    frame = pl.DataFrame([column.alias(name) for column, name in zip(columns, names, strict=True)])
+    filled = frame.select(pl.col(name).fill_null("") for name in names)  # one call for all, each takes tenths of a ms
+    hashed = filled.select(plh.col(name).nchash.xxh3_64() for name in names)
     keys = hashed.to_numpy(order="c", writable=True)
     keys &= np.uint64((1 << VALUE_BITS) - 1)
     keys |= np.array(fields, np.uint64) << np.uint64(VALUE_BITS)

@@ -206,7 +206,7 @@ class FrozenTable(nn.Module):
             self.register_buffer("scales", self._placed(scales.unsqueeze(1)))
 
     def _placed(self, values: Tensor) -> Tensor:
-        """Values `[num_live, …]` by place: zeros for absent keys, then those of the places in the blocks, in order."""
+        """Values `[num_live, …]` by place: zeros for absent keys, then the places in the blocks, in order."""
         begin = 1 + self.before * BLOCK
         placed = values.new_zeros(1 + self.blocks.numel(), *values.shape[1:])
         placed[begin : begin + len(values)] = values

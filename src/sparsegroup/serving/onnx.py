@@ -233,6 +233,58 @@ def graph_of(onnx: bytes) -> bytes:
     return content
 
 
+def structure_in(onnx: bytes) -> str | None:
+    """What `ServingModel.structure` was of the model in a file; None of a file that does not have it."""
+    from onnx import ModelProto
+
+    return {entry.key: entry.value for entry in ModelProto.FromString(onnx).metadata_props}.get(STRUCTURE)
+
+
+def session_for(graph: bytes, model: ServingModel, threads: int = 1) -> Any:
+    """An `onnxruntime.InferenceSession` of a graph with a model's rows and weights, without making a file of them.
+
+    Nothing of the rows' size happens while Python's lock is held, so that other threads continue.
+
+    Args:
+        graph: What `graph_of` gives.
+        model: The rows and weights; they are copied.
+        threads: Threads of one scoring, which leave the cores to others when they are idle.
+
+    Returns:
+        The session; None where `with_rows` gives None because of the operators.
+
+    Raises:
+        ExportError: onnxruntime cannot open it.
+    """
+    require_onnx()
+    import onnxruntime
+    from onnx import ModelProto, TensorProto
+
+    proto = ModelProto.FromString(graph)
+    if {entry.key: entry.value for entry in proto.metadata_props}.get(STRUCTURE) != model.structure():
+        return None
+    weights, values = model.state_dict(), {}
+    for initializer in proto.graph.initializer:
+        name = initializer.name
+        if not name.startswith(_OF_MODEL):
+            continue
+        weight = weights[name.removesuffix(TRANSPOSED)]
+        weight = (weight.T if name.endswith(TRANSPOSED) else weight).contiguous()
+        kind = getattr(TensorProto, _ONNX_TYPES[weight.dtype])
+        initializer.CopyFrom(TensorProto(name=name, data_type=kind, dims=weight.shape, data_location="EXTERNAL"))
+        initializer.external_data.add(key="location", value="in memory")
+        array = weight.view(torch.int16).numpy().view("uint16") if weight.dtype == torch.bfloat16 else weight.numpy()
+        values[name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_external_initializers(list(values), list(values.values()))
+    try:
+        return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no class in common
+        raise ExportError(f"onnxruntime cannot open the model ({error})") from error
+
+
 class OnnxModel:
     """An ONNX file in onnxruntime, on the CPU."""
 

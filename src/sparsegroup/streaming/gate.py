@@ -24,7 +24,7 @@ ERRORS = 3.0
 """Standard errors by which a loss must be higher to be surely higher."""
 
 _OFF = math.log(1.2)
-"""How far off a calibration may be, as |ln|, in addition to what chance explains: while a model learns, its level moves."""
+"""How far off a calibration may be, as |ln|, and what chance explains: while a model learns, its level moves."""
 
 
 @dataclass(frozen=True)

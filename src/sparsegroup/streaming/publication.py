@@ -49,7 +49,7 @@ class Publication:
         return self.publisher.latest
 
     def is_due(self, samples: int) -> bool:
-        """Whether it is time for a model of `samples` learnt rows, more than the last one's; none is on its way then."""
+        """Whether it is time for a model of `samples` learnt rows: it has learnt some, and none is on its way."""
         is_busy = self._under_way is not None and not self._under_way.done()
         return not is_busy and samples != self._samples and monotonic() - self._begun >= self.every
 

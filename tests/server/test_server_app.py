@@ -1,0 +1,330 @@
+"""The HTTP interface in this process: predictions against `sparsegroup predict`, errors, limits and rights."""
+
+import asyncio
+import csv
+import io
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from fastapi import FastAPI
+
+from command import Run
+from endings import ok
+from server_cases import KINDS, Client, Shelf, exported, typed_rows, untrained, write_rows
+from sparsegroup.server import ExportFolder, Follower, Limits, LoadedModel, Metrics, create_app
+
+__all__ = ["ok"]
+
+ARROW = "application/vnd.apache.arrow.stream"
+ROWS = typed_rows()
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("app") / "log.csv", ROWS)
+
+
+@pytest.fixture(scope="module")
+def folder(log: Path) -> Path:
+    return exported(untrained(log), log.parent / "export", onnx=True)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LoadedModel:
+    follower = Follower(ExportFolder(folder), Metrics())
+    assert follower.load_newest()
+    assert follower.model is not None
+    return follower.model
+
+
+Serve = Callable[..., Client]
+
+
+@pytest.fixture
+def serve(model: LoadedModel) -> Iterator[Serve]:
+    """A client of an application that serves the model."""
+    begun: list[Client] = []
+
+    def start(limits: Limits | None = None, host: str = "127.0.0.1", **more: Any) -> Client:
+        metrics = Metrics()
+        follower = Follower(more.pop("source", Shelf()), metrics)
+        follower.model = more.pop("model", model)
+        app = create_app(follower, metrics, limits, **more)
+        begun.append(Client(app, host))
+        return begun[-1]
+
+    yield start
+    for client in begun:
+        client.close()
+
+
+def predicted(text: str) -> list[dict[str, str]]:
+    """What `sparsegroup predict` has printed, without places and labels."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    return [{name: value for name, value in row.items() if name != "row" and "label" not in name} for row in rows]
+
+
+def test_predictions_are_those_of_the_command(serve: Serve, log: Path, folder: Path, ok: Run) -> None:
+    expected = [float(row["probability"]) for row in predicted(ok("predict", folder, log).stdout)]
+    client = serve()
+    answer = client.post("/predict", json={"rows": ROWS})
+    assert answer.status_code == 200
+    np.testing.assert_allclose(answer.json()["predictions"], expected, rtol=0, atol=1e-6)
+    assert len(set(answer.json()["predictions"])) > 100
+    assert answer.json()["release"] is None
+    assert len(answer.headers["Sparsegroup-Release"]) == 16
+    one = client.post("/predict", json={"row": ROWS[5]}).json()["predictions"]
+    np.testing.assert_allclose(one, expected[5:6], rtol=0, atol=1e-6)
+    typed = {**ROWS[5], "tags": ROWS[5]["tags"].split("|"), "words": json.loads(ROWS[5]["words"] or "[]")}
+    assert client.post("/predict", json={"row": typed}).json()["predictions"] == one
+    assert client.post("/predict", json={"rows": []}).json() == {"predictions": [], "release": None}
+
+
+def test_arrow_in_and_out(serve: Serve) -> None:
+    client, frame = serve(), pl.DataFrame(ROWS)
+    expected = client.post("/predict", json={"rows": ROWS}).json()["predictions"]
+    table = frame.to_arrow()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    body = sink.getvalue().to_pybytes()
+    as_json = client.post("/predict", content=body, headers={"Content-Type": ARROW})
+    assert as_json.json()["predictions"] == expected
+    answer = client.post("/predict", content=body, headers={"Content-Type": ARROW, "Accept": ARROW})
+    assert answer.headers["Content-Type"] == ARROW
+    found = pa.ipc.open_stream(answer.content).read_all()
+    assert found.column_names == ["probability"]
+    assert found["probability"].to_pylist() == expected
+    for wrong in (b"", b"neither", body[: len(body) // 2], body[:40] + b"\xff" * 40 + body[80:]):
+        refused = client.post("/predict", content=wrong, headers={"Content-Type": ARROW})
+        assert (refused.status_code, "Arrow IPC stream" in refused.json()["error"]) == (400, True), wrong[:9]
+    table = pa.table({**dict(zip(table.column_names, table.columns, strict=True)), "price": pa.array([{"a": 1}] * 200)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    refused = client.post("/predict", content=sink.getvalue().to_pybytes(), headers={"Content-Type": ARROW})
+    assert (refused.status_code, "no column 'price'" in refused.text) == (422, True)
+
+
+@pytest.mark.parametrize("kind", ["tasks", "classes", "numbers"])
+def test_other_objectives_are_named_as_the_command_names_them(serve: Serve, tmp_path: Path, ok: Run, kind: str) -> None:
+    draw = np.random.default_rng(3)
+    labels = {
+        "tasks": {"click": draw.integers(2, size=60), "paid": draw.normal(size=60).round(2)},
+        "classes": {"choice": [("left", "right", "none at all")[one] for one in draw.integers(3, size=60)]},
+        "numbers": {"rating": 100 + 50 * draw.normal(size=60).round(3)},
+    }[kind]
+    columns = {"site": "category", "price": "number", "tags": "list |", **dict.fromkeys(labels, "label")}
+    texts = [{name: row[name] for name in ("site", "price", "tags")} for row in ROWS[:60]]
+    log = write_rows(
+        tmp_path / "log.csv",
+        [row | {name: str(one[place]) for name, one in labels.items()} for place, row in enumerate(texts)],
+    )
+    settings: dict[str, Any] = {
+        "tasks": {"objective": ["logistic", "squared"], "labels": ["binary", "numbers"]},
+        "classes": {"objective": "softmax"},
+        "numbers": {"objective": "squared"},
+    }[kind]
+    trained = untrained(log, columns, label=list(labels) if kind == "tasks" else next(iter(labels)), **settings)
+    folder = exported(trained, tmp_path / "export", onnx=True)
+    loaded = Follower(ExportFolder(folder), Metrics())
+    loaded.load_newest()
+    client = serve(model=loaded.model)
+    expected = predicted(ok("predict", folder, log).stdout)
+    found = client.post("/predict", json={"rows": texts}).json()["predictions"]
+    if kind == "numbers":
+        found = [{"prediction": one} for one in found]
+    assert [list(row) for row in found] == [list(row) for row in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for name, value in ours.items():
+            assert value == (theirs[name] if isinstance(value, str) else pytest.approx(float(theirs[name]), rel=1e-5))
+    explained = client.post("/explain", json={"rows": texts[:2]})
+    assert explained.status_code == (200 if kind == "numbers" else 501)
+    if kind == "numbers":
+        assert explained.json()["rows"][0]["prediction"] == pytest.approx(found[0]["prediction"], rel=1e-4)
+    else:
+        assert "a model of one output" in explained.json()["error"]
+
+
+def test_what_is_wrong_with_a_request(serve: Serve) -> None:
+    client = serve()
+    wrong = [ROWS[0], ROWS[1] | {"price": "cheap"}, ROWS[2] | {"when": "noon"}]
+    refused = client.post("/predict", json={"rows": wrong})
+    assert refused.status_code == 422
+    assert [(one["row"], one["column"]) for one in refused.json()["bad"]] == [(1, "price"), (2, "when")]
+    assert "cheap" in refused.json()["bad"][0]["reason"]
+    assert "row 1: 'price' cannot be read" in refused.json()["error"]
+    for body, reason in (
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "expected"),
+        ("{}", "expected"),
+        ('{"rows": {}}', "expected"),
+        ('{"rows": [1]}', "expected"),
+        ('{"row": {}, "rows": []}', "expected"),
+        ('"\\ud800"', "not JSON"),
+    ):
+        refused = client.post("/predict", content=body)
+        assert (refused.status_code, reason in refused.json()["error"]) == (400, True), body[:20]
+    assert client.get("/predict").status_code == 405
+    assert client.get("/docs").status_code == 404
+    document = client.get("/openapi.json").json()
+    assert {"/predict", "/explain", "/health", "/metrics", "/model", "/rollback", "/resume"} == set(document["paths"])
+    surrogate = client.post("/predict", content=json.dumps({"row": ROWS[0] | {"site": "\ud800"}}))
+    assert surrogate.status_code == 400, surrogate.text
+
+
+def test_a_missing_number_that_the_model_needs_is_named(serve: Serve, log: Path, tmp_path: Path) -> None:
+    folder = exported(untrained(log, standardize=False), tmp_path / "export", onnx=True)
+    follower = Follower(ExportFolder(folder), Metrics())
+    follower.load_newest()
+    client = serve(model=follower.model)
+    rows = [row | {"price": "2", "visits": "3"} for row in ROWS[:5]]
+    assert client.post("/predict", json={"rows": rows}).status_code == 200
+    rows[3]["price"] = ""
+    for path in ("/predict", "/explain"):
+        refused = client.post(path, json={"rows": rows})
+        assert refused.status_code == 422
+        assert [(one["row"], one["column"]) for one in refused.json()["bad"]] == [(3, "price")]
+
+
+def test_an_explanation_adds_up(serve: Serve, model: LoadedModel) -> None:
+    client = serve()
+    answer = client.post("/explain", json={"rows": ROWS[:3], "permutations": 8}).json()
+    predictions = client.post("/predict", json={"rows": ROWS[:3]}).json()["predictions"]
+    for row, prediction in zip(answer["rows"], predictions, strict=True):
+        parts = row["contributions"]
+        assert {one["column"] for one in parts} == {*model.columns.fields, *model.columns.numbers}
+        assert sum(one["contribution"] for one in parts) == pytest.approx(row["logit"] - answer["reference"], abs=1e-6)
+        assert row["probability"] == pytest.approx(prediction, abs=1e-5)
+    values = {one["column"]: one["value"] for one in answer["rows"][1]["contributions"]}
+    assert values["site"] == ROWS[1]["site"]
+    assert client.post("/explain", json={"rows": ROWS[:3], "permutations": 7}).status_code == 400
+    assert client.post("/explain", json={"rows": ROWS}).status_code == 413
+
+
+def test_health_model_and_metrics(serve: Serve, model: LoadedModel) -> None:
+    client = serve()
+    assert client.get("/health").json() == {"status": "ok"}
+    described = client.get("/model").json()
+    assert described["columns"] == list(model.reader.columns)
+    assert (described["id"], described["pinned"], described["refused"]) == (model.release.id, None, {})
+    client.post("/predict", json={"rows": ROWS[:7]})
+    client.post("/predict", content="{")
+    client.get("/elsewhere/with/any/name")
+    text = client.get("/metrics").text
+    assert "sparsegroup_rows_total 7.0" in text
+    assert 'sparsegroup_requests_total{path="/predict",status="200"} 1.0' in text
+    assert 'sparsegroup_requests_total{path="/predict",status="400"} 1.0' in text
+    assert 'sparsegroup_requests_total{path="other",status="404"} 1.0' in text
+    assert 'sparsegroup_request_seconds_count{path="/predict"} 2.0' in text
+    assert "sparsegroup_model_age_seconds NaN" in text
+    empty = serve(model=None)
+    assert [empty.get("/health").status_code, empty.post("/predict", json={"rows": ROWS}).status_code] == [503, 503]
+    assert empty.get("/model").status_code == 200
+
+
+def test_limits_of_a_request(serve: Serve) -> None:
+    client = serve(Limits(rows=10, bytes=5_000))
+    assert client.post("/predict", json={"rows": ROWS[:10]}).status_code == 200
+    refused = client.post("/predict", json={"rows": ROWS[:11]})
+    assert (refused.status_code, "10 rows, got 11" in refused.text) == (413, True)
+    body = json.dumps({"row": ROWS[0] | {"site": "x" * 5_000}}).encode()
+    assert client.post("/predict", content=body).status_code == 413
+
+    async def parts() -> AsyncIterator[bytes]:
+        for first in range(0, len(body), 100):
+            yield body[first : first + 100]
+
+    assert client.post("/predict", content=parts()).status_code == 413  # of a length that is not announced
+    assert client.post("/predict", json={"row": ROWS[0]}).status_code == 200
+
+
+class Held(LoadedModel):
+    """A model that answers when it may."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        vars(self).update(vars(model))
+        self.begun, self.may = threading.Semaphore(0), threading.Event()
+
+    def predictions(self, batch: Any) -> Any:
+        self.begun.release()
+        assert self.may.wait(60)
+        return super().predictions(batch)
+
+
+def held_app(model: LoadedModel, limits: Limits) -> tuple[FastAPI, Held, Metrics]:
+    metrics, held = Metrics(), Held(model)
+    follower = Follower(Shelf(), metrics)
+    follower.model = held
+    return create_app(follower, metrics, limits, threads=1), held, metrics
+
+
+def test_more_requests_than_may_wait_are_refused_and_the_others_are_answered(model: LoadedModel) -> None:
+    app, held, metrics = held_app(model, Limits(concurrency=3, seconds=60))
+
+    async def talk() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            waiting = [asyncio.create_task(client.post("/predict", json={"row": ROWS[0]})) for _ in range(3)]
+            while metrics.in_flight._value.get() < 3:
+                await asyncio.sleep(0.001)
+            refused = await client.post("/predict", json={"row": ROWS[0]})
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+            assert (await client.get("/health")).status_code == 200
+            held.may.set()
+            assert [(await one).status_code for one in waiting] == [200] * 3
+            assert (await client.post("/predict", json={"row": ROWS[0]})).status_code == 200
+            assert "sparsegroup_requests_rejected_total 1.0" in (await client.get("/metrics")).text
+
+    asyncio.run(talk())
+
+
+def test_a_request_that_takes_too_long_is_given_up_and_counts_until_it_has_ended(model: LoadedModel) -> None:
+    app, held, _ = held_app(model, Limits(concurrency=1, seconds=0.05))
+
+    async def talk() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            late = await client.post("/predict", json={"row": ROWS[0]})
+            assert (late.status_code, "within 0.05 s" in late.text) == (504, True)
+            assert (await client.post("/predict", json={"row": ROWS[0]})).status_code == 429
+            held.may.set()
+            while (await client.post("/predict", json={"row": ROWS[0]})).status_code != 200:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(talk())
+
+
+def test_who_may_roll_back(serve: Serve) -> None:
+    here, away = serve(), serve(host="192.0.2.1")
+    assert serve(host="::ffff:127.0.0.1").post("/resume").status_code == 200
+    assert here.post("/resume").status_code == 200
+    for client, headers in (
+        (away, {}),
+        (here, {"X-Forwarded-For": "192.0.2.1"}),
+        (here, {"Origin": "http://elsewhere"}),
+    ):
+        assert client.post("/resume", headers=headers).status_code == 403
+        assert client.post("/rollback", headers=headers).status_code == 403
+    for client in (serve(admin_token="secret"), serve(host="192.0.2.1", admin_token="secret")):
+        assert client.post("/resume").status_code == 403
+        assert client.post("/resume", headers={"X-Admin-Token": "guess"}).status_code == 403
+        assert client.post("/resume", headers={"X-Admin-Token": "secret"}).status_code == 200
+    assert here.post("/rollback", content="[").status_code == 400
+    assert here.post("/rollback", json={"release": "one"}).status_code == 400
+    assert here.post("/rollback").status_code == 404
+    assert here.post("/rollback", json={"release": 7}).status_code == 404
+
+
+def test_kinds_are_all_there() -> None:
+    assert set(KINDS) == set(ROWS[0])

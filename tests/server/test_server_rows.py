@@ -1,0 +1,197 @@
+"""Rows of requests against the same rows in a file: the same keys and numbers, whatever form they come in."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_cases import avazu_log, criteo_log
+from plain_settings import plain
+from server_cases import KINDS, typed_rows, untrained, write_rows
+from sparsegroup.data import Batch, open_log
+from sparsegroup.data.kinds import text_of
+from sparsegroup.data.schema import LogFormat
+from sparsegroup.errors import ClickLogError
+from sparsegroup.server import BadRowsError, RowReader, format_of_model, rows
+
+
+def assert_same(ours: Batch, theirs: Batch) -> None:
+    assert torch.equal(ours.keys, theirs.keys)
+    assert torch.equal(ours.numbers.nan_to_num(-7), theirs.numbers.nan_to_num(-7))
+    assert torch.equal(ours.numbers.isnan(), theirs.numbers.isnan())
+    for bags, others in zip(ours.bags, theirs.bags, strict=True):
+        assert torch.equal(bags.keys, others.keys)
+        assert torch.equal(bags.offsets, others.offsets)
+
+
+def in_file(path: Path, options: Any) -> Batch:
+    log = open_log(path, like=options, whole=True)
+    return next(log.batches(0, len(log), len(log)))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "log.csv", typed_rows())
+
+
+@pytest.fixture(scope="module")
+def expected(log: Path) -> Batch:
+    return in_file(log, untrained(log).config.format_options)
+
+
+@pytest.fixture
+def reader(log: Path) -> RowReader:
+    trained = untrained(log)
+    return RowReader(format_of_model(trained.config, trained.columns))
+
+
+def test_rows_are_read_as_a_file_is_whether_their_values_are_new_or_known(reader: RowReader, expected: Batch) -> None:
+    every = typed_rows()
+    for _ in range(2):
+        assert_same(reader.batch(every), expected)
+        for begin in (0, 3, 150):
+            assert_same(reader.batch(every[begin : begin + 5]), expected[begin : begin + 5])
+    for row in range(30):
+        assert_same(reader.batch([every[row]]), expected[row : row + 1])
+
+
+def test_values_that_are_not_remembered_make_no_difference(
+    reader: RowReader, expected: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for most in (1, 2, 3):
+        monkeypatch.setattr(rows, "_REMEMBERED", most)
+        assert_same(reader.batch(typed_rows()), expected)
+    monkeypatch.setattr(rows, "_LONGEST", 1)
+    assert_same(reader.batch(typed_rows()), expected)
+
+
+def test_json_has_numbers_booleans_lists_and_nulls(reader: RowReader) -> None:
+    texts = {"when": "2026-05-01T07:30:00", "site": "a", "size": "3", "price": "1.5", "member": "true"}
+    texts |= {"tags": "x|y", "words": '["one", 2, null]', "visits": "7"}
+    typed = texts | {"size": 3, "price": 1.5, "member": True, "tags": ["x", "y"], "words": ["one", 2, None]}
+    assert_same(reader.batch([typed | {"visits": 7.0}]), reader.batch([texts]))
+    empty = dict.fromkeys(texts)
+    assert_same(reader.batch([empty]), reader.batch([dict.fromkeys(texts, "")]))
+    assert_same(reader.batch([typed, {}]), reader.batch([texts, empty]))
+    assert_same(reader.batch([typed | {"other": 5, "clicked": "neither"}]), reader.batch([typed]))
+    assert len(reader.batch([])) == 0
+
+
+def test_a_frame_is_read_as_its_rows(reader: RowReader, expected: Batch) -> None:
+    frame = pl.DataFrame(typed_rows())
+    assert_same(reader.batch_of_frame(frame.to_arrow()), expected)
+    assert_same(reader.batch_of_frame(frame.drop("clicked")), expected)
+    whole = frame.with_columns(pl.col("tags").str.split("|"), pl.col("price").cast(pl.Float64, strict=False))
+    with pytest.raises(BadRowsError, match="no column 'when' in the frame"):
+        reader.batch_of_frame(whole.drop("when"))
+
+
+def test_a_column_that_no_row_has_is_an_error_that_names_a_likely_one(reader: RowReader) -> None:
+    row = typed_rows(1)[0]
+    price = row.pop("price")
+    with pytest.raises(BadRowsError, match=r"no row has the column 'price'.*did you mean 'prices'") as refused:
+        reader.batch([row | {"prices": price}, row])
+    assert [(one.row, one.column) for one in refused.value.bad] == [(None, "price")]
+    with pytest.raises(BadRowsError) as refused:
+        reader.batch([{"clicked": 1}])
+    assert [one.column for one in refused.value.bad] == list(reader.columns)
+
+
+def test_bad_values_are_named_by_row_and_column_and_others_can_be_read_afterwards(reader: RowReader) -> None:
+    every = typed_rows(20)
+    before = reader.batch(every)
+    wrong = [dict(row) for row in every]
+    wrong[3]["price"] = "cheap"
+    wrong[7]["when"] = "yesterday"
+    wrong[9]["visits"] = "many"
+    for given_rows in (lambda: reader.batch(wrong), lambda: reader.batch_of_frame(pl.DataFrame(wrong))):
+        with pytest.raises(BadRowsError, match=r"row 3: 'price' cannot be read.*cheap.*2 more") as refused:
+            given_rows()
+        assert [(one.row, one.column) for one in refused.value.bad] == [(3, "price"), (7, "when"), (9, "visits")]
+    for value, reason in (({"a": 1}, "takes no object"), ([1, 2], "takes one value, got a list")):
+        with pytest.raises(BadRowsError, match=f"row 1: 'site' {reason}"):
+            reader.batch([every[0], every[1] | {"site": value}])
+    with pytest.raises(BadRowsError, match=r"row 0: 'tags': 'x\|y' has '\|' in it"):
+        reader.batch([every[0] | {"tags": ["x|y"]}])
+    assert_same(reader.batch(every), before)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1) | st.booleans())
+def test_a_value_of_json_has_the_text_that_it_has_in_a_typed_column(value: float) -> None:
+    frame = pl.DataFrame({"value": [value]})
+    (text,) = frame.select(text_of("value", frame.schema["value"])).to_series()
+    assert rows._plain_text(json.loads(json.dumps(value)), plain=False) == text
+
+
+def test_nan_and_infinity_are_missing_numbers(reader: RowReader) -> None:
+    row = typed_rows(1)[0]
+    numbers = [reader.batch([row | {"price": value}]).numbers[0, 0] for value in (math.nan, math.inf, "", None)]
+    assert all(bool(number.isnan()) for number in numbers)
+
+
+def test_what_an_explanation_shows_of_a_row(reader: RowReader, expected: Batch) -> None:
+    batch, values = reader.with_values(typed_rows())
+    assert_same(batch, expected)
+    row = typed_rows()[1]
+    assert values[1]["site"] == row["site"]
+    assert values[1]["when.hour"] == "1"
+    assert {one["price"] for one in values} == {1.5, 20.0, 0.333, None, 1000.0}
+
+
+def test_public_formats_are_told_by_the_models_columns(tmp_path: Path) -> None:
+    criteo = criteo_log(
+        tmp_path / "criteo.txt", ["", "0", "1", "2", "3", "-1", "-3", "10", "100", "543", "7", "8", "9"], 20
+    )
+    avazu = avazu_log(tmp_path / "avazu.csv", [f"141021{i:02}" for i in range(20)])
+    for path, settings in (
+        (criteo, {}),
+        (criteo, {"criteo_numbers": "buckets"}),
+        (avazu, {"avazu_hour": "weekday-hour"}),
+        (avazu, {"dataset": "avazu"}),
+    ):
+        opened = open_log(path, like=plain(**settings).format_options, whole=True)
+        log = format_of_model(plain(**settings), opened.schema)
+        lines = path.read_text().splitlines()
+        if path is criteo:
+            names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+        else:
+            names = lines.pop(0).split(",")
+        given_rows = [dict(zip(names, re.split("[,\t]", line), strict=True)) for line in lines]
+        assert_same(RowReader(log).batch(given_rows), next(opened.batches(0, 20, 20)))
+    with pytest.raises(BadRowsError, match="row 0: 'hour' cannot be read"):
+        RowReader(log).batch([given_rows[0] | {"hour": "noon"}])
+
+
+def test_other_formats(log: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.yaml"
+    schema.write_text('label: clicked\ncategorical: [site, size]\nnumeric: [visits]\nmulti: {tags: "|"}\n')
+    config = plain(schema=schema)
+    opened = open_log(log, schema=schema, whole=True)
+    reader = RowReader(format_of_model(config, opened.schema))
+    assert reader.columns == ("site", "size", "tags", "visits")
+    assert_same(reader.batch(typed_rows()), next(opened.batches(0, 200, 200)))
+    assert reader.batch([typed_rows(1)[0] | {"visits": ""}]).numbers.tolist() == [[0.0]]
+    config = plain(columns="categorical")
+    opened = open_log(log, columns="categorical", whole=True)
+    reader = RowReader(format_of_model(config, opened.schema))
+    assert_same(reader.batch(typed_rows()), next(opened.batches(0, 200, 200)))
+    schema.unlink()
+    with pytest.raises(ClickLogError, match=r"the schema .* which is not there"):
+        format_of_model(plain(schema=schema), opened.schema)
+    with pytest.raises(ClickLogError, match="not those that its settings describe"):
+        format_of_model(plain(columns={"site": "category"}), opened.schema)
+
+
+def test_columns_that_are_no_features_are_not_needed(log: Path) -> None:
+    """A label that is a number by its kind, a weight, and what is ignored."""
+    kinds = {**KINDS, "clicked": "number", "visits": "weight", "size": "ignore"}
+    opened = open_log(log, columns=kinds, label="clicked", whole=True)
+    found: LogFormat = format_of_model(plain(columns=kinds, label="clicked"), opened.schema)
+    assert found.raw == ("when", "site", "member", "tags", "words", "price")
