@@ -291,7 +291,7 @@ def is_refused(port: int) -> bool:
 
 def test_what_is_wrong_with_a_call(refused: Refused, ok: Run, trained: TrainedModel, tmp_path: Path) -> None:
     folder = exported(trained, tmp_path / "export")
-    assert "nowhere: no such folder; give the folder of an export" in refused("serve", "nowhere")
+    assert "no/where: no such folder; give the folder of an export" in refused("serve", "no/where")
     Path("run").mkdir()
     Path("run/config.yaml").touch()
     assert "run: holds config.yaml, but no release" in refused("serve", "run")

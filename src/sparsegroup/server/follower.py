@@ -119,6 +119,9 @@ def open_source(destination: str, cache: Path | None = None) -> Source:
     source = Releases(destination, cache)
     if source.newer(None) is None and "://" not in destination:
         what = "the folder of an export, or one that releases are published in"
+        if not folder.exists() and folder.absolute().parent.is_dir():  # whoever publishes may start later
+            _logger.warning("%s: no such folder yet; waiting for the first release", folder)
+            return source
         if not folder.is_dir():
             raise ExportError(f"{folder}: no such folder; give {what}")
         if others := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
