@@ -144,7 +144,7 @@ def test_classes_from_a_csv_to_a_served_model(run: Run, tmp_path: Path) -> None:
     assert pl.read_parquet(tmp_path / "run.parquet").columns == scores[0].columns
     assert result("train", "moods.csv", "--continue", "run", "--out", "more")["test_accuracy"] > 0.9
     assert result("export", "more", "delta", "--since", "out")["upserts"] > 0
-    assert run("apply", "out", "delta", "whole", "--onnx").returncode == 0
+    assert run("apply", "out", "delta", "whole", "--no-onnx").returncode == 0
     softmax = ("--objective", "softmax", "--label", "mood")
     sizes = result("path", "moods.csv", *softmax, "--epochs", "3", "--batch-size", "64", "--rates", ".3")
     assert {"auc", "accuracy"} <= sizes["points"][1]["test"].keys()  # type: ignore[index]
