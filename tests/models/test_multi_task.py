@@ -85,8 +85,8 @@ def test_one_output_of_several_is_the_network_of_one(of: type[nn.Module]) -> Non
     [
         (MMoE, Tasks(objectives=("logistic", "squared"), weights=(1, 0.5)), False),
         (PLE, Esmm(weights=(1, 0.5)), False),
-        (partial(MMoE, experts=2, tower=()), Tasks(weights=(1, 0.5)), True),
-        (MLP, Esmm(weights=(1, 0.5)), True),
+        pytest.param(partial(MMoE, experts=2, tower=()), Tasks(weights=(1, 0.5)), True, marks=pytest.mark.whole),
+        pytest.param(MLP, Esmm(weights=(1, 0.5)), True, marks=pytest.mark.whole),
     ],
 )
 def test_parts_of_a_batch_have_the_gradients_of_the_whole(
