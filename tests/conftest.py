@@ -46,12 +46,15 @@ WHOLE = {"run", "ranks", "four_ranks", "driver", "originals", "folders"}
 """Fixtures of tests that run commands or start processes, which take seconds."""
 
 LONG = (
-    *("bfloat16", "table_equivalence", "serving_model", "objective_option", "compiled_layouts", "module_export"),
-    *("gpu_kernels", "multi_task", "kill", "experiments", "sharded_command", "tutorial", "cli", "sharded_trainer"),
+    *("bfloat16", "gpu_kernels", "table_equivalence", "serving_model", "compiled_layouts", "objective_option"),
+    *("module_export", "multi_task", "kill", "experiments", "sharded_command", "tutorial", "cli", "sharded_trainer"),
     *("network_step", "model", "sharded_checkpoints", "damage", "trials", "epoch_resume", "estimator_checks"),
     *("sharded_training", "autograd", "resume_kinds", "gpu_optimizer", "cli_size", "estimator", "cli_columns"),
 )
-"""Files of tests that take the most seconds: they begin first, so that no worker is left with one at the end."""
+"""Files of tests that take the most seconds: they begin first, so that no worker is left with one at the end.
+
+The first compiles kernels while the second, of another worker, needs none.
+"""
 _BEGINS = {f"test_{name}": number for number, name in enumerate(LONG)}
 
 
