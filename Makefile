@@ -8,7 +8,7 @@ new-venv = $(PYTHON) -m venv $(1) || { $(PYTHON) -m pip install --quiet virtuale
 NEW_PIP = -m pip install --quiet --upgrade 'pip>=25.1'
 INSTALL := $(CONSTRAINED) $(RUN)/python -m pip install --quiet
 
-.PHONY: help demo test test-fast test-slow test-wheel test-torch test-clients check bench docs paper-small paper-criteo clean
+.PHONY: help demo test suite test-fast test-slow test-wheel test-torch test-clients check bench docs paper-small paper-criteo clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
@@ -17,10 +17,13 @@ demo: $(VENV)/.installed  ## Adam, pruned Adam and Group Adam on a synthetic cli
 	$(RUN)/sparsegroup demo
 
 PARALLEL := --numprocesses auto --maxprocesses 8
-# A file's tests are one worker's, which then makes their fixtures once.
-WORKERS := $(PARALLEL) --dist loadfile
+# A file's tests are one worker's, which then makes their fixtures once; tests/conftest.py has the long files first.
+WORKERS := $(PARALLEL) --dist loadfile --no-loadscope-reorder
 
-test: check  ## Lint, types and the whole test suite
+test: $(VENV)/.installed-dev  ## Lint, types and the whole test suite
+	$(MAKE) --jobs 2 check suite
+
+suite: $(VENV)/.installed-dev
 	$(RUN)/pytest $(WORKERS)
 
 FAST = $(addprefix tests/,rules penalties objectives optim kernels table artifact house settings models)

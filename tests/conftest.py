@@ -45,9 +45,22 @@ def _templates() -> Iterator[None]:
 WHOLE = {"run", "ranks", "four_ranks", "driver", "originals", "folders"}
 """Fixtures of tests that run commands or start processes, which take seconds."""
 
+LONG = (
+    *("bfloat16", "gpu_kernels", "table_equivalence", "serving_model", "compiled_layouts", "objective_option"),
+    *("module_export", "multi_task", "kill", "experiments", "sharded_command", "tutorial", "cli", "sharded_trainer"),
+    *("network_step", "model", "sharded_checkpoints", "damage", "trials", "epoch_resume", "estimator_checks"),
+    *("sharded_training", "autograd", "resume_kinds", "gpu_optimizer", "cli_size", "estimator", "cli_columns"),
+)
+"""Files of tests that take the most seconds: they begin first, so that no worker is left with one at the end.
+
+The first compiles kernels while the second, of another worker, needs none.
+"""
+_BEGINS = {f"test_{name}": number for number, name in enumerate(LONG)}
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _BEGINS.get(item.path.stem, len(LONG)))
     for item in items:
         if WHOLE & set(getattr(item, "fixturenames", ())):
             item.add_marker("whole")

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distributed_cases import forking
 from experiment_cases import BASE, assert_same, counted, dataset_of, outcome, result_of, tiny_log, trained
 from sparsegroup.data import Batch, ClickLogError, MemoryLog
 from sparsegroup.training import Config, predict
+from sparsegroup_paper import lab as paper_lab
 from sparsegroup_paper.choices import best
 from sparsegroup_paper.datasets import PLAIN, Excerpt, open_dataset
 from sparsegroup_paper.lab import Lab, Worker, jobs_of
@@ -230,7 +232,9 @@ def test_a_run_that_diverges_has_no_auc_and_the_others_go_on(log: MemoryLog, tmp
 # Data sets and processes
 
 
-def test_several_processes_give_the_same_and_end_with_an_interruption(log: MemoryLog, tmp_path: Path) -> None:
+def test_several_processes_give_the_same_and_end_with_an_interruption(
+    log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = [(BASE, Plain()), (BASE, Pruned(0.3, 0.2)), (BASE.replace(l21=1e-3), Plain())]
     with Lab(dataset_of(log), tmp_path / "one", runs=2, workers=1) as alone:
         expected = alone.samples(wanted, name="alone")
@@ -244,8 +248,10 @@ def test_several_processes_give_the_same_and_end_with_an_interruption(log: Memor
 
     others = multiprocessing.active_children()  # of other tests
     begun = Lab(dataset_of(log), tmp_path / "several", runs=2, workers=2, reporting=interrupt)
-    with pytest.raises(KeyboardInterrupt), begun:
-        begun.samples(wanted, name="cut off")
+    with monkeypatch.context() as patch:
+        patch.setattr(paper_lab, "get_context", lambda method: forking())  # quicker than to spawn them, as below
+        with pytest.raises(KeyboardInterrupt), begun:
+            begun.samples(wanted, name="cut off")
     assert set(multiprocessing.active_children()) <= set(others)
     assert 0 < len(begun.results) <= 6
     with Lab(dataset_of(log), tmp_path / "several", runs=2, workers=2) as again:

@@ -112,7 +112,7 @@ def test_a_run_reads_every_later_log_as_the_first(ok: Run) -> None:
     pl.read_csv(log).write_parquet("log.parquet")
     ok("predict", "run", log, "--out", "scores.csv")
     expected = probabilities(Path("scores.csv"))
-    scored = ((model, each) for model in ("run", checkpoint, "served") for each in (log, rest, "log.parquet"))
+    scored = (("run", rest), ("run", "log.parquet"), (checkpoint, rest), ("served", log), ("served", "log.parquet"))
     for model, each in scored:
         ok("predict", model, each, "--out", "scores.csv")
         found = probabilities(Path("scores.csv"))

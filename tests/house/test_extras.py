@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -142,16 +143,11 @@ for room in {ROOMS[extra]}:
         assert line.endswith(f", not installed here: pip install 'sparsegroup[{extra}]'")
 
 
-def test_the_adapter_of_torchrec_says_what_to_install() -> None:
-    code = """
-import sys
-sys.modules["torchrec"] = None
-try:
-    import sparsegroup.integrations.torchrec
-except ImportError as error:
-    print(error)
-"""
-    assert "needs torchrec and fbgemm_gpu, which cannot be imported here" in alone(code).stdout
+def test_the_adapter_of_torchrec_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.delitem(sys.modules, "sparsegroup.integrations.torchrec", raising=False)
+    with pytest.raises(ImportError, match="needs torchrec and fbgemm_gpu, which cannot be imported here"):
+        import_module("sparsegroup.integrations.torchrec")
 
 
 def test_the_command_without_its_extra_says_what_to_install_in_one_line() -> None:

@@ -42,7 +42,7 @@ from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.rounding import was_updated
 from sparsegroup.kernels.step import Regularizer, StepScalars
 from sparsegroup.penalties import Norm, Penalty
-from sparsegroup.rules import ADAGRAD, ADAM, FTRL, Rule
+from sparsegroup.rules import ADAGRAD, ADAHESSIAN, ADAM, FTRL, Rule
 
 Way = Callable[[Case], Parts]
 NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")
@@ -67,7 +67,7 @@ def test_every_rule_norm_and_penalty(rule: Rule) -> None:
         assert_step(one, by_tensor(one), expected)
 
 
-@rules_and_ways(KINDS)
+@rules_and_ways(KINDS, by_each=(ADAM, ADAHESSIAN))
 def test_every_type_of_weights_and_gradients(rule: Rule, way: Way) -> None:
     for dtype in DTYPES if rule is ADAM else DTYPES[:2]:
         for gradient_dtype in {dtype, torch.float32}:

@@ -148,6 +148,7 @@ def test_parts_of_a_batch_have_the_gradients_of_the_whole(
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.whole
 def test_the_gradients_of_numbers_are_compiled() -> None:
     batch = as_batch(
         (torch.zeros(64, 3, dtype=torch.int64), torch.rand(64, generator=torch.Generator().manual_seed(0)))

@@ -25,9 +25,8 @@ from sparsegroup.settings.names import ModelName
 
 CASES: list[tuple[str, bool, bool, str, dict[str, Any]]] = [  # network, lists, numbers, format, settings
     ("lr", False, True, "float32", {}),
-    ("fm", True, True, "int8", {"number_buckets": 5}),
-    ("deepfm", False, True, "int8", {}),
-    ("opnn", True, True, "float16", {"standardize": True}),
+    ("deepfm", True, True, "int8", {"number_buckets": 5}),  # which is also FM
+    ("opnn", False, True, "float16", {"standardize": True}),
     ("dcn", True, True, "bfloat16", {"attention": {"words": "hour"}, "number_buckets": 3, "standardize": True}),
     ("dcnv2", False, False, "bfloat16", {}),
     ("xdeepfm", True, True, "float32", {}),

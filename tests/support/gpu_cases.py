@@ -320,12 +320,14 @@ WAYS = (by_tensor, by_many, by_rows, by_runs, by_table)
 every_way = over("way", WAYS)
 
 
-def rules_and_ways(of: Sequence[Rule], without: Callable[..., Parts] | None = None) -> Callable[[Any], Any]:
-    """Adam and AdaHessian, whose second input is not for runs, by each way; other rules as a tensor and as a table."""
+def rules_and_ways(
+    of: Sequence[Rule], without: Callable[..., Parts] | None = None, by_each: Sequence[Rule] = (rules.ADAM,)
+) -> Callable[[Any], Any]:
+    """Some rules by each way, but for second inputs, which are not for runs; others as a tensor and as a table."""
     pairs = [
         (rule, way)
         for rule in of
-        for way in (WAYS if rule in (rules.ADAM, rules.ADAHESSIAN) else (by_tensor, by_table))
+        for way in (WAYS if rule in by_each else (by_tensor, by_table))
         if way is not without and not (rule.has_second_input and way is by_runs)
     ]
     return over(("rule", "way"), pairs)

@@ -13,14 +13,7 @@ from torch import Tensor
 from checkpoint_cases import LAMBDAS, bits, clicks
 from family import FAMILY, Member
 from over import over
-from sparsegroup import (
-    GroupAdagrad,
-    GroupAdam,
-    GroupFTRL,
-    GroupOptimizer,
-    GroupRowWiseAdagrad,
-    HashEmbedding,
-)
+from sparsegroup import GroupAdam, GroupFTRL, GroupOptimizer, GroupRowWiseAdagrad, HashEmbedding
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.kernels.rounding import to_bfloat16
 from sparsegroup.optim.step import step_seed
@@ -70,10 +63,9 @@ def twin_of(member: Member, table: HashEmbedding, optimizer: GroupOptimizer, **o
     return twin, its
 
 
-@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
 @over(
     ("rule", "lambdas"),
-    [*((rule, {}) for rule in ("sgd", "adam", "ftrl", "adahessian", "rowwise_adagrad")), ("adam", NO_LAMBDAS)],
+    [*((rule, {}) for rule in ("sgd", "adam", "ftrl", "rowwise_adagrad")), ("adam", NO_LAMBDAS)],
 )
 def test_a_step_is_that_of_float32_rounded_as_everywhere(rule: str, lambdas: dict[str, float]) -> None:
     """To the bit: the weights of a float32 table with the same state, and its state as eager PyTorch rounds it."""
@@ -120,7 +112,7 @@ def test_neither_threads_nor_the_order_of_a_batch_matter(make: type[GroupOptimiz
 
 def test_what_a_group_begins_with_is_known_again() -> None:
     """0.1 is no bfloat16: a row of which no element had a gradient stays where it is, and a sweep may drop it."""
-    for make in (GroupAdagrad, GroupFTRL, GroupRowWiseAdagrad):
+    for make in (GroupFTRL, GroupRowWiseAdagrad):
         table = HashEmbedding(4, std=0.1)
         optimizer = make(table.parameters(), lr=0.1, l21=3.0, state_dtype=BF16, initial_accumulator_value=0.1)
         before = table(KEYS).detach().clone()
@@ -139,7 +131,7 @@ def test_what_a_group_begins_with_is_known_again() -> None:
 def test_small_updates_are_not_swallowed() -> None:
     """Σ g² of 300 gradients of 0.04 is 0.48 on average, far more than bfloat16 adds up to the nearest."""
     table = HashEmbedding(8, std=0.1)
-    optimizer = GroupAdagrad(table.parameters(), l21=1e-9, initial_accumulator_value=1.0, state_dtype=BF16)
+    optimizer = GroupFTRL(table.parameters(), lr=0.01, l21=1e-9, initial_accumulator_value=1.0, state_dtype=BF16)
     for _ in range(300):
         optimizer.zero_grad()
         table(KEYS).backward(torch.full((len(KEYS), 8), 0.04))

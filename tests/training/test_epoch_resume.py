@@ -61,7 +61,7 @@ def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
     moments: list[tuple[str, int, bool]] = [
         (name, at, after)
         for name, count in calls.items()
-        for at in range(1, count + 1, 2 if name == "checkpoint" else 1)
+        for at in range(1, count + 1, 3 if name == "checkpoint" else 1)
         for after in (False, True)
         if after or name != "checkpoint"
     ]

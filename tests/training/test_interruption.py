@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM: `train` saves the run behind the batch under way, and says how to resume it."""
 
+import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cli_cases import COMMAND
 from command import Run
+from distributed_cases import begun
 from kill_runs import differences, outcome_of
 from sparsegroup.cli.runs import Interruption
 from sparsegroup.training import Session, Trainer
@@ -108,21 +108,17 @@ def test_a_signal_that_the_process_ignores_remains_ignored() -> None:
 
 def test_a_process_that_gets_ctrl_c_prints_one_line_and_ends_with_130(tmp_path: Path) -> None:
     options = ["--model", "lr", "--batch-size", "2", "--epochs", "50", "--checkpoint-steps", "5", "--no-baseline"]
-    with subprocess.Popen(
-        [COMMAND, "train", "--rows", "2000", "--out", "run", *options, "--quiet"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        while not list((tmp_path / "run" / "checkpoints").glob("step-*")) and process.poll() is None:
+    process = begun(tmp_path, "train", "--rows", "2000", "--out", "run", *options, "--quiet")
+    try:
+        while not list((tmp_path / "run" / "checkpoints").glob("step-*")) and process.is_alive():
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        try:
-            out, said = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert (process.returncode, out) == (130, ""), said
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
+    finally:
+        process.kill()
+        process.join()
+    out, said = ((tmp_path / name).read_text() for name in ("stdout", "stderr"))
+    assert (process.exitcode, out) == (130, ""), said
     found = re.fullmatch(
         r"interrupted at row ([\d,]+) of 90,000; the last checkpoint is run/checkpoints/step-(\d{12}); continue "
         r"with `sparsegroup train --resume run`\n",

@@ -1,5 +1,7 @@
 """A `Trainer` on several ranks does what one does with the same batches."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,23 +38,33 @@ def assert_alike(alone: dict[str, Any], answers: list[dict[str, Any]]) -> None:
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-4)
 
 
+Trained = Callable[[str, int], list[dict[str, Any]]]
+ALL = CASES | {"normalized": TrainerCase(normalized=True)}
+"""And one whose statistics are of each rank's rows, so that ranks do not train as one process."""
+
+
+@pytest.fixture(scope="module")
+def trained_once(ranks: Ranks, four_ranks: Ranks) -> Trained:
+    """What each rank has after the training of a case on so many ranks, which is trained once."""
+    worlds = {2: ranks, 4: four_ranks}
+    return cache(lambda name, count: worlds[count].call(trained, ALL[name]) if count > 1 else [trained(ALL[name])])
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_train_as_one_process(ranks: Ranks, four_ranks: Ranks, name: str) -> None:
-    case = CASES[name]
-    alone = trained(case)
-    for world in (ranks, four_ranks):
-        answers = world.call(trained, case)
+def test_ranks_train_as_one_process(trained_once: Trained, name: str) -> None:
+    (alone,) = trained_once(name, 1)
+    for count in (2, 4):
+        answers = trained_once(name, count)
         assert_alike(alone, answers)
         assert sum(answer["own"] for answer in answers) == alone["samples"]
 
 
-def test_ranks_standardize_by_the_moments_of_all_rows(ranks: Ranks, four_ranks: Ranks) -> None:
-    case = CASES["numbers"]
-    alone = trained(case)["encoder"]
-    rows = torch.cat([batch.numbers for batch in global_batches(case)])[:, 1].double().numpy()
+def test_ranks_standardize_by_the_moments_of_all_rows(trained_once: Trained) -> None:
+    alone = trained_once("numbers", 1)[0]["encoder"]
+    rows = torch.cat([batch.numbers for batch in global_batches(CASES["numbers"])])[:, 1].double().numpy()
     rows = rows[~np.isnan(rows)]
-    for world in (ranks, four_ranks):
-        one, *others = (answer["encoder"] for answer in world.call(trained, case))
+    for count in (2, 4):
+        one, *others = (answer["encoder"] for answer in trained_once("numbers", count))
         for name, value in one.items():
             assert all(torch.equal(value, other[name]) for other in others), name
             torch.testing.assert_close(value, alone[name], rtol=1e-5 if name == "embedding" else 1e-11, atol=1e-6)
@@ -63,8 +75,8 @@ def test_ranks_standardize_by_the_moments_of_all_rows(ranks: Ranks, four_ranks: 
         )  # of numbers near 1e4: 1e-16 x 1e8
 
 
-def test_batch_normalization_follows_all_ranks(ranks: Ranks) -> None:
-    one, two = ranks.call(trained, TrainerCase(normalized=True))
+def test_batch_normalization_follows_all_ranks(trained_once: Trained) -> None:
+    one, two = trained_once("normalized", 2)
     assert torch.equal(one["network"], two["network"])
 
 
@@ -77,9 +89,9 @@ def test_ranks_that_run_out_of_batches_go_on_with_the_others(ranks: Ranks) -> No
     assert one["history"] == two["history"]
 
 
-def test_the_same_ranks_give_the_same_bits(ranks: Ranks) -> None:
-    case = CASES["fallback and target"]
-    once, again = ranks.call(trained, case), ranks.call(trained, case)
+def test_the_same_ranks_give_the_same_bits(ranks: Ranks, trained_once: Trained) -> None:
+    name = "fallback and target"
+    once, again = trained_once(name, 2), ranks.call(trained, CASES[name])
     for one, other in zip(once, again, strict=True):
         assert torch.equal(one["network"], other["network"])
         assert all(torch.equal(row, other["rows"][key]) for key, row in one["rows"].items())
@@ -87,9 +99,8 @@ def test_the_same_ranks_give_the_same_bits(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("name", ["uneven", "admission", "numbers", "normalized"])
-def test_ranks_that_were_stopped_end_with_the_same_bits(ranks: Ranks, name: str) -> None:
-    case = TrainerCase(normalized=True) if name == "normalized" else CASES[name]
-    whole, resumed = ranks.call(trained, case), ranks.call(cut_off_and_resumed, case, 5)
+def test_ranks_that_were_stopped_end_with_the_same_bits(ranks: Ranks, trained_once: Trained, name: str) -> None:
+    whole, resumed = trained_once(name, 2), ranks.call(cut_off_and_resumed, ALL[name], 5)
     for one, other in zip(whole, resumed, strict=True):
         assert torch.equal(one["network"], other["network"])
         assert all(torch.equal(row, other["rows"][key]) for key, row in one["rows"].items())
