@@ -119,7 +119,7 @@ def open_source(destination: str, cache: Path | None = None) -> Source:
     source = Releases(destination, cache)
     if source.newer(None) is None and "://" not in destination:
         what = "the folder of an export, or one that releases are published in"
-        if not folder.exists() and folder.absolute().parent.is_dir():  # whoever publishes may start later
+        if not folder.exists() and folder.absolute().parent.is_dir():  # a publisher may start later
             _logger.warning("%s: no such folder yet; waiting for the first release", folder)
             return source
         if not folder.is_dir():
@@ -305,6 +305,6 @@ def _shown(model: LoadedModel, seconds: float) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """An error in words; its type, too, if it is none of ours."""
+    """An error in words; its type as well, unless it is one of ours."""
     text = str(error)
     return text if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {text}"
