@@ -1,7 +1,6 @@
 """Keeps the newest good model of a destination in service: fetches, builds, checks, and swaps one reference."""
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -18,9 +17,6 @@ from sparsegroup.serving.manifest import MANIFEST
 from sparsegroup.serving.reading import Export, read_export
 
 _logger = logging.getLogger(__name__)
-
-_NICE = 10
-"""How much lower the priority of the thread that builds models is."""
 
 _REMEMBERED = 100
 """Releases that have served, and refused ones, that are remembered."""
@@ -235,8 +231,7 @@ class Follower:
         }
 
     def _follow(self) -> None:
-        if self._threads == 1 and hasattr(os, "setpriority"):  # more threads would be onnxruntime's, which serve
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        # A lower priority would hold up requests: on busy cores the thread would wait with Python's lock held.
         while not self._ended.is_set():
             self._wake.clear()
             try:

@@ -246,7 +246,7 @@ def _stacked(found: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 def _graph_of(export: Export, model: ServingModel) -> bytes:
-    """The ONNX graph without rows: the export's, or the model traced anew, which takes seconds."""
+    """The ONNX graph without rows: the export's, or the model traced again, which takes seconds."""
     if export.manifest.kind == "export" and ONNX in export.manifest.files and (export.folder / ONNX).is_file():
         graph = graph_of((export.folder / ONNX).read_bytes())
         if structure_in(graph) == model.structure():  # not written by an earlier version
