@@ -18,6 +18,8 @@ from sparsegroup.serving.reading import Export, read_export
 
 _logger = logging.getLogger(__name__)
 
+_STOP_SECONDS = 5
+
 _REMEMBERED = 100
 """Releases that have served, and refused ones, that are remembered."""
 
@@ -169,11 +171,11 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, after a swap that it is at."""
+        """End the thread; a swap that it is at may end first, unless its destination keeps it waiting."""
         self._ended.set()
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_STOP_SECONDS)
 
     def load_newest(self) -> bool:
         """Fetch the newest release, check it, and swap it in; whether there was another one than the model's.
@@ -297,6 +299,6 @@ def _shown(model: LoadedModel, seconds: float) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """An error in words; its type, too, if it is none of ours."""
+    """An error in words; with its type if it is none of ours."""
     text = str(error)
     return text if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {text}"
