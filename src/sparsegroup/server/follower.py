@@ -33,7 +33,7 @@ class Fetched:
     """A release and its export.
 
     Attributes:
-        release, export: As they are.
+        release, export: What is served, and its content.
         graph: The ONNX graph of an earlier export, without rows, if the source has one.
         state: What the source needs to fetch the next release from there.
     """

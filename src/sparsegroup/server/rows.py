@@ -180,7 +180,7 @@ class RowReader:
     def with_values(self, rows: Sequence[Row]) -> tuple[Batch, list[dict[str, Any]]]:
         """The batch of some rows, and of each row the values that it was made of, by the model's columns.
 
-        A field's are texts as they are hashed, of lists with their separator between them; a missing number is None.
+        A field's are the hashed texts, of lists with their separator between them; a missing number is None.
         """
         encoded = self._encoded(self._frame(self._texts(rows), len(rows)), keep_raw=True)
         assert encoded.raw is not None
