@@ -1,8 +1,8 @@
 """`sparsegroup serve` as a process: what a request costs, and what a swap of the model costs requests.
 
-The model is a DCN, d = 16, over a made-up log of 14 columns, with `--rows` live rows. Its releases are made in advance:
-each changes `CHANGED` of the rows and all weights. They are then made visible one after the other, by the index alone,
-as a publisher on another machine would.
+The model is a DCN, d = 16, over a made-up log of 14 columns, with `ROWS` live rows. Its releases are made in advance:
+each changes `CHANGED` of the rows and all weights. They are made visible one after the other, by the index alone, as a
+publisher on another machine does.
 
 Requests of 1 row, over connections that stay open, begin every `PAUSE` seconds on each of two connections of another
 process, whether the one before was slow or not: latency counts from when a request was due. Periods without and with a

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,24 @@ def test_health_model_and_metrics(serve: Serve, model: LoadedModel) -> None:
     empty = serve(model=None)
     assert [empty.get("/health").status_code, empty.post("/predict", json={"rows": ROWS}).status_code] == [503, 503]
     assert empty.get("/model").status_code == 200
+
+
+def test_health_fails_when_the_model_is_older_than_it_may_be(
+    serve: Serve, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf()
+    shelf.add(folder)
+    follower = Follower(shelf, Metrics())
+    follower.load_newest()
+    client = serve(Limits(age=3_600), model=follower.model)
+    for now, status in ((1e9 + 3_599, 200), (1e9 + 3_601, 503)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        answer = client.get("/health")
+        assert answer.status_code == status
+        assert client.get("/model").json()["age_seconds"] == now - 1e9
+        assert f"sparsegroup_model_age_seconds {now - 1e9}" in client.get("/metrics").text
+        assert client.post("/predict", json={"row": ROWS[0]}).status_code == 200
+    assert "3601 s old, more than 3600 s" in answer.json()["error"]
 
 
 def test_limits_of_a_request(serve: Serve) -> None:

@@ -185,7 +185,7 @@ def test_other_formats(log: Path, tmp_path: Path) -> None:
     schema.unlink()
     with pytest.raises(ClickLogError, match=r"the schema .* which is not there"):
         format_of_model(plain(schema=schema), opened.schema)
-    with pytest.raises(ClickLogError, match="not those that its settings describe"):
+    with pytest.raises(ClickLogError, match="differ from what its settings describe"):
         format_of_model(plain(columns={"site": "category"}), opened.schema)
 
 

@@ -227,7 +227,7 @@ def watch_command(
     run: Run,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Serve a live page at this port.")] = None,
     host: Annotated[str, typer.Option(help="Address to serve it at.")] = "127.0.0.1",
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page as it is now.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page.")] = None,
     webhook: Annotated[
         str | None, typer.Option(metavar="URL", help="POST the warnings there, as JSON, whenever they change.")
     ] = None,

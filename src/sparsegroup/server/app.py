@@ -44,7 +44,7 @@ _RETRY_SECONDS = 1
 _DRAIN_SECONDS = 30
 _BACKLOG = 2048
 _LEFT = 499
-"""Status of a request whose client has left, which nobody reads."""
+"""Status of a request whose client has left, for the metrics."""
 
 
 @dataclass(frozen=True)

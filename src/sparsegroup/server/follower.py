@@ -1,7 +1,6 @@
 """Keeps the newest good model of a destination in service: fetches, builds, checks, and swaps one reference."""
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -19,8 +18,7 @@ from sparsegroup.serving.reading import Export, read_export
 
 _logger = logging.getLogger(__name__)
 
-_NICE = 10
-"""How much lower the priority of the thread that builds models is."""
+_STOP_SECONDS = 5
 
 _REMEMBERED = 100
 """Releases that have served, and refused ones, that are remembered."""
@@ -35,7 +33,7 @@ class Fetched:
     """A release and its export.
 
     Attributes:
-        release, export: As they are.
+        release, export: What is served, and its content.
         graph: The ONNX graph of an earlier export, without rows, if the source has one.
         state: What the source needs to fetch the next release from there.
     """
@@ -176,11 +174,11 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, after a swap that it is at."""
+        """End the thread; a swap that it is at may end first, unless its destination keeps it waiting."""
         self._ended.set()
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_STOP_SECONDS)
 
     def load_newest(self) -> bool:
         """Fetch the newest release, check it, and swap it in; whether there was another one than the model's.
@@ -238,8 +236,7 @@ class Follower:
         }
 
     def _follow(self) -> None:
-        if self._threads == 1 and hasattr(os, "setpriority"):  # more threads would be onnxruntime's, which serve
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        # A lower priority would hold up requests: on busy cores the thread would wait with Python's lock held.
         while not self._ended.is_set():
             self._wake.clear()
             try:
@@ -305,6 +302,6 @@ def _shown(model: LoadedModel, seconds: float) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """An error in words; its type as well, unless it is one of ours."""
+    """An error in words; with its type if it is none of ours."""
     text = str(error)
     return text if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {text}"

@@ -11,7 +11,7 @@ _SWAPS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics:
-    """The figures of one server; see `/metrics` in the documentation for their names and meanings."""
+    """The figures of one server, each with its name and meaning."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()

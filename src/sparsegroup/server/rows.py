@@ -98,7 +98,7 @@ def format_of_model(config: Config, columns: LogSchema, schema: Path | None = No
         if LogSchema(log.fields, tuple(log.lists), log.numbers, columns.hash) == columns:
             return replace(log.for_scoring().without_label(), weight=None)
     raise ClickLogError(
-        f"the columns {', '.join((*columns.fields, *columns.numbers))} of the model are not as its settings "
+        f"the columns {', '.join((*columns.fields, *columns.numbers))} of the model differ from what its settings "
         "describe; give a `schema` of the log's columns",
         "schema",
     )
@@ -118,7 +118,7 @@ def _kinds_of_features(kinds: Mapping[str, str], columns: LogSchema) -> dict[str
 class RowReader:
     """Makes batches of rows.
 
-    Rows are read by `encode_frame`, as a log's are. What a single column's value becomes is remembered, for the
+    Rows are read by `encode_frame`, like a log's. What a single column's value becomes is remembered, for the
     values that came last: a value that has been seen costs a look into a dictionary. Several threads may share it.
 
     Args:
@@ -180,7 +180,7 @@ class RowReader:
     def with_values(self, rows: Sequence[Row]) -> tuple[Batch, list[dict[str, Any]]]:
         """The batch of some rows, and of each row the values that it was made of, by the model's columns.
 
-        A field's are texts as they are hashed, of lists with their separator between them; a missing number is None.
+        A field's are the hashed texts, of lists with their separator between them; a missing number is None.
         """
         encoded = self._encoded(self._frame(self._texts(rows), len(rows)), keep_raw=True)
         assert encoded.raw is not None

@@ -357,7 +357,7 @@ class Follower:
 
     @property
     def trained(self) -> TrainedModel:
-        """The model as it is now, for an export."""
+        """The model of this moment, for an export."""
         tables = [self.optimizer.state.get(table.weight) for table in tables_in(self.model).values()]
         return TrainedModel(
             self.run.path,

@@ -54,7 +54,7 @@ class Publication:
         return not is_busy and samples != self._samples and monotonic() - self._begun >= self.every
 
     def start(self, trained: TrainedModel, facts: Mapping[str, Any]) -> None:
-        """Publish a model as it is now; only a copy of its rows is made before this returns."""
+        """Publish the model of this moment; only a copy of its rows is made before this returns."""
         self.wait()
         self._begun, self._samples = monotonic(), facts["samples"]
         draft, rows = self.publisher.draft(trained), self.gate.take()
