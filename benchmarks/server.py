@@ -35,7 +35,7 @@ from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data import open_log
 from sparsegroup.models import NumberEncoder
 from sparsegroup.publishing import Publisher
-from sparsegroup.server import ExportFolder, Follower, Metrics
+from sparsegroup.server import ExportFolder, Metrics, ReleaseFollower
 from sparsegroup.serving import TrainedModel, export_trained
 from sparsegroup.training import Config
 
@@ -271,7 +271,7 @@ def new_values(call: int, place: int, size: int) -> dict[str, str]:
 def parts(trained: TrainedModel, folder: Path, rows: list[dict[str, str]], calls: int) -> dict[str, float]:
     """CPU milliseconds of the parts of an answer, in the median."""
     export_trained(trained, folder, formats=["onnx"])
-    follower = Follower(ExportFolder(folder), Metrics())
+    follower = ReleaseFollower(ExportFolder(folder), Metrics())
     follower.load_newest()
     model = follower.model
     assert model is not None

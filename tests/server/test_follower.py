@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from server_cases import KINDS, Shelf, exported, typed_rows, untrained, write_rows
-from sparsegroup.server import ExportFolder, Follower, Metrics, RollbackError, model, open_source
+from sparsegroup.server import ExportFolder, Metrics, ReleaseFollower, RollbackError, model, open_releases
 from sparsegroup.serving import ExportError
 from sparsegroup.serving.tracing import trace
 
@@ -38,13 +38,13 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def follower(shelf: Shelf, metrics: Metrics) -> Follower:
-    follower = Follower(shelf, metrics)
+def follower(shelf: Shelf, metrics: Metrics) -> ReleaseFollower:
+    follower = ReleaseFollower(shelf, metrics)
     assert follower.load_newest()
     return follower
 
 
-def logits(follower: Follower) -> Any:
+def logits(follower: ReleaseFollower) -> Any:
     assert follower.model is not None
     found = follower.model.predictions(follower.model.reader.batch(ROWS))["probability"]
     return np.log(found) - np.log1p(-found)
@@ -55,7 +55,7 @@ def text_of(metrics: Metrics) -> str:
 
 
 def test_the_newest_release_is_taken_without_tracing(
-    follower: Follower, shelf: Shelf, folders: list[Path], metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+    follower: ReleaseFollower, shelf: Shelf, folders: list[Path], metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "save_onnx", trace)  # which would raise
     before, begun = logits(follower), follower.model
@@ -76,7 +76,7 @@ def test_the_newest_release_is_taken_without_tracing(
 
 
 def test_a_request_keeps_the_model_that_it_has_begun_with(
-    follower: Follower, shelf: Shelf, folders: list[Path]
+    follower: ReleaseFollower, shelf: Shelf, folders: list[Path]
 ) -> None:
     begun = follower.model
     assert begun is not None
@@ -88,7 +88,7 @@ def test_a_request_keeps_the_model_that_it_has_begun_with(
 
 
 def test_a_release_that_fails_its_checks_is_refused_named_and_not_tried_again(
-    follower: Follower, shelf: Shelf, folders: list[Path], metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+    follower: ReleaseFollower, shelf: Shelf, folders: list[Path], metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = logits(follower)
     export = shelf.exports[0]
@@ -112,7 +112,7 @@ def test_a_release_that_fails_its_checks_is_refused_named_and_not_tried_again(
 
 
 def test_an_onnx_model_that_computes_something_else_is_refused(
-    follower: Follower, shelf: Shelf, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+    follower: ReleaseFollower, shelf: Shelf, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert follower.model is not None
     wrong = follower.model._session
@@ -125,7 +125,7 @@ def test_an_onnx_model_that_computes_something_else_is_refused(
 
 
 def test_what_cannot_be_fetched_is_tried_again_and_counted_once(
-    follower: Follower, shelf: Shelf, folders: list[Path], metrics: Metrics
+    follower: ReleaseFollower, shelf: Shelf, folders: list[Path], metrics: Metrics
 ) -> None:
     shelf.exports.append(ExportError("upserts.safetensors: damaged"))
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_what_cannot_be_fetched_is_tried_again_and_counted_once(
 
 
 def test_a_rollback_holds_until_it_is_resumed(
-    follower: Follower, shelf: Shelf, folders: list[Path], metrics: Metrics
+    follower: ReleaseFollower, shelf: Shelf, folders: list[Path], metrics: Metrics
 ) -> None:
     first = logits(follower)
     with pytest.raises(RollbackError, match="no other release has served"):
@@ -164,7 +164,9 @@ def test_a_rollback_holds_until_it_is_resumed(
     assert "sparsegroup_pinned 0.0" in text_of(metrics)
 
 
-def test_a_release_with_other_columns_is_read_in_its_own_way(follower: Follower, shelf: Shelf, tmp_path: Path) -> None:
+def test_a_release_with_other_columns_is_read_in_its_own_way(
+    follower: ReleaseFollower, shelf: Shelf, tmp_path: Path
+) -> None:
     log = write_rows(tmp_path / "log.csv", ROWS)
     shelf.add(exported(untrained(log, {**KINDS, "site": "ignore", "tags": "category"}), tmp_path / "other"))
     before = follower.model
@@ -188,7 +190,7 @@ def until(condition: Any, seconds: float = 60) -> None:
 def test_the_thread_follows_through_a_time_without_its_destination(
     shelf: Shelf, folders: list[Path], metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    follower = Follower(shelf, metrics, poll=0.001)
+    follower = ReleaseFollower(shelf, metrics, poll=0.001)
     shelf.away = OSError("the store is away")
     follower.start()
     try:
@@ -213,14 +215,14 @@ def test_the_thread_follows_through_a_time_without_its_destination(
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_vectors_of_each_format_reach_onnxruntime(dtype: Any, tmp_path: Path) -> None:
     log = write_rows(tmp_path / "log.csv", ROWS)
-    follower = Follower(open_source(str(exported(untrained(log), tmp_path / "export", dtype))), Metrics())
+    follower = ReleaseFollower(open_releases(str(exported(untrained(log), tmp_path / "export", dtype))), Metrics())
     assert follower.load_newest()  # which compares it with PyTorch
 
 
 def test_a_folder_is_one_export(folders: list[Path], tmp_path: Path) -> None:
-    source = open_source(str(folders[0]))
+    source = open_releases(str(folders[0]))
     assert isinstance(source, ExportFolder)
-    follower = Follower(source, Metrics())
+    follower = ReleaseFollower(source, Metrics())
     assert follower.load_newest()
     assert not follower.load_newest()
     for to in (None, 1):
@@ -228,4 +230,4 @@ def test_a_folder_is_one_export(folders: list[Path], tmp_path: Path) -> None:
             follower.rollback(to)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(ExportError, match=r"manifest\.json"):
-        Follower(open_source(str(tmp_path)), Metrics()).load_newest()
+        ReleaseFollower(open_releases(str(tmp_path)), Metrics()).load_newest()

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from command import Run
 from endings import ok
 from server_cases import KINDS, Client, Shelf, exported, typed_rows, untrained, write_rows
-from sparsegroup.server import ExportFolder, Follower, Limits, LoadedModel, Metrics, create_app
+from sparsegroup.server import ExportFolder, Limits, LoadedModel, Metrics, ReleaseFollower, create_app
 
 __all__ = ["ok"]
 
@@ -40,7 +40,7 @@ def folder(log: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> LoadedModel:
-    follower = Follower(ExportFolder(folder), Metrics())
+    follower = ReleaseFollower(ExportFolder(folder), Metrics())
     assert follower.load_newest()
     assert follower.model is not None
     return follower.model
@@ -56,7 +56,7 @@ def serve(model: LoadedModel) -> Iterator[Serve]:
 
     def start(limits: Limits | None = None, host: str = "127.0.0.1", **more: Any) -> Client:
         metrics = Metrics()
-        follower = Follower(more.pop("source", Shelf()), metrics)
+        follower = ReleaseFollower(more.pop("source", Shelf()), metrics)
         follower.model = more.pop("model", model)
         app = create_app(follower, metrics, limits, **more)
         begun.append(Client(app, host))
@@ -136,7 +136,7 @@ def test_other_objectives_are_named_as_the_command_names_them(serve: Serve, tmp_
     }[kind]
     trained = untrained(log, columns, label=list(labels) if kind == "tasks" else next(iter(labels)), **settings)
     folder = exported(trained, tmp_path / "export", onnx=True)
-    loaded = Follower(ExportFolder(folder), Metrics())
+    loaded = ReleaseFollower(ExportFolder(folder), Metrics())
     loaded.load_newest()
     client = serve(model=loaded.model)
     expected = predicted(ok("predict", folder, log).stdout)
@@ -186,7 +186,7 @@ def test_what_is_wrong_with_a_request(serve: Serve) -> None:
 
 def test_a_missing_number_that_the_model_needs_is_named(serve: Serve, log: Path, tmp_path: Path) -> None:
     folder = exported(untrained(log, standardize=False), tmp_path / "export", onnx=True)
-    follower = Follower(ExportFolder(folder), Metrics())
+    follower = ReleaseFollower(ExportFolder(folder), Metrics())
     follower.load_newest()
     client = serve(model=follower.model)
     rows = [row | {"price": "2", "visits": "3"} for row in ROWS[:5]]
@@ -239,7 +239,7 @@ def test_health_fails_when_the_model_is_older_than_it_may_be(
 ) -> None:
     shelf = Shelf()
     shelf.add(folder)
-    follower = Follower(shelf, Metrics())
+    follower = ReleaseFollower(shelf, Metrics())
     follower.load_newest()
     client = serve(Limits(age=3_600), model=follower.model)
     for now, status in ((1e9 + 3_599, 200), (1e9 + 3_601, 503)):
@@ -283,7 +283,7 @@ class Held(LoadedModel):
 
 def held_app(model: LoadedModel, limits: Limits) -> tuple[FastAPI, Held, Metrics]:
     metrics, held = Metrics(), Held(model)
-    follower = Follower(Shelf(), metrics)
+    follower = ReleaseFollower(Shelf(), metrics)
     follower.model = held
     return create_app(follower, metrics, limits, threads=1), held, metrics
 

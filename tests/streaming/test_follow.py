@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.streams import FrameSource, rows_of_clicks
 
+from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.data import open_log
 from sparsegroup.errors import RunError
 from sparsegroup.serving import export_trained, open_trained
@@ -196,3 +198,27 @@ def test_its_model_is_open_to_other_commands(frame, whole, tmp_path):
     for call in (lambda: Session.resume(folder, scored), lambda: load_run(folder)):
         with pytest.raises(RunError, match=r"follows .*stream.*`follow` continues it"):
             call()
+
+
+def test_a_full_disk_and_a_clock_that_jumps_make_no_difference(frame, whole, tmp_path, monkeypatch, caplog):
+    config, source = CONFIG.replace(checkpoint_steps=5), FrameSource(frame, [100] * 30)
+    follower = Follower.begin(tmp_path / "run", config, source, first_rows=500)
+    full, clock = iter([True, False] * 20), iter([1e9, 5.0, 2e9, 1.0] * 5_000)
+    append, save = Journal.append, Checkpoints.save
+
+    def sometimes(function):
+        def called(*arguments, **options):
+            if next(full, False):
+                raise OSError(28, "No space left on device")
+            return function(*arguments, **options)
+
+        return called
+
+    monkeypatch.setattr(Journal, "append", sometimes(append))
+    monkeypatch.setattr(Checkpoints, "save", sometimes(save))
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    monkeypatch.setattr(threading.Event, "wait", lambda event, timeout=None: event.is_set() or timeout is not None)
+    follower.follow()
+    assert same(follower, whole)
+    assert "waiting for room: [Errno 28]" in caplog.text
+    assert "no checkpoint: [Errno 28]" in caplog.text

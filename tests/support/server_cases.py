@@ -15,7 +15,7 @@ from plain_settings import plain
 from sparsegroup.data import Log, open_log
 from sparsegroup.data.keys import Int64s
 from sparsegroup.models import NumberEncoder
-from sparsegroup.server import Fetched, Release, RollbackError
+from sparsegroup.server import Fetched, RollbackError, ServedRelease
 from sparsegroup.serving import Export, TrainedModel, export_trained, read_export
 from sparsegroup.settings.names import Dtype
 from sparsegroup.training.model import logit_bias_of
@@ -148,4 +148,4 @@ class Shelf:
         export = self.exports[number - 1]
         if isinstance(export, Exception):
             raise export
-        return Fetched(Release(number, f"{number:016}", "export", 1000, published=1e9), export)
+        return Fetched(ServedRelease(number, f"{number:016}", "export", 1000, published=1e9), export)

@@ -212,7 +212,7 @@ def follow_command(
         formats: list[ProgramName] | None = None if onnx is None else ["onnx"] if onnx else []
         publisher = Publisher(destination, dtype=dtype, formats=formats, keep=keep_releases)
         objective = follower.model.objective
-        publication = Publication(publisher, objective, every=seconds["every"], gate_rows=gate_rows)
+        publication = Publication(publisher, objective, out, every=seconds["every"], gate_rows=gate_rows)
     _logger.info(
         f"{rows.name}: {len(follower.log.fields)} fields, {len(follower.log.numbers)} numbers"
         f"{f', continuing after {follower.trainer.samples:,} rows' if follower.trainer.samples else ''}; "

@@ -65,10 +65,19 @@ def serve_command(
     }
     wait = _read("poll", seconds_of, poll)
     with starting(1):
-        from sparsegroup.server import ExportFolder, Follower, Limits, Metrics, create_app, listening, open_source, run
+        from sparsegroup.server import (
+            ExportFolder,
+            Limits,
+            Metrics,
+            ReleaseFollower,
+            create_app,
+            listening,
+            open_releases,
+            run,
+        )
 
-    metrics, source = Metrics(), open_source(destination, cache)
-    follower = Follower(source, metrics, poll=wait, threads=threads, schema=schema)
+    metrics, source = Metrics(), open_releases(destination, cache)
+    follower = ReleaseFollower(source, metrics, poll=wait, threads=threads, schema=schema)
     app = create_app(follower, metrics, Limits(**limits), threads=threads, admin_token=admin_token)
     with listening(host, port) as listener:
         if isinstance(source, ExportFolder):

@@ -6,9 +6,17 @@ from sparsegroup.importing import document_constructors
 require("serve", __name__)
 
 from sparsegroup.server.app import Limits, create_app, listening, run
-from sparsegroup.server.follower import ExportFolder, Fetched, Follower, Releases, RollbackError, Source, open_source
+from sparsegroup.server.follower import (
+    ExportFolder,
+    Fetched,
+    ReleaseFollower,
+    Releases,
+    ReleaseSource,
+    RollbackError,
+    open_releases,
+)
 from sparsegroup.server.metrics import Metrics
-from sparsegroup.server.model import LoadedModel, NotExplainableError, Release
+from sparsegroup.server.model import LoadedModel, NotExplainableError, ServedRelease
 from sparsegroup.server.rows import BadRowsError, BadValue, RowReader, format_of_model
 
 __all__ = [
@@ -16,20 +24,20 @@ __all__ = [
     "BadValue",
     "ExportFolder",
     "Fetched",
-    "Follower",
     "Limits",
     "LoadedModel",
     "Metrics",
     "NotExplainableError",
-    "Release",
+    "ReleaseFollower",
+    "ReleaseSource",
     "Releases",
     "RollbackError",
     "RowReader",
-    "Source",
+    "ServedRelease",
     "create_app",
     "format_of_model",
     "listening",
-    "open_source",
+    "open_releases",
     "run",
 ]
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import sparsegroup
 from sparsegroup.artifact.validation import finite
 from sparsegroup.errors import UserError
-from sparsegroup.server.follower import Follower, RollbackError
+from sparsegroup.server.follower import ReleaseFollower, RollbackError
 from sparsegroup.server.metrics import CONTENT_TYPE, Metrics
 from sparsegroup.server.model import Columns, LoadedModel, NotExplainableError
 from sparsegroup.server.rows import BadRowsError, Row
@@ -83,7 +83,7 @@ class _Service:
     """What the endpoints do. Requests are scored by a few threads, the event loop only reads and answers."""
 
     def __init__(
-        self, follower: Follower, metrics: Metrics, limits: Limits, threads: int, admin_token: str | None
+        self, follower: ReleaseFollower, metrics: Metrics, limits: Limits, threads: int, admin_token: str | None
     ) -> None:
         self.follower, self.metrics, self.limits = follower, metrics, limits
         self.pool = ThreadPoolExecutor(threads, "sparsegroup-scoring")
@@ -344,7 +344,7 @@ _ROWS = {"type": "object", "properties": {"rows": {"type": "array", "items": _RO
 
 
 def create_app(
-    follower: Follower,
+    follower: ReleaseFollower,
     metrics: Metrics,
     limits: Limits | None = None,
     *,

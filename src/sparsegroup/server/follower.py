@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from sparsegroup.errors import UserError
 from sparsegroup.publishing import Subscriber, open_destination
 from sparsegroup.server.metrics import Metrics
-from sparsegroup.server.model import LoadedModel, Release
+from sparsegroup.server.model import LoadedModel, ServedRelease
 from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import MANIFEST
 from sparsegroup.serving.reading import Export, read_export
@@ -38,13 +38,13 @@ class Fetched:
         state: What the source needs to fetch the next release from there.
     """
 
-    release: Release
+    release: ServedRelease
     export: Export
     graph: bytes | None = None
     state: Any = None
 
 
-class Source(Protocol):
+class ReleaseSource(Protocol):
     """Where models come from."""
 
     def newer(self, have: Fetched | None) -> int | None:
@@ -61,17 +61,17 @@ class ExportFolder:
         self.folder = folder
 
     def newer(self, have: Fetched | None) -> int | None:
-        """See `Source`."""
+        """See `ReleaseSource`."""
         return 0 if have is None else None
 
     def fetch(self, have: Fetched | None, to: int | None = None) -> Fetched:
-        """See `Source`."""
+        """See `ReleaseSource`."""
         if to is not None:
             raise RollbackError(f"{self.folder} is one export, not a destination of releases: there is none before it")
         export = read_export(self.folder)
         manifest = export.manifest
         size = sum(file.bytes for file in manifest.files.values())
-        return Fetched(Release(None, manifest.id, manifest.kind, size), export)
+        return Fetched(ServedRelease(None, manifest.id, manifest.kind, size), export)
 
 
 class Releases:
@@ -86,12 +86,12 @@ class Releases:
         self._subscriber = Subscriber(open_destination(destination), cache)
 
     def newer(self, have: Fetched | None) -> int | None:
-        """See `Source`."""
+        """See `ReleaseSource`."""
         found = self._subscriber.newer(None if have is None else have.state)
         return None if found is None else found.number
 
     def fetch(self, have: Fetched | None, to: int | None = None) -> Fetched:
-        """See `Source`."""
+        """See `ReleaseSource`."""
         wanted, place = None, self._subscriber.destination
         if to is not None:
             releases = {one.number: one for one in place.releases()}
@@ -101,11 +101,11 @@ class Releases:
         served = self._subscriber.catch_up(None if have is None else have.state, wanted)
         one = served.release
         details = {"samples": one.samples, "learnt_until": one.learnt_until, "figures": dict(one.figures)}
-        release = Release(one.number, one.id, one.kind, one.bytes, one.published, one.read_until, details)
+        release = ServedRelease(one.number, one.id, one.kind, one.bytes, one.published, one.read_until, details)
         return Fetched(release, served.export, served.onnx, served)
 
 
-def open_source(destination: str, cache: Path | None = None) -> Source:
+def open_releases(destination: str, cache: Path | None = None) -> ReleaseSource:
     """The source at a destination of releases, or of a folder that holds one export.
 
     Raises:
@@ -127,7 +127,7 @@ def open_source(destination: str, cache: Path | None = None) -> Source:
     return source
 
 
-class Follower:
+class ReleaseFollower:
     """A model in service, and the thread that replaces it.
 
     `model` is one reference: a request takes it once and keeps it, so that a swap is between two requests. The model
@@ -145,7 +145,13 @@ class Follower:
     """
 
     def __init__(
-        self, source: Source, metrics: Metrics, *, poll: float = 1.0, threads: int = 1, schema: Path | None = None
+        self,
+        source: ReleaseSource,
+        metrics: Metrics,
+        *,
+        poll: float = 1.0,
+        threads: int = 1,
+        schema: Path | None = None,
     ) -> None:
         self.model: LoadedModel | None = None
         self.pinned: int | None = None

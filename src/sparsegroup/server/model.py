@@ -32,7 +32,7 @@ class NotExplainableError(ExportError):
 
 
 @dataclass(frozen=True)
-class Release:
+class ServedRelease:
     """What is known of the published export that a model was made of; of a folder alone, its number is None.
 
     Attributes:
@@ -78,7 +78,7 @@ class LoadedModel:
     def __init__(
         self,
         export: Export,
-        release: Release,
+        release: ServedRelease,
         earlier: "LoadedModel | None" = None,
         *,
         graph: bytes | None = None,

@@ -103,6 +103,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._size = path.stat().st_size if path.exists() else 0
+        self._last = 0  # number of the last block that it has
 
     def spans_after(self, block: int) -> list[Any]:
         """The spans of the blocks behind number `block`.
@@ -124,16 +125,18 @@ class Journal:
                 wanted += 1
             elif number > wanted:
                 raise RunError(f"{self.path}: damaged (block {wanted} is missing before block {number})")
-        self._size = size
+        self._size, self._last = size, wanted - 1
         return found
 
     def append(self, number: int, span: Any) -> None:
-        """Note a block; OSError if the disk is full, and nothing is noted."""
+        """Note a block, unless it was noted before; OSError if the disk is full, and nothing is noted."""
+        if number <= self._last:
+            return
         line = json.dumps([number, span]).encode() + b"\n"
         with self.path.open("ab") as file:
             file.truncate(self._size)
             file.write(line)
-        self._size += len(line)
+        self._size, self._last = self._size + len(line), number
 
     def forget(self, block: int) -> None:
         """Drop the blocks up to number `block`."""

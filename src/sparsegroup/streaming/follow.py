@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -147,6 +147,7 @@ class Follower:
         self._begun_at = 0
         self._read_until: float | None = None
         self._publication: Publication | None = None
+        self._stop = threading.Event()
         self._lock: FolderLock | None = None
         if before is not None:
             self.trainer.go_on_after(before.history)
@@ -295,7 +296,7 @@ class Follower:
             ClickLogError, OSError: The source can no longer be read.
             FloatingPointError: Training has diverged; checkpoints remain.
         """
-        stop = threading.Event() if stop is None else stop
+        self._stop = stop = stop or threading.Event()
         reader = BlockReader(self.source, self._again, threads=threads)
         idle_since = monotonic()
         self._publication = publication
@@ -318,7 +319,7 @@ class Follower:
                         publication.start(self.trained, self._facts)
                 if self._saved_step != self.step:
                     self.checkpoint()
-                if publication is not None:
+                if publication is not None and publication.is_newer(self.trainer.samples):
                     publication.start(self.trained, self._facts)
                     publication.wait()
         finally:
@@ -338,10 +339,24 @@ class Follower:
         """Take a block: note it, then learn the batches that it fills."""
         number = self._batches.add(block, encoded.batch)
         if self.source.is_replayable:
-            _until_there_is_room(lambda: self._journal.append(number, block.span))
+            self._note(number, block.span)
         self._live.note_rows(number, block, encoded)
         self._read_until = block.read_at
         self._train()
+
+    def _note(self, number: int, span: Any) -> None:
+        """Write a block into the journal, and wait as long as the disk is full: nothing is learnt that is not noted."""
+        warned = False
+        while True:
+            try:
+                return self._journal.append(number, span)
+            except OSError as error:
+                if self._stop.is_set():
+                    raise
+                if not warned:
+                    _logger.warning("waiting for room: %s", error)
+                warned = True
+                self._stop.wait(1.0)
 
     def _train(self, *, rest: bool = False) -> None:
         self.trainer.partial_fit(self._batches.full(rest=rest))
@@ -421,19 +436,6 @@ class Follower:
         return path
 
 
-def _until_there_is_room(write: Callable[[], None]) -> None:
-    """Write, and as long as the disk is full, wait: nothing may be learnt that is not noted."""
-    warned = False
-    while True:
-        try:
-            return write()
-        except OSError as error:
-            if not warned:
-                _logger.warning("waiting for room: %s", error)
-            warned = True
-            threading.Event().wait(1.0)
-
-
 class _Recorder(Callback):
     """Passes what a follower learns to its record and to its gate."""
 
@@ -443,7 +445,7 @@ class _Recorder(Callback):
     def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
         self._follower._live.note_batch(trained.batch)
         if (publication := self._follower._publication) is not None:
-            publication.gate.add(trained.batch, trained.logits)
+            publication.add(trained.batch, trained.logits, trainer.samples)
 
     def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
         self._follower._live.note_point(point)

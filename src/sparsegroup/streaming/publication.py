@@ -3,9 +3,13 @@
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from torch import Tensor
+
+from sparsegroup.data.batches import Batch
 from sparsegroup.errors import UserError
 from sparsegroup.objectives import Objective
 from sparsegroup.publishing import Publisher, Release
@@ -21,6 +25,7 @@ class Publication:
     Args:
         publisher: Publishes it.
         objective: What the model learns.
+        source: The run, as its exports name it: after a kill, rows are learnt again that its last release has learnt.
         every: Seconds between two releases, at least.
         gate_rows: Rows by which a model is compared with the one that is served, see `Gate`; 0 for no comparison.
 
@@ -33,9 +38,19 @@ class Publication:
     """
 
     def __init__(
-        self, publisher: Publisher, objective: Objective, *, every: float = 30.0, gate_rows: int = 20_000
+        self,
+        publisher: Publisher,
+        objective: Objective,
+        source: Path | str = "",
+        *,
+        every: float = 30.0,
+        gate_rows: int = 20_000,
     ) -> None:
         self.publisher, self.every = publisher, every
+        self._learnt = 0
+        if publisher.served is not None and publisher.latest is not None:
+            is_ours = publisher.served.manifest.source == str(source)
+            self._learnt = publisher.latest.samples if is_ours else 0
         self.gate = Gate(objective, gate_rows)
         self.releases = self.bytes = self.refused = 0
         self.why = ""
@@ -51,7 +66,19 @@ class Publication:
     def is_due(self, samples: int) -> bool:
         """Whether it is time for a model of `samples` learnt rows: it has learnt some, and none is on its way."""
         is_busy = self._under_way is not None and not self._under_way.done()
-        return not is_busy and samples != self._samples and monotonic() - self._begun >= self.every
+        return not is_busy and self.is_newer(samples) and monotonic() - self._begun >= self.every
+
+    def is_newer(self, samples: int) -> bool:
+        """Whether a model of `samples` learnt rows has learnt more than what was published, and than nothing."""
+        return samples > self._learnt and samples != self._samples
+
+    def add(self, batch: Batch, logits: Tensor, samples: int) -> None:
+        """Take a batch that has been learnt, with its logits before that, for the gate.
+
+        `samples` are the rows that have been learnt. The served model must not have learnt them as well.
+        """
+        if samples > self._learnt:
+            self.gate.add(batch, logits)
 
     def start(self, trained: TrainedModel, facts: Mapping[str, Any]) -> None:
         """Publish the model of this moment; only a copy of its rows is made before this returns."""
