@@ -68,7 +68,7 @@ def follow_seconds(log: Path, folder: Path, rows: int, *, publishes: bool) -> tu
     publication = None
     if publishes:
         publisher = Publisher(folder / "models", formats=[])
-        publication = Publication(publisher, follower.model.objective, folder, every=1.0)
+        publication = Publication(publisher, follower.model.objective, every=1.0)
     follower.follow(publication, stop=stop, threads=2)
     return perf_counter() - began, publication
 

@@ -16,7 +16,8 @@ from over import over
 from publishing_cases import content, publish, small_model, train
 from serving_cases import batch_of
 from sparsegroup.publishing import Publisher, PublishError, Served, Subscriber
-from sparsegroup.serving import export_trained, exporting, read_export
+from sparsegroup.publishing import publisher as publisher_module
+from sparsegroup.serving import export_trained, read_export
 from sparsegroup.serving.onnx import OnnxModel, with_rows
 
 
@@ -174,9 +175,9 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
 def test_a_whole_export_is_traced_once_and_servers_make_its_onnx_of_deltas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traced: list[Path] = []
-    real = exporting.save_onnx
-    monkeypatch.setattr(exporting, "save_onnx", lambda *a, **options: traced.append(a[1]) or real(*a, **options))
+    traced: list[Any] = []
+    real = publisher_module.subprocess.run
+    monkeypatch.setattr(publisher_module.subprocess, "run", lambda *a, **named: traced.append(a) or real(*a, **named))
     opened, subscriber = small_model(rows=2000), Subscriber(tmp_path)
     have: Served | None = None
     for seed in range(4):

@@ -117,7 +117,7 @@ def test_bad_rows_are_written_down_once(frame, whole, tmp_path):
     assert [(one["line"], one["text"]) for one in lines] == [(101, "click=maybe"), (1_501, "click=perhaps")]
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert sum(status["bad_rows"].values()) == 2
-    assert status["is_over"]
+    assert status["ended"] == ""
 
 
 @pytest.mark.parametrize("given", [{"epochs": 2}, {"schedule": "cosine"}, {"validation": 0.1}])

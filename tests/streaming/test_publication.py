@@ -23,7 +23,7 @@ def frame():
 
 def publication(follower: Follower, destination: Path, **options) -> Publication:
     publisher = Publisher(destination, formats=[], **options)
-    return Publication(publisher, follower.model.objective, follower.run.path, every=0.0)
+    return Publication(publisher, follower.model.objective, follower.run.provenance().run, every=0.0)
 
 
 def predictions(follower: Follower, destination: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,6 +65,7 @@ def test_a_restarted_training_continues_with_deltas(frame, tmp_path):
     after = open_destination(tmp_path / "models").releases()
     assert after[-1].kind == "delta"
     assert after[-1].number > before.number
+    assert [one.samples for one in after] == sorted(one.samples for one in after)
     torch.testing.assert_close(*predictions(resumed, tmp_path / "models"), rtol=1e-5, atol=1e-6)
 
 

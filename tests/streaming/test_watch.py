@@ -49,12 +49,13 @@ def test_the_points_say_what_has_moved(run):
 
 
 def test_warnings_say_what_to_look_at(run):
-    view = viewed(run, is_over=False)
+    view = viewed(run, ended=None)
     assert [one for one in view.warnings if "'site'" in one and "PSI" in one]
     assert [one for one in view.warnings if "not in the first rows: 'site' (100%)" in one]
     words = {
-        "has died or hangs": {"is_over": False, "later": 120.0},
-        "the same command continues it": {"is_over": True},
+        "has died or hangs": {"ended": None, "later": 120.0},
+        "the same command continues it": {"ended": ""},
+        "failed 1.0 s ago: OSError: away.": {"ended": "OSError: away"},
         "left out as bad": {"bad_rows": {"label": 5_000}},
         "The model of 5 rows is not published: x.": {"published": {"why": "the model of 5 rows is not published: x"}},
     }

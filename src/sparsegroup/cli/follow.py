@@ -12,6 +12,7 @@ import typer
 
 from sparsegroup.cli.app import UsageError, starting
 from sparsegroup.cli.options import OPTIONS, THREADS, Assignments, Threads, setting_values, takes_settings
+from sparsegroup.errors import RunError
 from sparsegroup.settings.names import Dtype, ProgramName
 
 if TYPE_CHECKING:
@@ -212,7 +213,8 @@ def follow_command(
         formats: list[ProgramName] | None = None if onnx is None else ["onnx"] if onnx else []
         publisher = Publisher(destination, dtype=dtype, formats=formats, keep=keep_releases)
         objective = follower.model.objective
-        publication = Publication(publisher, objective, out, every=seconds["every"], gate_rows=gate_rows)
+        run = follower.run.provenance().run
+        publication = Publication(publisher, objective, run, every=seconds["every"], gate_rows=gate_rows)
     _logger.info(
         f"{rows.name}: {len(follower.log.fields)} fields, {len(follower.log.numbers)} numbers"
         f"{f', continuing after {follower.trainer.samples:,} rows' if follower.trainer.samples else ''}; "
@@ -229,7 +231,7 @@ def watch_command(
     host: Annotated[str, typer.Option(help="Address to serve it at.")] = "127.0.0.1",
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page.")] = None,
     webhook: Annotated[
-        str | None, typer.Option(metavar="URL", help="POST the warnings there, as JSON, whenever they change.")
+        str | None, typer.Option(metavar="URL", help="POST the warnings there, as JSON, when there are others.")
     ] = None,
     every: Annotated[
         str, typer.Option(metavar="TIME", help="With --webhook or --port: time between two looks.")
@@ -258,10 +260,14 @@ def watch_command(
         if port is not None:
             address = serve_page(run, host, port, round(seconds), stop)
             _logger.info(f"the page is at {address}")
-        told: tuple[str, ...] | None = None
+        told: set[str] | None = None
         while not stop.is_set():
-            if webhook is not None and (warnings := View.of(run).warnings) != told:
-                told = warnings if tell_webhook(webhook, run, warnings) else told
+            try:
+                findings: Mapping[str, str] = View.of(run).findings
+            except RunError as error:  # it may come back
+                findings = {"unreadable": str(error)}
+            if webhook is not None and set(findings) != told:
+                told = set(findings) if tell_webhook(webhook, run, tuple(findings.values())) else told
             stop.wait(seconds)
 
 

@@ -23,14 +23,15 @@ from sparsegroup.artifact.folder import (
 from sparsegroup.artifact.manifest import check_file, facts_of
 from sparsegroup.data.raw.files import open_filesystem, public_name
 from sparsegroup.errors import require
-from sparsegroup.publishing.releases import RELEASES, PublishError, Release, ReleaseIndex
+from sparsegroup.publishing.releases import RELEASES, PublishError, Release, ReleaseIndex, is_folder_of
 
 if TYPE_CHECKING:
     from redis import Redis
 
 _BLOCK = 8 << 20
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://([^/?]*)([^?]*)\??(.*)", re.DOTALL)
-_FOLDER = re.compile(r"\d{8,}-(?:export|delta)")
+REDIS_TIMEOUTS = {"socket_timeout": 60.0, "socket_connect_timeout": 10.0, "health_check_interval": 30}
+"""Of a connection to Redis: one that is lost without a word does not hold its user for ever."""
 
 
 class Destination(ABC):
@@ -232,7 +233,7 @@ class FolderDestination(Destination):
     def _remove_others(self, releases: Sequence[Release]) -> None:
         wanted = {release.folder for release in releases}
         for path in self.folder.iterdir():
-            if _FOLDER.fullmatch(path.name) and path.name not in wanted:
+            if is_folder_of(path.name) and path.name not in wanted:
                 remove_folder(path)
 
 
@@ -292,7 +293,7 @@ class StoreDestination(Destination):
         wanted = {release.folder for release in releases}
         with self._errors(""):
             for info in self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True)):
-                if _FOLDER.fullmatch(info.base_name) and info.base_name not in wanted:
+                if is_folder_of(info.base_name) and info.base_name not in wanted:
                     with suppress(FileNotFoundError):
                         self._filesystem.delete_dir(info.path)
 
@@ -423,7 +424,7 @@ def _open_redis(server: str, path: str, query: str, name: str) -> Destination:
             f"{name}: must be redis://HOST:PORT/DATABASE/PREFIX, such as redis://localhost:6379/0/clicks"
         )
     try:
-        client = Redis.from_url(f"{server}/{database}" + (f"?{query}" if query else ""))
+        client = Redis.from_url(f"{server}/{database}" + (f"?{query}" if query else ""), **REDIS_TIMEOUTS)
     except ValueError as error:
         raise PublishError(f"{name}: {error}") from error
     return RedisDestination(client, prefix, name)

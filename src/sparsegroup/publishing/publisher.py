@@ -13,7 +13,7 @@ from sparsegroup.artifact.folder import rename
 from sparsegroup.artifact.manifest import Parent, facts_of_files
 from sparsegroup.artifact.tensor_file import write_tensors
 from sparsegroup.publishing.destinations import Destination, open_destination
-from sparsegroup.publishing.releases import Release, ReleaseKind, folder_of, growth, kept
+from sparsegroup.publishing.releases import Release, ReleaseKind, deltas_since, folder_of, growth, kept
 from sparsegroup.publishing.subscriber import Served, Subscriber
 from sparsegroup.serving.deltas import obstacle, write_changes
 from sparsegroup.serving.exporting import (
@@ -33,13 +33,16 @@ from sparsegroup.serving.opening import TrainedModel
 from sparsegroup.serving.reading import Export, difference
 from sparsegroup.settings.names import Dtype, ProgramName
 
+MOST_DELTAS = 200
+"""Deltas after a whole export, at most: what a server reads at each look names them all."""
+
 
 class Publisher:
     """Publishes a model again and again at a destination; it continues what an earlier process has published there.
 
-    The first release is a whole export. Those after it are deltas. When the deltas since the last whole export have
-    become larger than it, the model is published as a whole as well; and instead, when no delta leads to it: the model
-    has another network or other columns.
+    The first release is a whole export. Those after it are deltas. When the deltas since the last whole export are
+    larger than it, or are 200, the model is published as a whole as well; and instead, when no delta leads to it: the
+    model has another network or other columns.
 
     Args:
         destination: A destination, or what `open_destination` takes.
@@ -110,13 +113,14 @@ class Publisher:
         samples: int,
         learnt_until: float | None = None,
         read_until: float | None = None,
+        run: str = "",
         figures: Mapping[str, float] | None = None,
     ) -> Release | None:
         """Publish a draft. It may run in another thread, one at a time, while training continues.
 
         Args:
             draft: What `draft` gave.
-            samples, learnt_until, read_until, figures: See `Release`.
+            samples, learnt_until, read_until, run, figures: See `Release`.
 
         Returns:
             The latest release; None if the model is the one that is published already.
@@ -140,14 +144,24 @@ class Publisher:
             "samples": samples,
             "learnt_until": learnt_until,
             "read_until": read_until,
+            "run": run,
             "figures": {} if figures is None else dict(figures),
         }
         self._is_sure = False
         published = self._publish_delta(new, about)
-        if not published or growth(self._releases) > self._compact_after:
+        if not published or self._must_compact:
             self._publish_export(new, about)
         self._is_sure = True
         return self.latest
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """All that can be fetched, by rising number."""
+        return self._releases
+
+    @property
+    def _must_compact(self) -> bool:
+        return growth(self._releases) > self._compact_after or deltas_since(self._releases) >= MOST_DELTAS
 
     def _publish_delta(self, new: Export, about: Mapping[str, Any]) -> bool:
         """Publish the way from the latest release; False if there is none that is small enough."""

@@ -1,6 +1,7 @@
 """Releases of a model, their index `releases.json`, and the ways from one to another."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -32,6 +33,7 @@ class Release:
         samples: Rows learnt.
         learnt_until: Time of the newest learnt row by the log's own clock, in seconds since 1970; None if it has none.
         read_until: When the newest learnt row was read, in seconds since 1970; None if that is not known.
+        run: What has published it; releases of one run are of one training. "" if that is not known.
         figures: Figures of the last rows by their names, such as auc, log_loss, calibration; NaN where undefined.
     """
 
@@ -46,12 +48,18 @@ class Release:
     samples: Count
     learnt_until: Real | None = None
     read_until: Real | None = None
+    run: str = ""
     figures: Mapping[str, Number] = field(default_factory=dict)
 
 
 def folder_of(number: int, kind: ReleaseKind) -> str:
     """Name of a release's folder."""
     return f"{number:08d}-{kind}"
+
+
+def is_folder_of(name: str) -> bool:
+    """Whether `folder_of` gives such names."""
+    return re.fullmatch(r"\d{8,}-(export|delta)", name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +146,9 @@ def growth(releases: Sequence[Release]) -> float:
         return math.inf
     deltas = sum(release.bytes for release in releases if release.number > exports[-1].number)
     return deltas / exports[-1].bytes
+
+
+def deltas_since(releases: Sequence[Release]) -> int:
+    """How many deltas have followed the last whole export."""
+    last = max((release.number for release in releases if release.kind == "export"), default=0)
+    return sum(release.number > last for release in releases)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparsegroup.artifact.folder import remove_folder, remove_leftovers
 from sparsegroup.publishing.destinations import Destination, open_destination
-from sparsegroup.publishing.releases import PublishError, Release, ways_to
+from sparsegroup.publishing.releases import PublishError, Release, is_folder_of, ways_to
 from sparsegroup.serving.frozen import Embeddings, ExportError
 from sparsegroup.serving.manifest import ONNX
 from sparsegroup.serving.onnx import graph_of, has_onnx
@@ -137,7 +137,7 @@ class Subscriber:
         remove_leftovers(self.cache)
         wanted = {release.folder for release in releases}
         for path in self.cache.iterdir():
-            if path.name not in wanted:
+            if is_folder_of(path.name) and path.name not in wanted:
                 remove_folder(path)
 
 

@@ -141,8 +141,7 @@ class Export:
         columns, config = self.columns_and_config()
         try:
             config.check_shapes(columns, self.network)
-            with torch.random.fork_rng(devices=()):  # it is initialized before its weights are loaded
-                built, _ = config.build_for(columns, device="cpu")
+            built, _ = config.build_for(columns, device="cpu", draws=False)
         except SettingsError as error:
             raise ExportError(f"{self.folder / MANIFEST}: damaged (config.{error})") from error
         dims = {name: table.dim for name, table in tables_of(built).items()}

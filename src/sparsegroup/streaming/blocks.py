@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Full, Queue
+from time import monotonic
 from typing import Any
 
 from sparsegroup.artifact.folder import write_atomically
@@ -19,8 +22,8 @@ from sparsegroup.errors import RunError
 from sparsegroup.streaming.sources.source import Block, EndOfStream, Source
 
 _logger = logging.getLogger(__name__)
-_POLL = 0.2
-"""Seconds for which a source is asked at a time."""
+_POLL, _LAG_EVERY = 0.2, 1.0
+"""Seconds for which a source is read at a time; and between two looks at what waits in it."""
 
 
 class BlockReader:
@@ -33,7 +36,7 @@ class BlockReader:
         ahead: Blocks that wait at most.
 
     Attributes:
-        lag: What the source said last of the rows that wait in it; empty while it gives rows.
+        lag: What the source said last of the rows that wait in it.
         is_over: Whether the source has ended and all of it was given.
     """
 
@@ -73,12 +76,16 @@ class BlockReader:
         self._pool.shutdown(cancel_futures=True)
 
     def _read(self) -> None:
+        told_at = -math.inf
         try:
             for span in self._again:
+                if self._closed.is_set():
+                    return
                 self._put(self._source.again(span))
             while not self._closed.is_set():
                 block = self._source.read(_POLL)
-                self.lag = {} if block is not None else self._source.lag()
+                if monotonic() - told_at >= _LAG_EVERY:
+                    self.lag, told_at = self._source.lag(), monotonic()
                 if block is not None:
                     self._put(block)
         except EndOfStream:
@@ -125,6 +132,8 @@ class Journal:
                 wanted += 1
             elif number > wanted:
                 raise RunError(f"{self.path}: damaged (block {wanted} is missing before block {number})")
+        if self.path.exists() and self.path.stat().st_size > size:
+            os.truncate(self.path, size)
         self._size, self._last = size, wanted - 1
         return found
 
@@ -149,12 +158,14 @@ class Journal:
 class Place:
     """A place in a stream, between two rows: behind `skip` rows of the block that follows number `block`.
 
-    `position` is that of the source after block number `block`; None is the beginning.
+    `position` is that of the source after block number `block`, None is the beginning; `read_at` is when the block of
+    the row before was read.
     """
 
     block: int = 0
     position: Any = None
     skip: int = 0
+    read_at: float | None = None
 
 
 class FullBatches:
@@ -172,7 +183,8 @@ class FullBatches:
         self._skip = begin.skip
         self.rows = 0
         """Rows that were added, without those skipped, which another training has learnt."""
-        self._ends = deque([(-begin.skip, begin.block, begin.position)])  # rows up to there, block, position
+        # Rows up to there, block, position, when it was read
+        self._ends = deque([(-begin.skip, begin.block, begin.position, begin.read_at)])
 
     def add(self, block: Block, rows: Batch) -> int:
         """The next block, whose number is returned; RunError if it lacks rows that another training has learnt."""
@@ -185,7 +197,7 @@ class FullBatches:
         if len(kept):
             self._parts.append(kept)
         self.rows += len(kept)
-        self._ends.append((self.rows, number, block.position))
+        self._ends.append((self.rows, number, block.position, block.read_at))
         return number
 
     @property
@@ -215,5 +227,6 @@ class FullBatches:
         """The place behind the first `rows` rows that were added; earlier places are forgotten."""
         while len(self._ends) > 1 and self._ends[1][0] <= rows:
             self._ends.popleft()
-        end, block, position = self._ends[0]
-        return Place(block, position, rows - end)
+        end, block, position, read_at = self._ends[0]
+        skip = rows - end
+        return Place(block, position, skip, self._ends[1][3] if skip and len(self._ends) > 1 else read_at)

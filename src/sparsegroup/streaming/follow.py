@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.streaming.blocks import BlockReader, FullBatches, Journal, Place
 from sparsegroup.streaming.live import WINDOW, LiveRecord
 from sparsegroup.streaming.publication import Publication
-from sparsegroup.streaming.sources.source import Block, Source
+from sparsegroup.streaming.sources import Block, JoinedSource, Source
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.baseline import BaselineCallback, baseline_for
 from sparsegroup.training.build import Config
@@ -43,6 +44,9 @@ JOURNAL = "journal.jsonl"
 
 KEPT_POINTS = 500
 """Points of the history that checkpoints keep; `metrics.jsonl` has all of them."""
+
+_RETRY = 60.0
+"""Seconds until another checkpoint is tried, after one that could not be written."""
 
 _ENDLESS: Mapping[str, Any] = {
     "training.epochs": 1,
@@ -140,17 +144,17 @@ class Follower:
         self._journal = Journal(run.path / JOURNAL)
         settings = config.checkpoint
         self._checkpoints = Checkpoints(run.path / CHECKPOINTS, keep=settings.keep, incremental=settings.incremental)
-        self._saved_when, self._saved_step = monotonic(), 0
+        self._saved_when, self._saved_step, self._retry_at = monotonic(), 0, 0.0
         self._saved_blocks: list[int] = []
         self._again: list[Any] = []
         self._batches = FullBatches(size)
         self._begun_at = 0
-        self._read_until: float | None = None
         self._publication: Publication | None = None
         self._stop = threading.Event()
         self._lock: FolderLock | None = None
         if before is not None:
             self.trainer.go_on_after(before.history)
+            self._live.begin(before.history)
             self.notes += before.notes
             self._begun_at = self.trainer.samples
 
@@ -199,7 +203,7 @@ class Follower:
                 model, optimizer = run.model, run.optimizer
             made = cls(new, config, log, source, model, optimizer, run)
             first = tuple(os.path.relpath(path, folder) for path in paths_of(paths))
-            provenance = Provenance.of(log, run, stream=source.name, first_rows=first)
+            provenance = Provenance.of(log, run, stream=source.name, first_rows=first, run=uuid.uuid4().hex)
             new.begin(config, log, made.trainer.history, provenance)
         except BaseException:
             lock.close()
@@ -241,6 +245,7 @@ class Follower:
             if latest is not None and saved is not None:
                 place = made._load(latest, saved)
             made._live.cut(made.trainer.samples, place.block)
+            made._live.begin(made.trainer.history)
             source.open(log.format, place.position)
             if source.is_replayable:
                 made._again = made._journal.spans_after(place.block)
@@ -261,11 +266,12 @@ class Follower:
         stream, self._saved_step = saved.stream, self.step
         self.notes += loaded.notes
         self._begun_at = self.trainer.samples
-        place = Place(stream.block, stream.position, stream.skip)
+        place = Place(stream.block, stream.position, stream.skip, stream.read_until)
+        if not self.source.is_replayable:  # other rows follow
+            place = Place(stream.block + (stream.skip > 0), None, 0, stream.read_until)
         self._batches = FullBatches(self._batches.size, place)
         self._saved_blocks = [stream.block]
         self._live.load(stream)
-        self._read_until = stream.read_until
         return place
 
     @property
@@ -298,7 +304,7 @@ class Follower:
         """
         self._stop = stop = stop or threading.Event()
         reader = BlockReader(self.source, self._again, threads=threads)
-        idle_since = monotonic()
+        idle_since, ended = monotonic(), ""
         self._publication = publication
         try:
             with numbers_named(self.log), self.trainer.notified():
@@ -322,18 +328,26 @@ class Follower:
                 if publication is not None and publication.is_newer(self.trainer.samples):
                     publication.start(self.trained, self._facts)
                     publication.wait()
+        except BaseException as error:
+            ended = f"{type(error).__name__}: {error}"
+            raise
         finally:
+            self.source.stop()
             reader.close()
+            self.source.close()
             if publication is not None:
                 publication.close()
-            self._tell(reader, is_over=True)
-            self.source.close()
+            self._tell(reader, ended=ended)
             if self._lock is not None:
                 self._lock.close()
 
-    def _tell(self, reader: BlockReader, *, is_over: bool = False) -> None:
-        waiting, samples = self._batches.waiting, self.trainer.samples
-        self._live.tell_status(reader.lag, waiting, self._publication, samples=samples, is_over=is_over)
+    def _tell(self, reader: BlockReader, *, ended: str | None = None) -> None:
+        late, waiting = None, self._batches.waiting
+        if isinstance(self.source, JoinedSource):
+            late = {"late": self.source.clicks_late, "without a row": self.source.clicks_unmatched}
+        self._live.tell_status(
+            reader.lag, waiting, self._publication, samples=self.trainer.samples, late=late, ended=ended
+        )
 
     def _learn(self, block: Block, encoded: EncodedRows) -> None:
         """Take a block: note it, then learn the batches that it fills."""
@@ -341,7 +355,6 @@ class Follower:
         if self.source.is_replayable:
             self._note(number, block.span)
         self._live.note_rows(number, block, encoded)
-        self._read_until = block.read_at
         self._train()
 
     def _note(self, number: int, span: Any) -> None:
@@ -367,8 +380,14 @@ class Follower:
         return {
             "samples": self.trainer.samples,
             "learnt_until": self._live.learnt_until,
-            "read_until": self._read_until,
+            "read_until": self._place.read_at,
+            "run": self.run.provenance().run,
         }
+
+    @property
+    def _place(self) -> Place:
+        """Behind the last row that was learnt."""
+        return self._batches.place(self.trainer.samples - self._begun_at)
 
     @property
     def trained(self) -> TrainedModel:
@@ -390,13 +409,13 @@ class Follower:
         settings = self.config.checkpoint
         by_step = settings.steps > 0 and self.step - self._saved_step >= settings.steps
         by_time = settings.minutes > 0 and monotonic() - self._saved_when >= 60 * settings.minutes
-        if not (by_step or by_time) or self._saved_step == self.step:
+        if not (by_step or by_time) or self._saved_step == self.step or monotonic() < self._retry_at:
             return
         try:
             self.checkpoint()
         except OSError as error:  # a full disk: earlier checkpoints remain, and the next one may find room
-            _logger.warning("no checkpoint: %s; the next try is in %g minutes", error, settings.minutes or 1)
-            self._saved_when = monotonic()
+            _logger.warning("no checkpoint: %s; the next try is in a minute", error)
+            self._retry_at = monotonic() + _RETRY
 
     def checkpoint(self) -> Path:
         """Write the state between two batches.
@@ -407,14 +426,14 @@ class Follower:
         """
         trainer = self.trainer
         check_weights(self.model, trainer.samples)
-        place = self._batches.place(trainer.samples - self._begun_at)
+        place = self._place
         state = StreamState(
             place.block,
             place.position,
             place.skip,
             dict(self._live.bad_rows_until(place.block)),
             self._live.learnt_until,
-            self._read_until,
+            place.read_at,
         )
         extra: dict[str, Any] = {
             "config": self.config.as_dict(),

@@ -3,9 +3,10 @@
 import json
 import logging
 import math
+import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -43,6 +44,12 @@ _STATUS_EVERY, _LOOK_EVERY = 1.0, 5.0
 """Seconds between two writes of the status, and between two looks at the columns."""
 
 _REFERENCE_ROWS = 20_000
+
+MOST_BYTES = 64 << 20
+"""Size from which on a file of lines becomes `NAME.old.jsonl`, in place of an earlier one, and begins again."""
+
+_MOST_LINE = 1 << 14
+"""Bytes of a line that are expected at most."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +106,7 @@ class LiveRecord:
         # Times are always later ones.
         self._times = {name for name, kind in log.columns.items() if ColumnKind.of(kind).is_time}
         self._looked_at = self._told_at = -math.inf
-        self._seen = self._samples = 0
-        self._point: HistoryPoint | None = None
+        self._rows = self._seen = self._samples = 0
         self._rate: tuple[float, int, float] = (monotonic(), 0, 0.0)  # when, rows then, rows a second since before
         self._warned = False
 
@@ -132,8 +138,9 @@ class LiveRecord:
         if self._log.timed and len(batch):
             self.learnt_until = max(self.learnt_until or -math.inf, float(batch.times.max()))
         self._window.append(batch)
-        while sum(map(len, self._window)) > _REFERENCE_ROWS:
-            self._window.popleft()
+        self._rows += len(batch)
+        while self._rows - len(self._window[0]) >= _REFERENCE_ROWS:
+            self._rows -= len(self._window.popleft())
 
     # Points
 
@@ -141,13 +148,14 @@ class LiveRecord:
         """A point has joined the history; every few seconds one is compared with the first rows."""
         self._append(METRICS, [asdict(point)])
         rows, new = point.samples - self._samples, point.features_seen - self._seen
-        self._samples, self._seen, self._point = point.samples, point.features_seen, point
+        self._samples, self._seen = point.samples, point.features_seen
+        batches = list(self._window)
+        self._window.clear()
+        self._rows = 0
         if monotonic() - self._looked_at < _LOOK_EVERY:
-            self._window.clear()
             return
         self._looked_at = monotonic()
-        batch = concatenated(list(self._window))
-        self._window.clear()
+        batch = concatenated(batches)
         moved = {name: one for name, one in self._first_rows.drift(batch).items() if name not in self._times}
         keys = rows * len(self._log.schema.single) + sum(len(bags.keys) for bags in batch.bags)
         line = LivePoint(
@@ -177,11 +185,15 @@ class LiveRecord:
         publication: "Publication | None",
         *,
         samples: int,
-        is_over: bool = False,
+        late: Mapping[str, int] | None = None,
+        ended: str | None = None,
     ) -> None:
-        """Write how it is now, at most every second: rows learnt and waiting, their age, and the last release."""
+        """Write how it is now, at most every second: rows learnt and waiting, their age, and the last release.
+
+        `late` counts clicks of a join; `ended` says why the training has ended, "" if nothing went wrong.
+        """
         now = monotonic()
-        if now - self._told_at < _STATUS_EVERY and not is_over:
+        if now - self._told_at < _STATUS_EVERY and ended is None:
             return
         self._told_at = now
         when, before, rate = self._rate
@@ -191,11 +203,12 @@ class LiveRecord:
         release = None if publication is None else publication.latest
         status: dict[str, Any] = {
             "at": time.time(),
-            "is_over": is_over,
+            "ended": ended,
             "samples": samples,
             "rows_per_s": rate,
             "waiting": {"in_memory": waiting, **lag},
             "bad_rows": dict(self.bad_rows),
+            "clicks": late,
             "learnt_until": self.learnt_until,
             "release": None if release is None else {**asdict(release), "files": None},
             "published": None
@@ -216,23 +229,33 @@ class LiveRecord:
         """Continue from a checkpoint."""
         self.bad_rows, self.learnt_until = Counter(stream.bad_rows), stream.learnt_until
 
+    def begin(self, history: Sequence[HistoryPoint]) -> None:
+        """Count rows and features from the last point of a history on."""
+        if history:
+            self._samples, self._seen = history[-1].samples, history[-1].features_seen
+
     def cut(self, samples: int, block: int) -> None:
         """Drop the lines of rows that are learnt again: behind a number of samples, or of blocks."""
         for name, key, last in ((METRICS, "samples", samples), (LIVE, "samples", samples), (BAD_ROWS, "block", block)):
-            kept, before = [], 0
-            for line in lines_of(self._folder / name):
-                before += 1
-                if line.get(key, 0) <= last:
-                    kept.append(json.dumps(line) + "\n")
-            if len(kept) < before:
-                self._write(name, "".join(kept))
+            path, kept = self._folder / name, 0
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                for line in file:
+                    if not line.endswith(b"\n") or json.loads(line).get(key, 0) > last:
+                        break
+                    kept += len(line)
+            os.truncate(path, kept)
 
     # Files
 
     def _append(self, name: str, lines: "Iterator[Any] | list[Any]") -> None:
         text = "".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines)
+        path = self._folder / name
         try:
-            with (self._folder / name).open("a", encoding="utf-8") as file:
+            if path.exists() and path.stat().st_size > MOST_BYTES:
+                path.replace(path.with_suffix(".old.jsonl"))
+            with path.open("a", encoding="utf-8") as file:
                 file.write(text)
             self._warned = False
         except OSError as error:
@@ -251,14 +274,17 @@ class LiveRecord:
         self._warned = True
 
 
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file of JSON objects, without one that was cut off."""
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
-        if line.endswith("\n"):
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+def last_lines(path: Path, count: int) -> list[dict[str, Any]]:
+    """The last lines of a file of JSON objects, without one that was cut off."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = max(0, size - count * _MOST_LINE)
+        file.seek(begin)
+        lines = file.read().splitlines(keepends=True)
+    whole = [line for line in lines[1 if begin else 0 :] if line.endswith(b"\n")]
+    return [json.loads(line) for line in whole[-count:]]
 
 
 def _mean_label(batch: Batch) -> float:

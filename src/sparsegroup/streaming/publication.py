@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -25,7 +24,7 @@ class Publication:
     Args:
         publisher: Publishes it.
         objective: What the model learns.
-        source: The run, as its exports name it: after a kill, rows are learnt again that its last release has learnt.
+        run: Id of the run: after a kill, rows are learnt again that its last release has learnt.
         every: Seconds between two releases, at least.
         gate_rows: Rows by which a model is compared with the one that is served, see `Gate`; 0 for no comparison.
 
@@ -41,21 +40,21 @@ class Publication:
         self,
         publisher: Publisher,
         objective: Objective,
-        source: Path | str = "",
+        run: str = "",
         *,
         every: float = 30.0,
         gate_rows: int = 20_000,
     ) -> None:
         self.publisher, self.every = publisher, every
-        self._learnt = 0
-        if publisher.served is not None and publisher.latest is not None:
-            is_ours = publisher.served.manifest.source == str(source)
-            self._learnt = publisher.latest.samples if is_ours else 0
+        latest = publisher.latest
+        self._learnt = latest.samples if latest is not None and run and latest.run == run else 0
+        if self._learnt:
+            _logger.info(f"the next release comes after the {self._learnt:,} rows that the last one has learnt")
         self.gate = Gate(objective, gate_rows)
         self.releases = self.bytes = self.refused = 0
         self.why = ""
         self._pool = ThreadPoolExecutor(1, "sparsegroup-publisher")
-        self._under_way: Future[None] | None = None
+        self._under_way: tuple[Future[bool], Rows] | None = None
         self._begun, self._samples = -float("inf"), -1
 
     @property
@@ -65,8 +64,9 @@ class Publication:
 
     def is_due(self, samples: int) -> bool:
         """Whether it is time for a model of `samples` learnt rows: it has learnt some, and none is on its way."""
-        is_busy = self._under_way is not None and not self._under_way.done()
-        return not is_busy and self.is_newer(samples) and monotonic() - self._begun >= self.every
+        if self._under_way is not None and self._under_way[0].done():
+            self.wait()
+        return self._under_way is None and self.is_newer(samples) and monotonic() - self._begun >= self.every
 
     def is_newer(self, samples: int) -> bool:
         """Whether a model of `samples` learnt rows has learnt more than what was published, and than nothing."""
@@ -84,44 +84,58 @@ class Publication:
         """Publish the model of this moment; only a copy of its rows is made before this returns."""
         self.wait()
         self._begun, self._samples = monotonic(), facts["samples"]
-        draft, rows = self.publisher.draft(trained), self.gate.take()
-        self._under_way = self._pool.submit(self._publish, draft, rows, facts)
+        try:
+            draft = self.publisher.draft(trained)
+        except Exception as error:  # training continues
+            self._fail(error, facts)
+            return
+        rows = self.gate.take()
+        self._under_way = self._pool.submit(self._publish, draft, rows, facts), rows
 
     def wait(self) -> None:
         """Wait until the model on its way is published or refused."""
         if self._under_way is not None:
-            self._under_way.result()
+            done, rows = self._under_way
             self._under_way = None
+            if not done.result():
+                self.gate.give_back(rows)
 
     def close(self) -> None:
         """End the thread, and let other processes publish there."""
         self._pool.shutdown()
         self.publisher.close()
 
-    def _publish(self, draft: Export, rows: Rows, facts: Mapping[str, Any]) -> None:
+    def _publish(self, draft: Export, rows: Rows, facts: Mapping[str, Any]) -> bool:
+        """Whether the model is served by now."""
         try:
             verdict = self._judged(draft, rows)
             if not verdict.is_accepted:
                 self.refused += 1
                 self.why = f"the model of {facts['samples']:,} rows is not published: {verdict.why}"
                 _logger.warning(self.why)
-                self.gate.give_back(rows)
-                return
-            release = self.publisher.publish(draft, **facts, figures=verdict.figures)
-        except (UserError, OSError) as error:  # the destination is away or full: the next release has it all
-            self.why = f"the model of {facts['samples']:,} rows could not be published: {error}"
-            _logger.warning(self.why)
-            self.gate.give_back(rows)
-            self._samples = -1
-            return
+                return False
+            before = 0 if self.latest is None else self.latest.number
+            self.publisher.publish(draft, **facts, figures=verdict.figures)
+        except Exception as error:  # the destination is away or full, say: the next release has it all
+            self._fail(error, facts)
+            return self.latest is not None and self.latest.samples == facts["samples"]
         self.why = ""
-        if release is not None:
+        for release in [one for one in self.publisher.releases if one.number > before]:
             self.releases += 1
             self.bytes += release.bytes
             _logger.info(
                 f"release {release.number}: {release.kind} of {release.bytes:,} bytes, {release.samples:,} rows"
             )
+        return True
+
+    def _fail(self, error: Exception, facts: Mapping[str, Any]) -> None:
+        kind = "" if isinstance(error, UserError | OSError) else f"{type(error).__name__}: "
+        self.why = f"the model of {facts['samples']:,} rows could not be published: {kind}{error}"
+        _logger.warning(self.why)
+        self._samples = -1
 
     def _judged(self, draft: Export, rows: Rows) -> Verdict:
         served = self.publisher.served
+        if served is not None and served.manifest.columns != draft.manifest.columns:
+            served = None  # it cannot predict these rows
         return self.gate.judge(rows, draft.model(), None if served is None else served.model())

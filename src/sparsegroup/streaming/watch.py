@@ -19,7 +19,7 @@ from sparsegroup.errors import RunError
 from sparsegroup.reporting.charts import Chart, along, run_charts
 from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, short, size, titles_of
 from sparsegroup.reporting.page import Tile, page_environment
-from sparsegroup.streaming.live import LIVE, STATUS, WINDOW, LivePoint, lines_of
+from sparsegroup.streaming.live import LIVE, STATUS, WINDOW, LivePoint, last_lines
 
 _logger = logging.getLogger(__name__)
 
@@ -57,10 +57,9 @@ class View:
         folder = Path(folder)
         try:
             status = json.loads((folder / STATUS).read_text())
-            lines = list(lines_of(folder / LIVE))[-SHOWN:]
             points = [
                 validated(LivePoint, {name: value for name, value in line.items() if name != "samples"})
-                for line in lines
+                for line in last_lines(folder / LIVE, SHOWN)
             ]
         except FileNotFoundError as error:
             raise RunError(f"{folder}: no run follows a stream there ({STATUS} is missing)") from error
@@ -69,30 +68,37 @@ class View:
         return cls(folder, status, points, time.time() if now is None else now)
 
     @cached_property
-    def warnings(self) -> tuple[str, ...]:
-        """What someone should look at, in a sentence each."""
-        return tuple(filter(None, (*self._of_the_process(), *self._of_quality(), *self._of_columns())))
+    def findings(self) -> Mapping[str, str]:
+        """What someone should look at: its kind → a sentence. The sentences' figures change, the kinds seldom."""
+        return {**self._of_the_process(), **self._of_quality(), **self._of_columns()}
 
-    def _of_the_process(self) -> list[str]:
-        status, found, silent = self.status, list[str](), self.now - self.status["at"]
-        if status["is_over"]:
-            found.append(f"The training ended {duration(silent)} ago; the same command continues it.")
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The sentences of `findings`."""
+        return tuple(self.findings.values())
+
+    def _of_the_process(self) -> dict[str, str]:
+        status, found, silent = self.status, dict[str, str](), self.now - self.status["at"]
+        if status["ended"]:
+            found["failed"] = f"The training failed {duration(silent)} ago: {status['ended'].rstrip('.')}."
+        elif status["ended"] is not None:
+            found["ended"] = f"The training ended {duration(silent)} ago; the same command continues it."
         elif silent > _SILENT:
-            found.append(f"The training has written nothing for {duration(silent)}: it has died or hangs.")
+            found["silent"] = f"The training has written nothing for {duration(silent)}: it has died or hangs."
         bad, samples = sum(status["bad_rows"].values()), status["samples"]
         if bad > _BAD * max(1, bad + samples):
-            found.append(f"{percent(bad / (bad + samples))} of the rows are left out as bad: see bad_rows.jsonl.")
+            found["bad rows"] = f"{percent(bad / (bad + samples))} of the rows are left out as bad: see bad_rows.jsonl."
         if (published := status["published"]) is not None:
             if published["why"]:
-                found.append(f"{published['why'][0].upper()}{published['why'][1:].rstrip('.')}.")
+                found["not published"] = f"{published['why'][0].upper()}{published['why'][1:].rstrip('.')}."
             elif self._is_overdue:
-                found.append(f"The last release is {duration(self.release_age or 0.0)} old.")
+                found["overdue"] = f"The last release is {duration(self.release_age or 0.0)} old."
         return found
 
     @property
     def _is_overdue(self) -> bool:
         age, status = self.release_age, self.status
-        if age is None or status["is_over"] or status["samples"] <= status["release"]["samples"]:
+        if age is None or status["ended"] is not None or status["samples"] <= status["release"]["samples"]:
             return False
         return bool(age > max(_SILENT, _OVERDUE * status["published"]["every"]))
 
@@ -102,34 +108,40 @@ class View:
         release = self.status["release"]
         return None if release is None else max(0.0, self.now - release["published"])
 
-    def _of_quality(self) -> list[str]:
+    def _of_quality(self) -> dict[str, str]:
         recent, before = self.points[-_RECENT:], self.points[-_RECENT - _BEFORE : -_RECENT]
+        found, losses = dict[str, str](), [one.point.metrics.relative_loss for one in recent]
         if len(recent) < _RECENT:
-            return []
-        found, losses = [], [one.point.metrics.relative_loss for one in recent]
+            return found
         if min(losses) > 1:
-            found.append("The model is worse than a constant: its relative loss has been above 1 at the last 3 points.")
+            text = "The model is worse than a constant: its relative loss has been above 1 at the last 3 points."
+            found["worse than a constant"] = text
         earlier = [one.point.metrics.loss for one in before if math.isfinite(one.point.metrics.loss)]
         lately = [one.point.metrics.loss for one in recent if math.isfinite(one.point.metrics.loss)]
         if len(earlier) >= _BEFORE // 2 and lately:
             mean = sum(earlier) / len(earlier)
             spread = math.sqrt(sum((one - mean) ** 2 for one in earlier) / (len(earlier) - 1))
             if min(lately) > mean + max(3 * spread, 0.02 * mean):
-                found.append(f"The loss has risen: {metric(sum(lately) / len(lately))} lately, {metric(mean)} before.")
+                now = sum(lately) / len(lately)
+                found["loss"] = f"The loss has risen: {metric(now)} lately, {metric(mean)} before."
         ratios = [one.point.calibration for one in recent if one.point.calibration is not None]
         if len(ratios) == _RECENT and all(one > 0 and abs(math.log(one)) > _OFF for one in ratios):
-            found.append(f"Predictions no longer add up to the labels: their sums' ratio is {metric(ratios[-1])}.")
+            text = f"Predictions no longer add up to the labels: the ratio of their sums is {metric(ratios[-1])}."
+            found["calibration"] = text
         return found
 
-    def _of_columns(self) -> list[str]:
-        if not self.points:
-            return []
-        last = self.points[-1]
-        found = []
-        if moved := [f"{name!r} ({psi:.2f})" for name, psi in last.drift.items() if psi > _MOVED]:
-            found.append(f"Columns have moved since the first rows: {', '.join(moved[:5])} (PSI above {_MOVED}).")
-        if unseen := [f"{name!r} ({share:.0%})" for name, share in last.unseen.items() if share > _UNSEEN]:
-            found.append(f"Most values are not in the first rows: {', '.join(unseen[:5])}.")
+    def _of_columns(self) -> dict[str, str]:
+        found = dict[str, str]()
+        for what, limit, of in (("moved", _MOVED, "drift"), ("unseen", _UNSEEN, "unseen")):
+            values = getattr(self.points[-1], of) if self.points else {}
+            if names := [name for name, value in values.items() if value > limit][:5]:
+                shown = {name: f"{values[name]:.2f}" if what == "moved" else f"{values[name]:.0%}" for name in names}
+                listed = ", ".join(f"{name!r} ({value})" for name, value in shown.items())
+                found[f"{what}: {', '.join(names)}"] = (
+                    f"Columns have moved since the first rows: {listed} (PSI above {_MOVED})."
+                    if what == "moved"
+                    else f"Most values are not in the first rows: {listed}."
+                )
         return found
 
     def as_plain(self) -> dict[str, Any]:
@@ -142,7 +154,7 @@ class View:
         release = self.status["release"]
         return {
             "warnings": list(self.warnings),
-            **{name: self.status[name] for name in ("samples", "rows_per_s", "waiting", "bad_rows", "is_over")},
+            **{name: self.status[name] for name in ("samples", "rows_per_s", "waiting", "bad_rows", "clicks", "ended")},
             **lately,
             "release": None if release is None else release["number"],
             "release_age": self.release_age,
@@ -179,9 +191,13 @@ def render(view: View, refresh: int | None = None) -> str:
 
 def _tiles(view: View) -> list[Tile]:
     status, release, published = view.status, view.status["release"], view.status["published"]
-    waiting = sum(value for name, value in status["waiting"].items() if name in ("in_memory", "rows"))
+    rows = status["waiting"]["in_memory"] + status["waiting"].get("rows", 0)
+    behind = f", {size(status['waiting']['bytes'])} in the source" if status["waiting"].get("bytes") else ""
     tiles = [Tile("Rows learnt", short(status["samples"]), f"{per_second(status['rows_per_s'])} lately")]
-    tiles.append(Tile("Rows waiting", short(waiting), "a batch is learnt once it is full"))
+    tiles.append(Tile("Rows waiting", short(rows), f"for their batch{behind}"))
+    if status["clicks"] is not None:
+        late = status["clicks"]
+        tiles.append(Tile("Late clicks", short(late["late"]), f"and {count(late['without a row'])} without a row"))
     if view.points:
         last = view.points[-1]
         point = last.point

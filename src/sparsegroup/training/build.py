@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -470,7 +471,12 @@ class Config(Settings):
             )
 
     def build_for(
-        self, columns: LogSchema, process_group: dist.ProcessGroup | None = None, *, device: str | None = None
+        self,
+        columns: LogSchema,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        device: str | None = None,
+        draws: bool = True,
     ) -> tuple[ClickModel, GroupOptimizer]:
         """A freshly initialized model for the columns of a log, and its optimizer; see `build`.
 
@@ -478,6 +484,8 @@ class Config(Settings):
             columns: The log's columns.
             process_group: The ranks that store the tables.
             device: Where the rows and the network are; None: where the settings train.
+            draws: Whether to seed torch and draw the network's first weights. If not, they are 0, to be loaded, and
+                torch's random numbers, which another thread may use, do not change.
 
         Raises:
             SettingsError: A table or network cannot be as the settings say, or the log has not the fields they name; or
@@ -490,11 +498,13 @@ class Config(Settings):
         device, objective = device or self.training.device, self.objective_for(columns)
         if process_group is not None and device != "cpu":
             raise SettingsError(f"training.device: several ranks train on the CPU, got {device}")
-        torch.manual_seed(self.training.seed)
+        if draws:
+            torch.manual_seed(self.training.seed)
         try:
             outputs = self.objective.outputs
-            network = self.model.network(columns, outputs)
-            embedding = self.model.embedding(columns, self.training.seed, process_group, device, outputs)
+            with nullcontext() if draws else _Undrawn():
+                network = self.model.network(columns, outputs)
+                embedding = self.model.embedding(columns, self.training.seed, process_group, device, outputs)
             model = ClickModel(embedding, network.to(device))
             model.objective = objective
         except (ValueError, RuntimeError, MemoryError) as error:  # numbers depend on each other, or are out of reach
@@ -533,7 +543,7 @@ class Config(Settings):
         No memory is taken for it.
         """
         try:
-            with torch.device("meta"), _Unfilled(), torch.random.fork_rng(devices=[]):
+            with torch.device("meta"), _Undrawn(), torch.random.fork_rng(devices=[]):
                 state = self.model.network(columns, self.objective.outputs).state_dict()
         except (ValueError, RuntimeError, OverflowError, TypeError) as error:
             raise SettingsError(f"model: {str(error).partition(chr(10))[0]}") from error
@@ -583,11 +593,11 @@ def read_config(path: Path | None, values: Mapping[str, Any], source: str = "val
     return config.with_keys(values, source)
 
 
-class _Unfilled(TorchFunctionMode):
-    """On "meta" nothing is drawn: that would import torch.compile, for a second."""
+class _Undrawn(TorchFunctionMode):
+    """In this thread weights are 0 instead of drawn. (On "meta" drawing would import torch.compile, for a second.)"""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
+        return args[0].zero_() if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
 
 
 def start_network(network: nn.Module, log: Log, objective: Objective = LOGISTIC, *, base_rate: bool) -> None:

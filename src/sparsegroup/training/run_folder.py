@@ -99,6 +99,7 @@ class Provenance:
     trials: tuple[Trial, ...] = ()  # by which settings were chosen
     stream: str | None = None  # the source that the training follows, if it follows one
     first_rows: tuple[str, ...] = ()  # files of its first rows, in the folder of the run
+    run: str = ""  # a random id of a run that follows a stream, which its releases have
 
     @classmethod
     def of(
@@ -109,6 +110,7 @@ class Provenance:
         trials: tuple[Trial, ...] = (),
         stream: str | None = None,
         first_rows: tuple[str, ...] = (),
+        run: str = "",
     ) -> Self:
         """The provenance of a run that begins now."""
         return cls(
@@ -122,6 +124,7 @@ class Provenance:
             trials=trials,
             stream=stream,
             first_rows=first_rows,
+            run=run,
         )
 
     def check(self, log: Log) -> None:

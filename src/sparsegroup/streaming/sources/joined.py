@@ -529,6 +529,11 @@ class JoinedSource(Source):
             if position[side] is not None:
                 source.acknowledge(position[side])
 
+    def stop(self) -> None:
+        """See `Source.stop`."""
+        for source in self._sources.values():
+            source.stop()
+
     def close(self) -> None:
         """Close both sources."""
         for source in self._sources.values():

@@ -1,6 +1,7 @@
 """Rows of a Kafka topic, whose messages are JSON objects."""
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -114,7 +115,7 @@ class KafkaSource(Source):
         self.name = f"kafka://{brokers}/{topic}"
         self._topic, self._lost = topic, checked_lost(lost, self.name)
         self._settings = {"bootstrap.servers": brokers, "group.id": group, **_SETTINGS, **(settings or {})}
-        self._away = Away(self.name, _logger)
+        self._away, self._closed = Away(self.name, _logger), threading.Event()
         self._refusal: StreamError | None = None
         self._partitions: dict[int, _Partition] = {}
         self._turns: deque[int] = deque()
@@ -174,6 +175,8 @@ class KafkaSource(Source):
             self._assign()
         asked_at = time.monotonic() + _ANSWER
         while partition.fetch < end:
+            if self._closed.is_set():
+                raise StreamError(f"{self.name}: closed while rows were read again")
             if partition.lost is not None:
                 raise partition.lost
             if time.monotonic() > asked_at:
@@ -341,6 +344,10 @@ class KafkaSource(Source):
             self._consumer.commit(offsets=places, asynchronous=True)
         except KafkaException as error:
             _logger.debug("%s: offsets were not written (%s)", self.name, error)
+
+    def stop(self) -> None:
+        """See `Source.stop`."""
+        self._closed.set()
 
     def close(self) -> None:
         """Leave the brokers."""

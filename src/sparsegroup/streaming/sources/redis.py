@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import polars as pl
 from sparsegroup.data.raw.files import BadRow, LogPaths
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.errors import require
+from sparsegroup.publishing.destinations import REDIS_TIMEOUTS
 from sparsegroup.streaming.sources.records import Record, frame_of, write_csv
 from sparsegroup.streaming.sources.source import (
     BLOCK_BYTES,
@@ -62,10 +64,10 @@ class RedisSource(Source):
         self.name = f"{re.sub('://[^/@]*@', '://', url)}/{stream}"
         self._stream, self._lost = stream, checked_lost(lost, self.name)
         try:
-            self._client: Any = Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0))
+            self._client: Any = Redis.from_url(url, **{"protocol": 2, "retry": Retry(NoBackoff(), 0), **REDIS_TIMEOUTS})
         except ValueError as error:
             raise StreamError(f"{self.name}: {error}") from error
-        self._away = Away(self.name, _logger)
+        self._away, self._closed = Away(self.name, _logger), threading.Event()
         self._id, self._rows, self._added = _BEGINNING, 0, 0
         self._fetched = _BEGINNING
         self._waiting: deque[_Entry] = deque()
@@ -108,7 +110,8 @@ class RedisSource(Source):
         """See `Source.again`. It waits as long as the server is away."""
         first, last, count, number = span
         while (found := self._reply("xrange", self._stream, first, last, count + 1)) is None:
-            time.sleep(_PAUSE)
+            if self._closed.wait(_PAUSE):
+                raise StreamError(f"{self.name}: closed while rows were read again")
         entries = [(key, fields) for key, fields in found if fields is not None]
         if len(entries) != count or entries[0][0].decode() != first or entries[-1][0].decode() != last:
             raise StreamError(
@@ -209,6 +212,10 @@ class RedisSource(Source):
     def lag(self) -> Mapping[str, float]:
         """Rows that had arrived when it was last read, and were not given."""
         return {"rows": max(self._added - self._rows, 0)}
+
+    def stop(self) -> None:
+        """See `Source.stop`."""
+        self._closed.set()
 
     def close(self) -> None:
         """Leave the server."""

@@ -132,6 +132,9 @@ class Source(ABC):
     def acknowledge(self, position: Any) -> None:  # noqa: B027, most need no notice
         """Rows up to this position are in a checkpoint. Kafka shows that to its monitors; others do nothing."""
 
+    def stop(self) -> None:  # noqa: B027, most wait for nothing
+        """Let a call of `again` that waits for a server end with a StreamError. Any thread can call it."""
+
     @abstractmethod
     def close(self) -> None:
         """End connections and threads."""
