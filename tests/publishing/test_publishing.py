@@ -215,3 +215,15 @@ def test_random_runs_of_retention_keep_every_chain(tmp_path: Path) -> None:
             publish(publisher, opened)
             chosen = draw.choice(publisher.destination.releases())
             assert Subscriber(publisher.destination).catch_up(None, chosen).export.manifest.id == chosen.id
+
+
+def test_a_cache_loses_releases_only(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (cache / "photos").mkdir(parents=True)
+    (cache / "notes.txt").write_text("mine")
+    (cache / "00000009-export").mkdir()
+    with Publisher(tmp_path / "there", formats=()) as publisher:
+        publish(publisher, small_model())
+    Subscriber(tmp_path / "there", cache).catch_up(None)
+    assert {path.name for path in cache.iterdir()} >= {"photos", "notes.txt"}
+    assert not (cache / "00000009-export").exists()

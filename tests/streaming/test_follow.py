@@ -180,6 +180,8 @@ def test_a_journal_without_its_last_line(tmp_path):
         file.write(b'[6, {"ro')
     journal = Journal(journal.path)
     assert journal.spans_after(3) == [{"rows": 4}, {"rows": 5}]
+    journal.forget(1)  # the cut line is gone
+    journal.append(5, {"rows": "noted before"})
     journal.append(6, {"rows": 6})
     journal.forget(4)
     assert Journal(journal.path).spans_after(4) == [{"rows": 5}, {"rows": 6}]
@@ -222,3 +224,24 @@ def test_a_full_disk_and_a_clock_that_jumps_make_no_difference(frame, whole, tmp
     assert same(follower, whole)
     assert "waiting for room: [Errno 28]" in caplog.text
     assert "no checkpoint: [Errno 28]" in caplog.text
+
+
+def test_rows_that_cannot_be_read_again_are_not_left_out_of_what_follows(frame, tmp_path):
+    class Pipe(FrameSource):
+        is_replayable = False
+
+    config, source = CONFIG.replace(checkpoint_steps=1), Pipe(frame, [100] * 20, fails_after=5)
+    with pytest.raises(InterruptedError):
+        Follower.begin(tmp_path / "run", config, source, first_rows=500).follow()
+    follower = Follower.resume(tmp_path / "run", Pipe(frame[:90], [30] * 3))
+    before = follower.trainer.samples
+    follower.follow()
+    assert follower.trainer.samples == before + 90  # the end of a pipe is learnt as a smaller batch
+
+
+def test_a_batch_may_be_larger_than_what_is_compared(tmp_path):
+    rows = rows_of_clicks(44_000)
+    config = CONFIG.replace(batch_size=22_000)
+    follower = Follower.begin(tmp_path / "run", config, FrameSource(rows, [44_000]), first_rows=500)
+    follower.follow()
+    assert follower.trainer.samples == 44_000

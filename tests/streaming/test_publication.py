@@ -21,9 +21,11 @@ def frame():
     return rows_of_clicks(4_000)
 
 
-def publication(follower: Follower, destination: Path, **options) -> Publication:
+def publication(follower: Follower, destination: Path, gate_rows: int = 20_000, **options) -> Publication:
     publisher = Publisher(destination, formats=[], **options)
-    return Publication(publisher, follower.model.objective, follower.run.provenance().run, every=0.0)
+    return Publication(
+        publisher, follower.model.objective, follower.run.provenance().run, every=0.0, gate_rows=gate_rows
+    )
 
 
 def predictions(follower: Follower, destination: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,3 +104,33 @@ def test_a_destination_that_fails_gets_the_next_model(frame, tmp_path, monkeypat
 def test_two_trainings_cannot_publish_at_one_place(tmp_path):
     with Publisher(tmp_path / "models", formats=[]), pytest.raises(PublishError, match="publishes there"):
         Publisher(tmp_path / "models", formats=[])
+
+
+def test_another_run_at_the_same_place_publishes_at_once_and_other_columns_are_no_obstacle(frame, tmp_path):
+    for number, rows in enumerate((frame, frame[:1_000], frame[:1_000].drop("site"))):
+        follower = Follower.begin(tmp_path / f"run{number}", CONFIG, FrameSource(rows, [500] * 8), first_rows=500)
+        follower.follow(publication(follower, tmp_path / "models", gate_rows=0))
+        last = open_destination(tmp_path / "models").releases()[-1]
+        assert last.samples == follower.trainer.samples
+        assert last.run == follower.run.provenance().run
+    assert last.kind == "export"
+
+
+def test_an_error_of_publishing_does_not_end_the_training(frame, tmp_path, monkeypatch, caplog):
+    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
+    publishes = publication(follower, tmp_path / "models")
+    monkeypatch.setattr(publishes.publisher, "draft", lambda trained: 1 / 0)
+    follower.follow(publishes)
+    assert follower.trainer.samples == 4_000 // 64 * 64
+    assert "could not be published: ZeroDivisionError" in caplog.text
+
+
+def test_a_frozen_model_leaves_random_numbers_alone(frame, tmp_path, monkeypatch):
+    """The publisher makes it while training draws."""
+    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
+    follower.follow(publication(follower, tmp_path / "models"))
+    export = Subscriber(open_destination(tmp_path / "models")).catch_up(None).export
+    before = torch.random.get_rng_state()
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("seeds"))
+    export.model()
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -64,6 +64,12 @@ def test_warnings_say_what_to_look_at(run):
         assert not any(text in one for one in view.warnings), text
 
 
+def test_kinds_of_warnings_do_not_change_with_their_figures(run):
+    first, later = viewed(run, ended=None, later=120.0), viewed(run, ended=None, later=187.0)
+    assert first.warnings != later.warnings
+    assert list(first.findings) == list(later.findings) == ["silent", "moved: site", "unseen: site"]
+
+
 def test_the_page_shows_figures_charts_and_warnings(run):
     page = render(View.of(run), refresh=5)
     assert '<meta http-equiv="refresh" content="5">' in page
