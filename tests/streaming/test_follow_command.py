@@ -113,6 +113,25 @@ def test_impressions_and_clicks_are_joined(tmp_path: Path, run: Run) -> None:
     assert 1_300 < status["samples"] <= 1_440  # the last minute waits
 
 
+def test_clicks_that_come_late_correct_their_negatives(tmp_path: Path, run: Run) -> None:
+    """Of the rows a third are clicked, a minute later: of all rows that are learnt, a quarter is positive."""
+    rows = pl.DataFrame({"id": range(40_000), "ts": range(1_700_000_000, 1_700_040_000), "site": ["a", "b"] * 20_000})
+    clicks = rows.filter(pl.col("id") % 3 == 0).select("id", pl.col("ts") + 60)
+    for name, frame in (("rows", rows), ("clicks", clicks)):  # files of ten minutes, so that both come in turns
+        (tmp_path / name).mkdir()
+        for (part,), some in frame.group_by(pl.col("ts") // 600, maintain_order=True):
+            some.write_csv(tmp_path / name / f"{part}.csv")
+    options = ("--clicks", "clicks", "--on", "id", "--time", "ts", "--window", "0s", "--late", "positive")
+    options += ("--objective", "fake_negatives", "--exclude", "id", "--until-idle", "1s", "--columns", "categorical")
+    done = run("follow", "rows", *FOLLOW[2:4], *FOLLOW[6:], *options)
+    assert done.returncode == 0, done.stderr
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["clicks"]["late"] > 13_000
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    share = 1 / 4  # of the rows as they come
+    assert last["calibration"] == pytest.approx((1 / 3) / share, rel=0.1)
+
+
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_kills_make_no_difference(tmp_path: Path, kills: int) -> None:
     rng = np.random.default_rng(kills)
