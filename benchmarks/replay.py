@@ -72,7 +72,7 @@ def replayed(
         time.sleep(5)
         periods = {}
         for part in ("fast", "slow"):
-            begin, before, stale = time.time(), status(place)["samples"], list[float]()
+            begin, before, stale = time.time(), status(place)["samples"], list[tuple[float, float]]()
             releases = {one.number for one in open_destination(str(place / "models")).releases()}
             first = FIRST if part == "fast" else FIRST + fast
             rows = iter(slices(frame[first:], times[first:], fast if part == "fast" else None, seconds))
@@ -82,11 +82,12 @@ def replayed(
                     file.write(block.write_csv(include_header=False))
                     file.flush()
                     given += len(block)
-                    stale.append(age(port))
+                    stale.append((age(port), time.time() - begin))
             while status(place)["samples"] < given - 2 * BATCH:  # a batch may wait to be full
                 time.sleep(0.2)
-                stale.append(age(port))
+                stale.append((age(port), time.time() - begin))
             taken = time.time() - begin
+            ages = [one for one, since in stale if one < since]  # from the first release with rows of this part on
             periods[part] = (begin, time.time())
             new = [one for one in open_destination(str(place / "models")).releases() if one.number not in releases]
             deltas = [one.bytes for one in new if one.kind == "delta"]
@@ -95,8 +96,8 @@ def replayed(
                 f"{part}_seconds": taken,
                 f"{part}_releases": len(new),
                 f"{part}_delta_bytes_a_minute": 60 * sum(deltas) / taken,
-                f"{part}_stale_p50_s": float(np.quantile(stale, 0.5)),
-                f"{part}_stale_p99_s": float(np.quantile(stale, 0.99)),
+                f"{part}_stale_p50_s": float(np.quantile(ages, 0.5)),
+                f"{part}_stale_p99_s": float(np.quantile(ages, 0.99)),
             }
         whole = [one.bytes for one in open_destination(str(place / "models")).releases() if one.kind == "export"]
         figures["export_bytes"] = whole[-1]

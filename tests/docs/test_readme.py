@@ -220,3 +220,41 @@ def test_one_command_makes_all_results() -> None:
     benchmarks = runpy.run_path(str(folder / "__main__.py"))["BENCHMARKS"]
     assert {path.stem for path in (folder / "results").glob("*.json")} <= benchmarks.keys()
     assert all((folder / script).exists() for script, *_ in benchmarks.values())
+
+
+def test_the_documentation_shows_what_continuous_training_is_worth_and_costs() -> None:
+    results = ROOT / "benchmarks" / "results"
+    read = {name: json.loads((results / f"{name}.json").read_text()) for name in ("freshness", "continuous", "replay")}
+    page = (ROOT / "docs" / "continuous.md").read_text()
+    text = " ".join(page.split())
+    for age in ("each batch", "1 min", "10 min", "1 h", "6 h", "1 day"):
+        keys = [f"{log}_{age.replace(' ', '_')}" for log in ("news", "globo_clicks", "made_up")]
+        cells = [f"{read['freshness'][f'{key}_{of}']:.4f}" for key in keys for of in ("auc", "log_loss")]
+        assert f"| {age} | {' | '.join(cells)} |" in page
+    speed = read["continuous"]
+    for name in ("follow", "follow_publishing"):
+        assert f"{speed[f'{name}_samples_per_s']:,.0f} samples/s, {speed[f'{name}_ratio']:.2f} times" in text
+    for share in (10, 50, 100):
+        assert f"{speed[f'resident_mb_{share}']:,.0f} MB" in text
+    for log in ("made_up", "globo_clicks"):
+        for part in ("fast", "slow"):
+            found = {
+                name: read["replay"][f"{log}_{part}_{name}"]
+                for name in ("stale_p50_s", "stale_p99_s", "p50_ms", "p99_ms")
+            }
+            assert f"| {' | '.join(f'{value:.1f}' for value in found.values())} |" in page
+    requests, failed = (
+        sum(read["replay"][f"{log}_{of}"] for log in ("made_up", "globo_clicks")) for of in ("requests", "failed")
+    )
+    assert f"{failed:,.0f} of {requests:,.0f} requests failed" in text
+
+
+def test_the_documentation_shows_what_a_server_takes() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "server.json").read_text())
+    text = " ".join((ROOT / "docs" / "serving.md").read_text().split())
+    assert f"{figures['failed']:,.0f} of {figures['requests']:,.0f} requests failed" in text
+    for share in (50, 95, 99):
+        assert f"p{share} {figures[f'quiet_p{share}_ms']:.1f}" in text
+        assert f" and {figures[f'swapping_p{share}_ms']:.1f}" in text
+    assert f"{figures['stale_p99_s']:.2f} s (p99)" in text
+    assert ", ".join(f"{figures[f'known_{rows}_p50_ms']:.1f}" for rows in (1, 32)) in text
