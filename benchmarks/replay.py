@@ -56,6 +56,12 @@ def status(place: Path) -> dict[str, float]:
     return found
 
 
+def published_so_far(place: Path) -> dict[str, float]:
+    """Number and bytes of all releases, also of those that are no longer kept."""
+    found: dict[str, dict[str, float]] = json.loads((place / "run" / "status.json").read_text())
+    return {name: found["published"][name] for name in ("releases", "bytes")}
+
+
 def replayed(
     frame: pl.DataFrame, times: np.ndarray, label: str, fast: int, seconds: int, place: Path
 ) -> dict[str, float]:
@@ -73,7 +79,7 @@ def replayed(
         periods = {}
         for part in ("fast", "slow"):
             begin, before, stale = time.time(), status(place)["samples"], list[tuple[float, float]]()
-            releases = {one.number for one in open_destination(str(place / "models")).releases()}
+            status_before = published_so_far(place)
             first = FIRST if part == "fast" else FIRST + fast
             rows = iter(slices(frame[first:], times[first:], fast if part == "fast" else None, seconds))
             given = first
@@ -87,15 +93,15 @@ def replayed(
                 time.sleep(0.2)
                 stale.append((age(port), time.time() - begin))
             taken = time.time() - begin
-            ages = [one for one, since in stale if one < since]  # from the first release with rows of this part on
+            # From the first release with rows of this part on.
+            ages = [one for one, since in stale if one < since] or [one for one, _ in stale]
             periods[part] = (begin, time.time())
-            new = [one for one in open_destination(str(place / "models")).releases() if one.number not in releases]
-            deltas = [one.bytes for one in new if one.kind == "delta"]
+            published = {name: after - status_before[name] for name, after in published_so_far(place).items()}
             figures |= {
                 f"{part}_rows_per_s": (status(place)["samples"] - before) / taken,
                 f"{part}_seconds": taken,
-                f"{part}_releases": len(new),
-                f"{part}_delta_bytes_a_minute": 60 * sum(deltas) / taken,
+                f"{part}_releases": published["releases"],
+                f"{part}_bytes_a_minute": 60 * published["bytes"] / taken,
                 f"{part}_stale_p50_s": float(np.quantile(ages, 0.5)),
                 f"{part}_stale_p99_s": float(np.quantile(ages, 0.99)),
             }
