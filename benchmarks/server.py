@@ -7,8 +7,9 @@ publisher on another machine does.
 Requests of 1 row, over connections that stay open, begin every `PAUSE` seconds on each of two connections of another
 process, whether the one before was slow or not: latency counts from when a request was due. Periods without and with a
 release every second take turns. Stale is the time from when a release is visible to the first answer by it.
-Then requests of 1, 32 and 512 rows one after another, of values that the server has seen and of new users and ads, and
-of the server's work for them the CPU time of each part, in this process.
+Then 100,000 requests back to back, still with a release every second. Then requests of 1, 32 and 512 rows one after
+another, of values that the server has seen and of new users and ads, and of the server's work for them the CPU time of
+each part, in this process.
 
     python benchmarks/server.py    # 2 GiB of memory; some minutes
 """
@@ -48,7 +49,7 @@ INDEX = "releases.json"
 
 def main() -> None:
     args = timing.parser(__doc__, "a pair of short periods and a small model").parse_args()
-    rounds, seconds, calls = (1, 3, 30) if args.quick else (ROUNDS, SECONDS, 500)
+    rounds, seconds, calls, many = (1, 3, 30, 1_000) if args.quick else (ROUNDS, SECONDS, 500, 100_000)
     figures: dict[str, float | str] = {"machine": timing.machine(), "rows": QUICK_ROWS if args.quick else ROWS}
     with tempfile.TemporaryDirectory() as scratch, timing.undisturbed() as others:
         place = Path(scratch)
@@ -58,11 +59,12 @@ def main() -> None:
         with log.open() as file:
             rows = list(csv.DictReader(file))
         model = made_up(log, int(figures["rows"]))
-        indices, delta_bytes = published(model, place / "there", rounds * seconds + 2)
+        indices, delta_bytes = published(model, place / "there", rounds * seconds + 2 + many // 400)
         figures["delta_bytes"] = delta_bytes
         with serving(place / "there") as (port, lines):
             figures |= under_swaps(place / "there", port, rows, indices, rounds, seconds)
             figures["swap_p50_ms"] = swap_ms(lines)
+            figures |= back_to_back(place / "there", port, rows, indices[rounds * seconds + 1 :], many)
             figures |= by_size(port, rows, calls)
         figures |= parts(model, place / "export", rows, calls)
     figures["others_cores"] = others.cores
@@ -159,13 +161,13 @@ def ask(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, int]:
     return answer.status, content.get("release", 0)
 
 
-def client(port: int, bodies: list[bytes], pause: float, ended: Any, answers: Any) -> None:
-    """Send requests at a steady pace until `ended`, on a few connections; a process."""
+def client(port: int, bodies: list[bytes], pause: float, ended: Any, answers: Any, most: int = 1 << 62) -> None:
+    """Send requests at a steady pace until `ended`, or `most` of them, on a few connections; a process."""
 
     def send(number: int, found: list[Answer]) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         due, place = time.time() + number * pause / CONNECTIONS, number
-        while not ended.is_set():
+        while not ended.is_set() and len(found) < most // CONNECTIONS:
             time.sleep(max(0.0, due - time.time()))
             try:
                 status, release = ask(connection, bodies[place % len(bodies)])
@@ -182,6 +184,7 @@ def client(port: int, bodies: list[bytes], pause: float, ended: Any, answers: An
         thread.start()
     for thread in threads:
         thread.join()
+    ended.set()
     answers.put([answer for some in found for answer in some])
 
 
@@ -239,6 +242,24 @@ def under_swaps(
     for share in (50, 95, 99):
         figures[f"ratio_p{share}"] = figures[f"swapping_p{share}_ms"] / figures[f"quiet_p{share}_ms"]
     return figures
+
+
+def back_to_back(
+    place: Path, port: int, rows: list[dict[str, str]], indices: list[bytes], many: int
+) -> dict[str, float]:
+    """So many requests of a row, each as soon as the one before is answered, with a release every second."""
+    bodies = [json.dumps({"row": row}).encode() for row in rows[:500]]
+    context = multiprocessing.get_context("spawn")
+    ended, answers = context.Event(), context.Queue()
+    process = context.Process(target=client, args=(port, bodies, 0.0, ended, answers, many))
+    process.start()
+    for index in indices:
+        reveal(place, index)
+        if ended.wait(1.0):
+            break
+    found: list[Answer] = answers.get()
+    process.join()
+    return {"many_requests": len(found), "many_failed": sum(status != 200 for *_, status, _ in found)}
 
 
 def by_size(port: int, rows: list[dict[str, str]], calls: int) -> dict[str, float]:

@@ -253,6 +253,7 @@ def test_the_documentation_shows_what_a_server_takes() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "server.json").read_text())
     text = " ".join((ROOT / "docs" / "serving.md").read_text().split())
     assert f"{figures['failed']:,.0f} of {figures['requests']:,.0f} requests failed" in text
+    assert f"{figures['many_requests']:,.0f} requests back to back" in text
     for share in (50, 95, 99):
         assert f"p{share} {figures[f'quiet_p{share}_ms']:.1f}" in text
         assert f" and {figures[f'swapping_p{share}_ms']:.1f}" in text
