@@ -237,12 +237,12 @@ def test_the_documentation_shows_what_continuous_training_is_worth_and_costs() -
     for share in (10, 50, 100):
         assert f"{speed[f'resident_mb_{share}']:,.0f} MB" in text
     for log in ("made_up", "globo_clicks"):
-        for part in ("fast", "slow"):
-            found = {
-                name: read["replay"][f"{log}_{part}_{name}"]
-                for name in ("stale_p50_s", "stale_p99_s", "p50_ms", "p99_ms")
-            }
-            assert f"| {' | '.join(f'{value:.1f}' for value in found.values())} |" in page
+        for part, names in (
+            ("fast", ("p50_ms", "p99_ms")),
+            ("slow", ("stale_p50_s", "stale_p99_s", "p50_ms", "p99_ms")),
+        ):
+            found = [read["replay"][f"{log}_{part}_{name}"] for name in names]
+            assert f"| {' | '.join(f'{value:.1f}' for value in found)} |" in page
     requests, failed = (
         sum(read["replay"][f"{log}_{of}"] for log in ("made_up", "globo_clicks")) for of in ("requests", "failed")
     )
@@ -253,7 +253,6 @@ def test_the_documentation_shows_what_a_server_takes() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "server.json").read_text())
     text = " ".join((ROOT / "docs" / "serving.md").read_text().split())
     assert f"{figures['failed']:,.0f} of {figures['requests']:,.0f} requests failed" in text
-    assert f"{figures['many_requests']:,.0f} requests back to back" in text
     for share in (50, 95, 99):
         assert f"p{share} {figures[f'quiet_p{share}_ms']:.1f}" in text
         assert f" and {figures[f'swapping_p{share}_ms']:.1f}" in text
