@@ -65,7 +65,7 @@ def test_wrong_arguments_are_named(tmp_path: Path, run: Run) -> None:
     write_hour(tmp_path, 0)
     assert run(*FOLLOW, "--until-idle", "1s").returncode == 0
     for arguments, words in (
-        ((*FOLLOW, "--lr", "0.5"), "optimizer.lr is 0.5, but the run in run has begun with"),
+        ((*FOLLOW, "--lr", "0.5"), "optimizer.lr is 0.5, but the run in run has "),
         ((*FOLLOW, "--every", "soon"), "--every wants a time, such as 90s, 15min, 12h or 7d: got 'soon'"),
         ((*FOLLOW, "--on", "id"), "--on is for impressions that are joined with --clicks"),
         (

@@ -48,7 +48,7 @@ def test_impressions_with_clicks() -> None:
         ("kafka://broker:9092", {}, "name a broker and a topic, as in kafka://broker:9092/topic"),
         ("redis://host", {}, "name a stream, as in redis://host:6379/0/stream"),
         ("kafka://b/t?x", {}, "'x' is no list of name=value with & between them"),
-        (["-", "a"], {}, "-: is a source by itself; only files can be several"),
+        (["-", "a"], {}, "-: only files can be several; give this source alone"),
         ("a", {"window": 5}, "`window` is for impressions that are joined with `clicks`"),
         ("a", {"clicks": "b", "on": "c"}, "`window` is missing"),
         ("a", {"sort": "size"}, "`sort` of files is name or time, got 'size'"),

@@ -12,7 +12,7 @@ from sparsegroup.errors import RunError
 from sparsegroup.streaming import live
 from sparsegroup.streaming.follow import Follower
 from sparsegroup.streaming.live import STATUS
-from sparsegroup.streaming.watch import View, render, serve_page, tell_webhook
+from sparsegroup.streaming.watch import View, post_warnings, render, serve_page
 from sparsegroup.training import Config
 
 
@@ -109,11 +109,11 @@ def test_a_webhook_gets_the_warnings(run, caplog):
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        assert tell_webhook(f"http://127.0.0.1:{server.server_port}/", run, ["Something has moved."])
+        assert post_warnings(f"http://127.0.0.1:{server.server_port}/", run, ["Something has moved."])
         thread.join()
         port = server.server_port
     assert got == [{"run": str(run), "warnings": ["Something has moved."], "text": "Something has moved."}]
-    assert not tell_webhook(f"http://127.0.0.1:{port}/", run, [])
+    assert not post_warnings(f"http://127.0.0.1:{port}/", run, [])
     assert "does not answer" in caplog.text
 
 

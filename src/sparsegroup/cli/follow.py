@@ -53,9 +53,7 @@ def follow_command(
             "or JSON lines), kafka://BROKER/TOPIC, or redis://HOST/DB/STREAM.",
         ),
     ],
-    out: Annotated[
-        Path, typer.Option(help="Folder of the run. If it has begun, it continues where it was: by the same command.")
-    ],
+    out: Annotated[Path, typer.Option(help="Folder of the run. The same command continues a run where it stopped.")],
     set_: Assignments = None,
     publish: Annotated[
         str | None,
@@ -246,7 +244,7 @@ def watch_command(
     seconds = _seconds("every", every)
     with starting():
         from sparsegroup.cli.output import figures, show
-        from sparsegroup.streaming.watch import View, render, serve_page, tell_webhook
+        from sparsegroup.streaming.watch import View, post_warnings, render, serve_page
 
     view = View.of(run)
     if html is not None:
@@ -260,14 +258,14 @@ def watch_command(
         if port is not None:
             address = serve_page(run, host, port, round(seconds), stop)
             _logger.info(f"the page is at {address}")
-        told: set[str] | None = None
+        posted: set[str] | None = None
         while not stop.is_set():
             try:
                 findings: Mapping[str, str] = View.of(run).findings
             except RunError as error:  # it may come back
                 findings = {"unreadable": str(error)}
-            if webhook is not None and set(findings) != told:
-                told = set(findings) if tell_webhook(webhook, run, tuple(findings.values())) else told
+            if webhook is not None and set(findings) != posted:
+                posted = set(findings) if post_warnings(webhook, run, tuple(findings.values())) else posted
             stop.wait(seconds)
 
 
@@ -286,7 +284,7 @@ def _seconds(option: str, text: str) -> float:
 def _follower(
     out: Path, source: "Source", values: Mapping[str, Any], before: Path | None, first_rows: int, patience: float
 ) -> "Follower":
-    """The run in `out`, which continues if it has begun."""
+    """The run in `out`, which continues if there is one."""
     from sparsegroup.streaming.follow import Follower
     from sparsegroup.training import load_run, read_config
     from sparsegroup.training.run_folder import RunFolder, find_run
@@ -313,7 +311,7 @@ def _check_the_same(config: "Config", values: Mapping[str, Any], out: Path) -> N
         ours, theirs = (getattr(getattr(one, section), name) for one in (config, asked))
         if ours != theirs:
             raise UsageError(
-                f"{key} is {theirs}, but the run in {out} has begun with {ours}; leave it out, or give another --out, "
+                f"{key} is {theirs}, but the run in {out} has {ours}; leave it out, or give another --out, "
                 "with --continue if the model is to be kept"
             )
 

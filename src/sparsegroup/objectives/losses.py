@@ -114,6 +114,8 @@ class FakeNegatives(Logistic):
     """
 
     name = "fake_negatives"
+    mean_loss = Objective.mean_loss  # a logistic loss has torch's function for them
+    gradient = Objective.gradient
 
     @staticmethod
     def residual(score: Any, label: Any, shape: Any) -> Any:
@@ -121,27 +123,11 @@ class FakeNegatives(Logistic):
         p = 1 / (1 + xp.exp(-score))
         return (1 - p * p) * (p - label * (1 + p))
 
-    def mean_loss(
-        self,
-        scores: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        groups: Tensor | None = None,
-        *,
-        total: bool = False,
-    ) -> Tensor:
-        """See `Objective`."""
-        return Objective.mean_loss(self, scores, labels, weights, groups, total=total)
-
     def losses(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The cross entropy times the weights."""
         p = scores.detach().sigmoid()
         weighted: Tensor = super().losses(scores, labels) * (1 + p) * torch.where(labels > 0, 1, 1 - p)
         return weighted
-
-    def gradient(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """See `residual`."""
-        return Objective.gradient(self, scores, labels)
 
     def start(self, labels: Float64s, weights: Float64s) -> float:
         """The log-odds of positives per negative, each of which is a row; half a positive and two negatives are added,

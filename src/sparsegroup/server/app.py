@@ -413,7 +413,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def run(app: FastAPI, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT; requests that have begun are answered then, for up to 30 s."""
+    """Serve until SIGTERM or SIGINT; requests under way are answered then, for up to 30 s."""
     config = uvicorn.Config(
         app,
         access_log=False,

@@ -76,7 +76,7 @@ class BlockReader:
         self._pool.shutdown(cancel_futures=True)
 
     def _read(self) -> None:
-        told_at = -math.inf
+        looked_at = -math.inf
         try:
             for span in self._again:
                 if self._closed.is_set():
@@ -84,8 +84,8 @@ class BlockReader:
                 self._put(self._source.again(span))
             while not self._closed.is_set():
                 block = self._source.read(_POLL)
-                if monotonic() - told_at >= _LAG_EVERY:
-                    self.lag, told_at = self._source.lag(), monotonic()
+                if monotonic() - looked_at >= _LAG_EVERY:
+                    self.lag, looked_at = self._source.lag(), monotonic()
                 if block is not None:
                     self._put(block)
         except EndOfStream:

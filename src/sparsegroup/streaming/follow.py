@@ -148,7 +148,7 @@ class Follower:
         self._saved_blocks: list[int] = []
         self._again: list[Any] = []
         self._batches = FullBatches(size)
-        self._begun_at = 0
+        self._samples_before = 0
         self._publication: Publication | None = None
         self._stop = threading.Event()
         self._lock: FolderLock | None = None
@@ -156,7 +156,7 @@ class Follower:
             self.trainer.go_on_after(before.history)
             self._live.begin(before.history)
             self.notes += before.notes
-            self._begun_at = self.trainer.samples
+            self._samples_before = self.trainer.samples
 
     @classmethod
     def begin(
@@ -210,6 +210,7 @@ class Follower:
             raise
         made._lock = lock
         source.open(log.format)
+        made._log_notes()
         return made
 
     @classmethod
@@ -253,7 +254,12 @@ class Follower:
             lock.close()
             raise
         made._lock = lock
+        made._log_notes()
         return made
+
+    def _log_notes(self) -> None:
+        for note in self.notes:
+            _logger.warning(note)
 
     def _load(self, checkpoint: Path, saved: CheckpointMetadata) -> Place:
         if saved.stream is None:
@@ -265,7 +271,7 @@ class Follower:
         loaded = self._checkpoints.load(checkpoint, self.model, self.optimizer)
         stream, self._saved_step = saved.stream, self.step
         self.notes += loaded.notes
-        self._begun_at = self.trainer.samples
+        self._samples_before = self.trainer.samples
         place = Place(stream.block, stream.position, stream.skip, stream.read_until)
         if not self.source.is_replayable:  # other rows follow
             place = Place(stream.block + (stream.skip > 0), None, 0, stream.read_until)
@@ -319,7 +325,7 @@ class Follower:
                         break
                     elif until_idle is not None and monotonic() - idle_since >= until_idle:
                         break
-                    self._tell(reader)
+                    self._write_status(reader)
                     self._checkpoint_if_due()
                     if publication is not None and publication.is_due(self.trainer.samples):
                         publication.start(self.trained, self._facts)
@@ -337,15 +343,15 @@ class Follower:
             self.source.close()
             if publication is not None:
                 publication.close()
-            self._tell(reader, ended=ended)
+            self._write_status(reader, ended=ended)
             if self._lock is not None:
                 self._lock.close()
 
-    def _tell(self, reader: BlockReader, *, ended: str | None = None) -> None:
+    def _write_status(self, reader: BlockReader, *, ended: str | None = None) -> None:
         late, waiting = None, self._batches.waiting
         if isinstance(self.source, JoinedSource):
             late = {"late": self.source.clicks_late, "without a row": self.source.clicks_unmatched}
-        self._live.tell_status(
+        self._live.write_status(
             reader.lag, waiting, self._publication, samples=self.trainer.samples, late=late, ended=ended
         )
 
@@ -387,7 +393,7 @@ class Follower:
     @property
     def _place(self) -> Place:
         """Behind the last row that was learnt."""
-        return self._batches.place(self.trainer.samples - self._begun_at)
+        return self._batches.place(self.trainer.samples - self._samples_before)
 
     @property
     def trained(self) -> TrainedModel:

@@ -105,7 +105,7 @@ class LiveRecord:
         self._reference: Reference | None = None
         # Times are always later ones.
         self._times = {name for name, kind in log.columns.items() if ColumnKind.of(kind).is_time}
-        self._looked_at = self._told_at = -math.inf
+        self._looked_at = self._written_at = -math.inf
         self._rows = self._seen = self._samples = 0
         self._rate: tuple[float, int, float] = (monotonic(), 0, 0.0)  # when, rows then, rows a second since before
         self._warned = False
@@ -178,7 +178,7 @@ class LiveRecord:
 
     # How it is now
 
-    def tell_status(
+    def write_status(
         self,
         lag: Mapping[str, float],
         waiting: int,
@@ -193,9 +193,9 @@ class LiveRecord:
         `late` counts clicks of a join; `ended` says why the training has ended, "" if nothing went wrong.
         """
         now = monotonic()
-        if now - self._told_at < _STATUS_EVERY and ended is None:
+        if now - self._written_at < _STATUS_EVERY and ended is None:
             return
-        self._told_at = now
+        self._written_at = now
         when, before, rate = self._rate
         if now - when >= _LOOK_EVERY:
             rate = (samples - before) / (now - when)

@@ -55,7 +55,7 @@ class Publication:
         self.why = ""
         self._pool = ThreadPoolExecutor(1, "sparsegroup-publisher")
         self._under_way: tuple[Future[bool], Rows] | None = None
-        self._begun, self._samples = -float("inf"), -1
+        self._started, self._samples = -float("inf"), -1
 
     @property
     def latest(self) -> Release | None:
@@ -66,7 +66,7 @@ class Publication:
         """Whether it is time for a model of `samples` learnt rows: it has learnt some, and none is on its way."""
         if self._under_way is not None and self._under_way[0].done():
             self.wait()
-        return self._under_way is None and self.is_newer(samples) and monotonic() - self._begun >= self.every
+        return self._under_way is None and self.is_newer(samples) and monotonic() - self._started >= self.every
 
     def is_newer(self, samples: int) -> bool:
         """Whether a model of `samples` learnt rows has learnt more than what was published, and than nothing."""
@@ -83,7 +83,7 @@ class Publication:
     def start(self, trained: TrainedModel, facts: Mapping[str, Any]) -> None:
         """Publish the model of this moment; only a copy of its rows is made before this returns."""
         self.wait()
-        self._begun, self._samples = monotonic(), facts["samples"]
+        self._started, self._samples = monotonic(), facts["samples"]
         try:
             draft = self.publisher.draft(trained)
         except Exception as error:  # training continues

@@ -277,7 +277,7 @@ def serve_page(folder: Path, host: str, port: int, refresh: int, stop: threading
     return f"http://{host}:{server.server_port}/"
 
 
-def tell_webhook(url: str, folder: Path, warnings: Sequence[str]) -> bool:
+def post_warnings(url: str, folder: Path, warnings: Sequence[str]) -> bool:
     """POST warnings to a URL as JSON; gives whether it has taken them. If not, that is a warning in the log."""
     body = json.dumps({"run": str(folder), "warnings": list(warnings), "text": "\n".join(warnings) or "All is well."})
     request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})

@@ -62,7 +62,7 @@ class _Followed:
     offset: int = 0
     line: int = 1
     mark: int = 0
-    """Of a text, a checksum of the bytes before `offset`; of another file, its size when it was begun."""
+    """Of a text, a checksum of the bytes before `offset`; of another file, its size when it was first read."""
     is_done: bool = False
     """Whether a file that does not grow was read to its end."""
     is_checked: bool = False
@@ -116,7 +116,7 @@ class FilesSource(Source):
     Files are read in order, each as far as it went when they were listed, and then listed again. So a file that
     appears late is read when it is seen, and of several files that grow none waits for another's end.
 
-    A position is {name: [offset, line, mark, is done]} for the files that were begun and are still there; files that
+    A position is {name: [offset, line, mark, is done]} for the files that were read and are still there; files that
     vanish are forgotten, unless all do. A file may not shrink or be replaced; a log that is rotated to another name
     is to be followed as a folder of files that keep their names.
 
@@ -225,7 +225,7 @@ class FilesSource(Source):
             except FileNotFoundError:  # since it was listed
                 continue
             name = file.name if self._is_one else file.source
-            followed = self._followed.get(name) or self._begun(name, file)
+            followed = self._followed.get(name) or self._first_seen(name, file)
             if (followed.size, followed.changed) != (size, changed):
                 followed.since = time.monotonic()
                 if not followed.is_checked:
@@ -262,7 +262,7 @@ class FilesSource(Source):
         self._was_listed = True
         return [file for file in files if file.path in self._given or not file.path.endswith(_UNFINISHED)]
 
-    def _begun(self, name: str, file: RawFile) -> _Followed:
+    def _first_seen(self, name: str, file: RawFile) -> _Followed:
         """The file where the position has it."""
         followed = _Followed(name, file, since=time.monotonic())
         if entry := self._position.get(name):

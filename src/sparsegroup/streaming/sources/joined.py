@@ -505,11 +505,11 @@ class JoinedSource(Source):
         ]
         oldest = min([self._kept, *(event.earliest for event in kept)])
         first = kept[0] if kept else None
-        remembered, events, has_begun = set(map(id, kept)), [], False
+        remembered, events, is_after_first = set(map(id, kept)), [], False
         for event in self._events:
-            has_begun = has_begun or event is first
+            is_after_first = is_after_first or event is first
             is_click = event.kind == "clicks" and event.rows and event.latest >= oldest
-            if id(event) in remembered or is_click or (event.kind == "given" and has_begun):
+            if id(event) in remembered or is_click or (event.kind == "given" and is_after_first):
                 events.append(event)
         self._events = events
 

@@ -97,7 +97,7 @@ def _source(text: str | Sequence[str], options: dict[str, Any]) -> Source:
     if first != "-" and url is None:
         return FilesSource(paths if len(paths) > 1 else first, **_of(("sort", "settle"), options))
     if len(paths) > 1:
-        raise StreamError(f"{first}: is a source by itself; only files can be several")
+        raise StreamError(f"{first}: only files can be several; give this source alone")
     if url is None:
         return StdinSource()
     scheme, place, path, query = url.groups()
