@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 from sparsegroup.errors import UserError
 from sparsegroup_paper import tables
 from sparsegroup_paper.datasets import NETWORKS, SYNTHETIC, Scale, open_dataset, whole_of
+from sparsegroup_paper.equal_bytes.experiment import equal_bytes
 from sparsegroup_paper.frontier import frontier
 from sparsegroup_paper.lab import Lab, Recipe
 from sparsegroup_paper.overview import INDEX, MARKS, write_overview
@@ -47,11 +48,14 @@ EXPERIMENTS: Mapping[str, Callable[[Lab], Section]] = {
     "embedding-dim": tables.embedding_dim,
     "family": tables.family,
     "frontier": frontier,
+    "bytes": equal_bytes,
 }
 """Experiments on a log. The regret is not one: it is on convex problems."""
 
 REGRET = "regret"
 ALL = "all"
+BEYOND_ALL = ("bytes", REGRET)
+"""Experiments that `all` leaves out: one is as long as all others together, one needs no log."""
 REPORTS = ("report.html", "report.md")
 
 app = typer.Typer(
@@ -87,7 +91,7 @@ def run_command(
         list[str],
         typer.Argument(
             metavar="NAME...",
-            help=f"Experiments: {', '.join((*EXPERIMENTS, REGRET))}; or {ALL} but the last.",
+            help=f"Experiments: {', '.join((*EXPERIMENTS, REGRET))}; or {ALL} but the last two.",
             show_default=False,
         ),
     ],
@@ -133,7 +137,7 @@ def run_command(
             near = get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise UserError(f"no experiment {name!r}; {hint}")
-    wanted = list(dict.fromkeys(one for name in names for one in (EXPERIMENTS if name == ALL else [name])))
+    wanted = list(dict.fromkeys(one for name in names for one in (_all() if name == ALL else [name])))
     on_log = [name for name in wanted if name != REGRET]
     if dataset is None and on_log:
         raise UserError(f"{on_log[0]} wants a data set: give --dataset, one of {', '.join(NETWORKS)}, or a YAML file")
@@ -167,6 +171,10 @@ def run_command(
     except KeyboardInterrupt:
         raise UserError(f"interrupted; the same command resumes with the runs in {folder}") from None
     _say(f"report: {shown / REPORTS[0]}, {shown / REPORTS[1]}")
+
+
+def _all() -> list[str]:
+    return [name for name in EXPERIMENTS if name not in BEYOND_ALL]
 
 
 def _say(text: str) -> None:

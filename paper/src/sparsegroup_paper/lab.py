@@ -14,14 +14,30 @@ from time import perf_counter
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sparsegroup.data import Log
 from sparsegroup.training import Config, evaluate, predict
+from sparsegroup.training.model import LookupModel
 from sparsegroup_paper.datasets import Dataset, reserve
+from sparsegroup_paper.equal_bytes.methods import contest, shared_training
+from sparsegroup_paper.equal_bytes.training import LATENCY_ROWS, Served, Task
 from sparsegroup_paper.pruning import Learner, WithoutRare, count_keys, deeplight, gradual, magnitude_pruning
 from sparsegroup_paper.resampling import resampled_aucs
-from sparsegroup_paper.runs import PLAIN, CutOff, DeepLight, Gradual, Method, Outcome, Pruned, Results, Run, Sample
+from sparsegroup_paper.runs import (
+    PLAIN,
+    Compact,
+    CutOff,
+    DeepLight,
+    Gradual,
+    Method,
+    Outcome,
+    Pruned,
+    Results,
+    Run,
+    Sample,
+)
 
 REPLICATES = 1000
 """Resamplings of the rows that a run is measured on."""
@@ -39,8 +55,10 @@ def jobs_of(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs, those together that share their training, in the order of their first ones."""
     jobs: dict[object, list[Run]] = {}
     for run in runs:
-        shared = isinstance(run.method, Pruned)
-        jobs.setdefault((run.config.as_yaml(), run.validate) if shared else run.key, []).append(run)
+        shared = "pruned" if isinstance(run.method, Pruned) else None
+        if isinstance(run.method, Compact):
+            shared = shared_training(run.method)
+        jobs.setdefault((run.config.as_yaml(), run.validate, shared) if shared else run.key, []).append(run)
     return list(jobs.values())
 
 
@@ -63,13 +81,19 @@ class Worker:
                 yield run, outcome
                 left.remove(run)
         except FloatingPointError:
-            nothing = np.full(REPLICATES, np.nan, np.float32)
             for run in left:
-                yield run, Outcome(math.nan, math.nan, 1.0, 1.0, 0, 0, perf_counter() - begin, nothing)
+                yield run, _nothing(perf_counter() - begin)
 
     def _carry_out(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
         begin, (run, *_) = perf_counter(), runs
         log, stop, method = self.log, self.extent(run)[0], run.method
+        if isinstance(method, Compact):
+            compact = {run.method: run for run in runs if isinstance(run.method, Compact)}
+            for trained, served in contest(Task(log, run.config, self.counts(stop), stop), list(compact)):
+                run = compact[trained]
+                yield run, _nothing(0.0) if served is None else self._measure_served(run, served, begin)
+                begin = perf_counter()
+            return
         if isinstance(method, CutOff):
             log = WithoutRare(log, self.counts(stop).at_least(method.min_count))
         learner = Learner(log, run.config)
@@ -93,24 +117,46 @@ class Worker:
         return (train_rows - train_rows // 10, train_rows) if run.validate else (train_rows, len(self.log))
 
     def _measure(self, run: Run, learner: Learner, begin: float) -> Outcome:
-        table, (stop, end) = learner.model.table, self.extent(run)
-        predictions = predict(learner.model, learner.log.batches(stop, end, 4096))
-        probabilities, labels = predictions.probabilities(), predictions.labels()
-        if not np.isfinite(probabilities).all():
-            raise FloatingPointError("predictions are not finite")
-        metrics = evaluate(labels, probabilities)
+        table, stop = learner.model.table, self.extent(run)[0]
+        auc, log_loss, resampled = self._accuracy(run, learner.model, learner.log)
         seen = len(self.counts(stop)) if isinstance(run.method, CutOff) else table.num_seen
         non_zero = sum(int(torch.count_nonzero(vectors)) for _, vectors in table.items())
         return Outcome(
-            auc=metrics.auc,
-            log_loss=metrics.log_loss,
+            auc=auc,
+            log_loss=log_loss,
             feature_rate=table.num_live / max(1, seen),
             parameter_rate=non_zero / max(1, seen * table.dim),
             live=table.num_live,
             seen=seen,
-            resampled=resampled_aucs(labels, probabilities, REPLICATES).astype(np.float32),
+            resampled=resampled,
             seconds=perf_counter() - begin,
         )
+
+    def _measure_served(self, run: Run, served: Served, begin: float) -> Outcome:
+        stop, end = self.extent(run)
+        auc, log_loss, resampled = self._accuracy(run, served.model, self.log)
+        batch = next(iter(self.log.batches(stop, end, max(LATENCY_ROWS))))
+        latencies = (0.0, 0.0) if run.validate else served.latencies(batch.keys, batch.numbers)
+        seen, rate = len(self.counts(stop)), served.bytes / (len(self.counts(stop)) * run.config.model.vector_dim * 4)
+        return Outcome(
+            *(auc, log_loss, rate, rate, 0, seen, perf_counter() - begin, resampled),
+            *(served.bytes, served.peak_bytes, served.seconds, *latencies),
+        )
+
+    def _accuracy(self, run: Run, model: LookupModel, log: Log) -> tuple[float, float, npt.NDArray[np.float32]]:
+        """AUC, log loss and resampled AUCs of a model on the rows that a run is measured on."""
+        predictions = predict(model, log.batches(*self.extent(run), 4096))
+        probabilities, labels = predictions.probabilities(), predictions.labels()
+        if not np.isfinite(probabilities).all():
+            raise FloatingPointError("predictions are not finite")
+        metrics = evaluate(labels, probabilities)
+        return metrics.auc, metrics.log_loss, resampled_aucs(labels, probabilities, REPLICATES).astype(np.float32)
+
+
+def _nothing(seconds: float) -> Outcome:
+    """The outcome of a run that diverged, or that there cannot be."""
+    resampled = np.full(REPLICATES, np.nan, np.float32)
+    return Outcome(math.nan, math.nan, 1.0, 1.0, 0, 0, seconds, resampled)
 
 
 class Lab:

@@ -27,6 +27,7 @@ ORDER = (
     "embedding-dim",
     "family",
     "frontier",
+    "bytes",
     "regret",
 )
 """The order of sections in the report; others follow by name."""

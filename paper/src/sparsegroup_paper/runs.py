@@ -53,8 +53,21 @@ class DeepLight:
     sparsity: float
 
 
+@dataclass(frozen=True)
+class Compact:
+    """A contestant of `equal_bytes`, in at most `share` of the dense float32 table's bytes, served in a precision.
+
+    `setting` is the value of its main setting, None where it has none.
+    """
+
+    name: str
+    share: float
+    precision: Literal["float32", "int8"] = "float32"
+    setting: float | None = None
+
+
 PLAIN = Plain()
-Method = Plain | Pruned | Gradual | CutOff | DeepLight
+Method = Plain | Pruned | Gradual | CutOff | DeepLight | Compact
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,10 @@ class Outcome:
         seen: Features seen in training.
         seconds: Computing time.
         resampled: AUC under resamplings of the rows `[replicates]` float32, the same for all runs on them.
+        served_bytes: What is served of the embedding, of a `Compact`, as the others below; 0 if it cannot be so small.
+        peak_bytes: Memory of the training on the table's side.
+        training_seconds: Of the training alone.
+        latency_1, latency_512: Seconds of a served call with as many rows.
     """
 
     auc: float
@@ -116,6 +133,11 @@ class Outcome:
     seen: int
     seconds: float
     resampled: npt.NDArray[np.float32]
+    served_bytes: int = 0
+    peak_bytes: int = 0
+    training_seconds: float = 0.0
+    latency_1: float = 0.0
+    latency_512: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -165,7 +187,11 @@ class Sample:
     @property
     def parameter_rate(self) -> float:
         """Mean."""
-        return float(self._each("parameter_rate").mean())
+        return self.mean("parameter_rate")
+
+    def mean(self, name: str) -> float:
+        """The mean of a number of the outcomes."""
+        return float(self._each(name).mean())
 
     def between(self, other: "Sample", share: float, rate: float) -> "Sample":
         """`share` of the way from this sample to another of the same seeds, at feature rate `rate`."""

@@ -1,0 +1,1 @@
+"""An experiment beyond the paper: AUC at equal served bytes, against published ways to a small table."""

@@ -1,0 +1,472 @@
+"""Published ways to a small embedding table, each as a module: see `parts` for what they share.
+
+A module for the fields without an exact table takes keys `[*shape]` and the numbers of their groups, and gives vectors
+`[*shape, dim]`; one by key takes keys alone.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsegroup_paper.equal_bytes.parts import (
+    BLOCK,
+    KEY_BYTES,
+    STD,
+    Digits,
+    Forget,
+    Keyed,
+    Layer,
+    Part,
+    Precision,
+    Rows,
+    distinct,
+    fields_in,
+    hashed,
+    offsets,
+    pointer_bytes,
+)
+
+
+class Projected(Part):
+    """Vectors of a smaller dimension, and a learned matrix from it to `dim`."""
+
+    def __init__(self, keys: Tensor, small: int, dim: int) -> None:
+        super().__init__()
+        self.table, self.projection = Keyed(keys, small), Layer(small, dim, bias=False)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return cast(Tensor, self.projection(self.table(keys)))
+
+
+class Hashing(Part):
+    """The hashing trick (Weinberger et al., ICML 2009): keys share rows by a hash."""
+
+    def __init__(self, sizes: Sequence[int], dim: int, salt: int) -> None:
+        super().__init__()
+        self.rows, self.digits = Rows(sum(sizes), dim), Digits([sizes], salt)
+
+    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+        return cast(Tensor, self.rows(*self.digits(keys, groups)))
+
+
+class QuotientRemainder(Part):
+    """QR (Shi et al., KDD 2020): the product of two vectors, by the remainder and the quotient of a hash."""
+
+    def __init__(self, remainders: Sequence[int], quotients: Sequence[int], dim: int, salt: int) -> None:
+        super().__init__()
+        self.digits = Digits([remainders, quotients], salt)
+        self.remainder, self.quotient = Rows(sum(remainders), dim), Rows(sum(quotients), dim, 0.1, 1.0)
+
+    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+        remainder, quotient = self.digits(keys, groups)
+        return cast(Tensor, self.remainder(remainder) * self.quotient(quotient))
+
+
+class Memcom(Part):
+    """MEmCom (Pansare et al., MLSys 2022): a vector that keys share by a hash, times a number by another hash."""
+
+    def __init__(self, vectors: Sequence[int], numbers: Sequence[int], dim: int, salt: int) -> None:
+        super().__init__()
+        self.by_vector, self.by_number = Digits([vectors], salt), Digits([numbers], salt + 1)
+        self.rows, self.numbers = Rows(sum(vectors), dim), Rows(sum(numbers), 1, 0.1, 1.0, rows_per_scale=BLOCK)
+
+    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+        vectors = self.rows(*self.by_vector(keys, groups))
+        return cast(Tensor, vectors * self.numbers(*self.by_number(keys, groups)))
+
+
+class Robe(Part):
+    """ROBE (Desai et al., MLSys 2022): chunks of a vector are read from one array, circularly, each from a hash on.
+
+    Args:
+        size: Numbers in the array.
+        dim: Length of a vector.
+        chunk: Numbers of a chunk; divides `dim`.
+        salt: Chooses the hashes.
+    """
+
+    def __init__(self, size: int, dim: int, chunk: int, salt: int) -> None:
+        super().__init__()
+        self.array = Rows(size, 1, rows_per_scale=BLOCK, sparse=False)
+        self.salts = [1000 * salt + number for number in range(dim // chunk)]
+        self.inside = torch.arange(chunk)
+
+    def places(self, keys: Tensor) -> Tensor:
+        """Where in the array the elements are, `[*keys.shape, dim]`."""
+        starts = torch.stack([hashed(keys, salt) % self.array.count for salt in self.salts], -1)
+        return ((starts[..., None] + self.inside) % self.array.count).flatten(-2)
+
+    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+        return cast(Tensor, self.array(self.places(keys)).squeeze(-1))
+
+
+class DeepHash(Part):
+    """DHE (Kang et al., KDD 2021): `hashes` hashes of a key, as numbers from -1 to 1, through two hidden layers."""
+
+    def __init__(self, hashes: int, hidden: int, dim: int, salt: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(salt)
+        self.factors, self.terms = torch.randint(1 << 62, (2, hashes), generator=generator)
+        sizes = [hashes, hidden, hidden, dim]
+        self.layers = nn.ModuleList(Layer(*pair) for pair in itertools.pairwise(sizes))
+
+    @staticmethod
+    def bytes_of(hashes: int, hidden: int, dim: int, precision: Precision) -> int:
+        """Bytes of such a network."""
+        return sum(Layer.bytes_of(*pair, precision) for pair in ((hashes, hidden), (hidden, hidden), (hidden, dim)))
+
+    def codes(self, keys: Tensor) -> Tensor:
+        """The hashes `[*keys.shape, hashes]`."""
+        mixed = hashed(keys, 0)[..., None] * (self.factors | 1) + self.terms
+        codes: Tensor = (mixed >> 32).float() / 2.0**31
+        return codes
+
+    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+        some, place = distinct(keys)
+        vectors = self.codes(some)
+        for layer in self.layers[:-1]:
+            vectors = functional.mish(layer(vectors))
+        return functional.embedding(place, self.layers[-1](vectors))
+
+
+class TensorTrain(Part):
+    """TT-Rec (Yin et al., MLSys 2021): a vector is the product of a matrix of each of three cores.
+
+    Args:
+        sizes: Matrices of each group, for each core.
+        dims: Factors of the dimension.
+        rank: The cores' rank.
+        salt: Chooses the hash that is cut into the numbers of the matrices.
+    """
+
+    def __init__(self, sizes: Sequence[Sequence[int]], dims: Sequence[int], rank: int, salt: int) -> None:
+        super().__init__()
+        self.digits, self.dims, self.rank = Digits(sizes, salt), tuple(dims), rank
+        std = (STD / rank) ** (1 / 3)
+        widths = self.widths(dims, rank)
+        self.cores = nn.ModuleList(Rows(sum(of), width, std) for of, width in zip(sizes, widths, strict=True))
+
+    @staticmethod
+    def widths(dims: Sequence[int], rank: int) -> tuple[int, int, int]:
+        """Numbers of a matrix of each core."""
+        first, second, third = dims
+        return first * rank, rank * second * rank, rank * third
+
+    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+        some, place = distinct(keys)
+        one = torch.empty_like(some).scatter_(0, place.flatten(), torch.arange(place.numel()))
+        rows = self.digits(some, groups.expand(keys.shape).flatten()[one])
+        (d1, d2, d3), rank = self.dims, self.rank
+        first, second, third = (core(of_core) for core, of_core in zip(self.cores, rows, strict=True))
+        left = torch.bmm(first.view(-1, d1, rank), second.view(-1, rank, d2 * rank)).view(-1, d1 * d2, rank)
+        return functional.embedding(place, torch.bmm(left, third.view(-1, rank, d3)).flatten(1))
+
+
+def k_means(points: Tensor, count: int, rounds: int = 10) -> tuple[Tensor, Tensor]:
+    """Centroids `[k, width]`, k ≤ `count`, of points `[n, width]`, and the number of each point's nearest one.
+
+    Lloyd's algorithm, on a sample of some 32,000 points at most, or 4 for each centroid; drawn from torch's generator.
+    """
+    sample = points[torch.randperm(len(points))[: min(256 * count, max(4 * count, 1 << 15))]]
+    centroids = sample[:count].clone()
+    for _ in range(rounds):
+        nearest = _nearest(sample, centroids)
+        sums = torch.zeros_like(centroids).index_add_(0, nearest, sample)
+        sizes = torch.bincount(nearest, minlength=len(centroids))
+        centroids = torch.where((sizes > 0)[:, None], sums / sizes.clamp(min=1)[:, None], centroids)
+    return centroids, _nearest(points, centroids)
+
+
+def _nearest(points: Tensor, centroids: Tensor) -> Tensor:
+    halves = centroids.square().sum(1) / 2
+    return torch.cat([(halves - part @ centroids.T).argmin(1) for part in torch.split(points, 1 << 14)])
+
+
+class Clustered(Part):
+    """CCE (Tsang and Ahle, NeurIPS 2023): each part of a vector is the sum of a row by a pointer and a row by a hash.
+
+    Pointers are random until half of the training is over. Then the parts are clustered: a pointer leads to the
+    centroid that is nearest, the second rows become zero, and their hash another one.
+
+    Args:
+        pointers: Pointers of each group, which keys share by a hash.
+        rows: Rows of each group, of each of the two tables of a part.
+        dim, columns: Length of a vector, and its parts.
+        salt: Chooses the hashes.
+    """
+
+    table: Tensor
+
+    def __init__(self, pointers: Sequence[int], rows: Sequence[int], dim: int, columns: int, salt: int) -> None:
+        super().__init__()
+        self.pointers, self.rows, self.columns, self.salt = pointers, rows, columns, salt
+        self.digits, self.starts, self.total = Digits([pointers], salt), offsets(rows), sum(rows)
+        shape = columns * self.total, dim // columns
+        self.first, self.second = Rows(*shape), Rows(*shape)
+        self.group = torch.arange(len(pointers)).repeat_interleave(torch.tensor(pointers))
+        self.register_buffer("table", self._by_hash(salt + 1), persistent=False)
+        self.by_hash = self._by_hash(salt + 2)
+        self.used, self.is_clustered = torch.zeros(sum(pointers), dtype=torch.bool), False
+
+    def _by_hash(self, salt: int) -> Tensor:
+        """A random row for each part and pointer `[columns, pointers]`, of the pointer's group."""
+        places = torch.arange(len(self.group))
+        random = torch.stack([hashed(places, 1000 * salt + column) for column in range(self.columns)])
+        size, start = torch.tensor(self.rows)[self.group], self.starts[self.group]
+        return random % size + start + self.total * torch.arange(self.columns)[:, None]
+
+    @property
+    def own_bytes(self) -> int:
+        of_groups = zip(self.pointers, self.rows, strict=True)
+        return self.columns * sum(count * pointer_bytes(rows) for count, rows in of_groups)
+
+    def of_pointers(self, places: Tensor) -> Tensor:
+        """Vectors `[*places.shape, dim]` of pointers."""
+        rows, others = (one[:, places].movedim(0, -1) for one in (self.table, self.by_hash))
+        return cast(Tensor, (self.first(rows) + self.second(others)).flatten(-2))
+
+    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+        (places,) = self.digits(keys, groups)
+        if self.training:
+            self.used[places] = True
+        return self.of_pointers(places)
+
+    def after_step(self, done: float, forget: Forget) -> None:
+        if done >= 0.5 and not self.is_clustered:
+            self.cluster()
+            for rows in (self.first, self.second):
+                forget(rows.weight, torch.arange(rows.count))
+
+    @torch.no_grad()
+    def cluster(self) -> None:
+        """Replace pointers and rows."""
+        self.is_clustered = True
+        new = self.first.weight.data.clone()
+        for number, (start, rows) in enumerate(zip(self.starts.tolist(), self.rows, strict=True)):
+            places = (self.used & (self.group == number)).nonzero().squeeze(1)
+            if not len(places):
+                continue
+            for column, points in enumerate(self.of_pointers(places).chunk(self.columns, 1)):
+                centroids, nearest = k_means(points, rows)
+                begin = column * self.total + start
+                new[begin : begin + len(centroids)] = centroids
+                self.table[column, places] = nearest + begin
+        self.first.weight.data = new
+        self.second.weight.data.zero_()
+        self.by_hash = self._by_hash(self.salt + 3)
+
+
+class ProductQuantized(Part):
+    """Product quantization (Jégou et al., TPAMI 2011) of a trained table: the parts of vectors are centroids.
+
+    Args:
+        keys: `[n]`, ascending.
+        vectors: `[n, dim]`.
+        parts: Parts of a vector; divides `dim`.
+        count: Centroids of a part, at most 256.
+    """
+
+    keys: Tensor
+    codes: Tensor
+
+    def __init__(self, keys: Tensor, vectors: Tensor, parts: int, count: int) -> None:
+        super().__init__()
+        self.register_buffer("keys", keys)
+        found = [k_means(part, count) for part in vectors.chunk(parts, 1)]
+        self.register_buffer("codes", torch.stack([nearest for _, nearest in found], 1).to(torch.uint8))
+        self.count = len(found[0][0])
+        self.centroids = Rows(parts * self.count, vectors.shape[1] // parts)
+        self.centroids.weight.data[:-1] = torch.cat([centroids for centroids, _ in found])
+        self.starts = self.count * torch.arange(parts)
+
+    @property
+    def own_bytes(self) -> int:
+        return KEY_BYTES * len(self.keys) + self.codes.numel()
+
+    def forward(self, keys: Tensor) -> Tensor:
+        place = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
+        rows = self.codes[place].long() + self.starts
+        rows = torch.where((self.keys[place] == keys)[..., None], rows, self.centroids.count)
+        return cast(Tensor, self.centroids(rows).flatten(-2))
+
+
+class SoftThreshold(Part):
+    """PEP (Liu et al., ICLR 2021) while it looks for a mask: sign(v) max(|v| - sigmoid(s), 0), with an s for each key.
+
+    Args:
+        keys: `[n]`, ascending.
+        dim: Length of a vector.
+        start: The first value of s.
+    """
+
+    def __init__(self, keys: Tensor, dim: int, start: float) -> None:
+        super().__init__()
+        self.table, self.threshold = Keyed(keys, dim), Rows(len(keys), 1, 0.0, start)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        places = self.table.places(keys)
+        vectors, threshold = self.table.rows(places), torch.sigmoid(self.threshold(places))
+        return cast(Tensor, vectors.sign() * (vectors.abs() - threshold).relu())
+
+    @torch.no_grad()
+    def margins(self) -> Tensor:
+        """|v| - sigmoid(s) `[n, dim]`."""
+        return self.table.vectors().abs() - torch.sigmoid(self.threshold.weight[:-1])
+
+
+class Adaptive(Part):
+    """AdaEmbed (Lai et al., OSDI 2023): few rows, for the keys with the largest gradients lately.
+
+    A key's score is the sum of the norms of its vector's gradients, of which each reassignment forgets a tenth. A key
+    without a row has zeros, and gradients of them.
+
+    Args:
+        keys: `[n]` all keys of the training, ascending.
+        count: Rows.
+        dim: Length of a vector.
+        times: Reassignments in a training.
+    """
+
+    def __init__(self, keys: Tensor, count: int, dim: int, times: int) -> None:
+        super().__init__()
+        self.index, self.rows, self.times, self.done = Keyed(keys, 1), Rows(count, dim), times, 0
+        self.scores = torch.zeros(len(keys) + 1)
+        self.row = torch.full((len(keys) + 1,), count)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        places = self.index.places(keys)
+        vectors = cast(Tensor, self.rows(self.row[places]))
+        if vectors.requires_grad:
+            vectors.register_hook(lambda gradient: self._score(places, gradient))  # type: ignore[no-untyped-call]
+        return vectors
+
+    def _score(self, places: Tensor, gradient: Tensor) -> None:
+        self.scores.index_add_(0, places.flatten(), gradient.norm(dim=-1).flatten())
+
+    def after_step(self, done: float, forget: Forget) -> None:
+        if self.done and int(done * self.times) <= int(self.done):  # the first rows are given after the first step
+            return
+        self.done = max(1, int(done * self.times))
+        self.scores[-1] = 0
+        best = self.scores.topk(min(self.rows.count, len(self.scores) - 1)).indices
+        rows = reassigned(self.row, best[self.scores[best] > 0], self.rows.count)
+        self.rows.weight.data[rows] = STD * torch.randn(len(rows), self.rows.width)
+        forget(self.rows.weight, rows)
+        self.scores *= 0.9
+
+    def served(self) -> Keyed:
+        """A table of the keys that have a row."""
+        has_row = (self.row[:-1] < self.rows.count).nonzero().squeeze(1)
+        table = Keyed(self.index.keys[has_row], self.rows.width)
+        table.rows.weight.data[: len(has_row)] = self.rows.weight.data[self.row[has_row]]
+        return table
+
+
+def reassigned(row: Tensor, best: Tensor, count: int) -> Tensor:
+    """Give rows to the places `best` and to no others; `row` is the row of each place, or `count`, and changes.
+
+    A place that has a row already keeps it. Returns the rows of the new ones, in the order of `best`.
+    """
+    is_best = torch.zeros(len(row), dtype=torch.bool)
+    is_best[best] = True
+    row[~is_best] = count
+    new = best[row[best] == count]
+    is_free = torch.ones(count + 1, dtype=torch.bool)
+    is_free[row[best]] = False
+    is_free[count] = False
+    rows = is_free.nonzero().squeeze(1)[: len(new)]
+    row[new] = rows
+    return rows
+
+
+class HotSketch:
+    """The sketch of CAFE: buckets of four keys with a score each; a new key takes over the bucket's least score."""
+
+    def __init__(self, buckets: int, salt: int) -> None:
+        self.keys = torch.full((buckets, 4), -1)
+        self.scores, self.salt = torch.zeros(buckets, 4), salt
+
+    def add(self, keys: Tensor, scores: Tensor) -> None:
+        """Add scores `[n]` of distinct keys `[n]`."""
+        bucket = hashed(keys, self.salt) % len(self.keys)
+        there = (self.keys[bucket] == keys[:, None]) & (self.scores[bucket] > 0)
+        is_there = there.any(1)
+        self.scores[bucket[is_there], there[is_there].long().argmax(1)] += scores[is_there]
+        keys, scores, bucket = (one[~is_there] for one in (keys, scores, bucket))
+        order = bucket.argsort(stable=True)
+        keys, scores, bucket = keys[order], scores[order], bucket[order]
+        turn = torch.arange(len(bucket)) - torch.searchsorted(bucket, bucket)  # the first of each bucket, the second, …
+        for number in range(int(turn.max()) + 1 if len(turn) else 0):
+            now = turn == number
+            least = self.scores[bucket[now]].argmin(1)
+            self.keys[bucket[now], least] = keys[now]
+            self.scores[bucket[now], least] += scores[now]
+
+    def best(self, count: int) -> Tensor:
+        """The keys of the highest scores, at most `count`."""
+        scores, places = self.scores.flatten().topk(min(count, self.scores.numel()))
+        return self.keys.flatten()[places[scores > 0]]
+
+
+class Cafe(Part):
+    """CAFE (Zhang et al., SIGMOD 2024): keys with large gradients, found by a sketch, have rows; the others share some.
+
+    Args:
+        count: Rows for hot keys.
+        sizes: Shared rows of each group.
+        dim: Length of a vector.
+        times: How often in a training hot keys are chosen.
+        salt: Chooses the hashes.
+    """
+
+    keys: Tensor
+
+    def __init__(self, count: int, sizes: Sequence[int], dim: int, times: int, salt: int) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.empty(0, dtype=torch.int64))
+        self.hot, self.shared, self.times, self.done = Rows(count, dim), Hashing(sizes, dim, salt), times, 0
+        self.row = torch.empty(0, dtype=torch.int64)
+        self.sketch = HotSketch(max(16, count), salt + 1)
+        self.groups: dict[int, int] = {}
+
+    @property
+    def own_bytes(self) -> int:
+        return KEY_BYTES * self.hot.count
+
+    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+        place = torch.searchsorted(self.keys, keys).clamp(max=max(0, len(self.keys) - 1))
+        is_hot = self.keys[place] == keys if len(self.keys) else torch.zeros_like(keys, dtype=torch.bool)
+        row = torch.where(is_hot, self.row[place], self.hot.count) if len(self.keys) else place + self.hot.count
+        (shared,) = self.shared.digits(keys, groups)
+        vectors = self.hot(row) + self.shared.rows(torch.where(is_hot, self.shared.rows.count, shared))
+        if vectors.requires_grad:
+            self.groups |= dict(zip(fields_in(keys[0]).tolist(), groups.tolist(), strict=True))
+            vectors.register_hook(lambda gradient: self._score(keys, gradient))
+        return cast(Tensor, vectors)
+
+    def _score(self, keys: Tensor, gradient: Tensor) -> None:
+        some, place = distinct(keys)
+        norms = gradient.norm(dim=-1).flatten()
+        self.sketch.add(some, torch.zeros(len(some)).index_add_(0, place.flatten(), norms))
+
+    @torch.no_grad()
+    def after_step(self, done: float, forget: Forget) -> None:
+        if self.done and int(done * self.times) <= self.done:
+            return
+        self.done = max(1, int(done * self.times))
+        hot, _ = distinct(self.sketch.best(self.hot.count))
+        together, _ = distinct(torch.cat([self.keys, hot]))
+        row = torch.full((len(together),), self.hot.count)
+        row[torch.searchsorted(together, self.keys)] = self.row
+        best = torch.searchsorted(together, hot)
+        new = best[row[best] == self.hot.count]
+        groups = torch.tensor([self.groups[field] for field in fields_in(together[new]).tolist()], dtype=torch.int64)
+        first = self.shared(together[new], groups) if len(new) else torch.empty(0, self.hot.width)
+        rows = reassigned(row, best, self.hot.count)
+        self.hot.weight.data[rows] = first
+        forget(self.hot.weight, rows)
+        self.keys, self.row = hot, row[best]

@@ -1,0 +1,261 @@
+"""The contest: AUC at equal served bytes, of published ways to a small embedding table and of this library."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsegroup.data import ClickLogError
+from sparsegroup.training import Config
+from sparsegroup_paper.choices import NO_PENALTY, TRIAL_SEEDS
+from sparsegroup_paper.equal_bytes.methods import CONTESTANTS, FULL
+from sparsegroup_paper.equal_bytes.parts import Precision
+from sparsegroup_paper.equal_bytes.training import CALLS
+from sparsegroup_paper.lab import Lab
+from sparsegroup_paper.runs import Compact, Method, Sample
+from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, columns
+from sparsegroup_paper.statistics import COLUMNS, STATISTICS, Versus, tally, versus
+
+SHARES = (0.1, 0.03, 0.01, 0.003, 0.001)
+"""Budgets, as shares of the dense float32 table."""
+
+TRIAL_SHARE = 0.01
+"""The budget at which choices are made."""
+
+RATES = (
+    *(("adam", rate) for rate in (0.001, 0.003, 0.01, 0.03)),
+    *(("adagrad", rate) for rate in (0.01, 0.03, 0.1, 0.3)),
+)
+"""Optimizers and learning rates that are tried for each method."""
+
+FINER = (0.5, 0.7, 1.4, 2.0)
+"""Learning rates tried next to the best one, relative to it, of methods without a main setting."""
+
+
+Trial = tuple[Config, Method]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The optimizer, its learning rate and the main setting of a method, in a config; and its validation AUC."""
+
+    name: str
+    config: Config
+    setting: float | None
+    auc: float | None
+
+    def at(self, share: float, precision: Precision) -> Trial:
+        """What is run at a budget."""
+        return self.config, Compact(self.name, share, precision, self.setting)
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """A row of the table of choices."""
+        optimizer, contestant = self.config.optimizer, CONTESTANTS[self.name]
+        return self.name, optimizer.name, optimizer.lr, contestant.setting or None, self.setting, self.auc
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method at a budget, served in a precision."""
+
+    name: str
+    share: float
+    precision: Precision
+    sample: Sample
+
+    @property
+    def exists(self) -> bool:
+        """Whether the method can be so small, and has not diverged."""
+        return bool(np.isfinite(self.sample.auc))
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a recipe of this library."""
+        return CONTESTANTS[self.name].is_ours
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """A row of the table of points."""
+        if not self.exists:
+            return self.name, self.precision, self.share, *(None,) * 8
+        sample = self.sample
+        whole = (round(sample.mean(name)) for name in ("served_bytes", "peak_bytes"))
+        served, peak = whole
+        micro = (1e6 * sample.mean(name) for name in ("latency_1", "latency_512"))
+        losses = sample.mean("log_loss"), peak, sample.mean("training_seconds")
+        return self.name, self.precision, self.share, served, *sample.auc_cells, *losses, *micro
+
+
+def check(lab: Lab) -> None:
+    """Raise ClickLogError unless rows have one value of each field and one label, and all vectors one size."""
+    log, model = lab.log, lab.config.model
+    if log.lists:
+        raise ClickLogError(
+            f"{log.name}: bytes compares methods for fields of one value, and {', '.join(log.lists)} has several a "
+            "row; leave such columns out by a schema (`sparsegroup columns`)"
+        )
+    if model.pairs or model.dims or not log.binary or log.tasks:
+        raise ClickLogError(
+            f"{log.name}: bytes compares methods on one label of 0 and 1 and vectors of one size, without pairs of "
+            "fields; leave `pairs` and `dims` out"
+        )
+
+
+def choices(lab: Lab) -> list[Chosen]:
+    """What each method is run with, chosen on the last tenth of the training rows."""
+    others = {name: one for name, one in CONTESTANTS.items() if not one.is_ours}
+    configs = [lab.config.replace(optimizer=name, lr=rate, **NO_PENALTY) for name, rate in RATES]
+    middle = {name: one.settings[len(one.settings) // 2] if one.settings else None for name, one in others.items()}
+    first = {name: [Chosen(name, config, middle[name], None) for config in configs] for name in others}
+    best = _best(lab, first, "optimizers and learning rates")
+    second = {
+        name: [Chosen(name, chosen.config, setting, None) for setting in others[name].settings]
+        or [Chosen(name, chosen.config.replace(lr=_times(chosen.config, factor)), None, None) for factor in FINER]
+        for name, chosen in best.items()
+    }
+    best = _best(lab, {name: [best[name], *second[name]] for name in others}, "main settings")
+    ours = [
+        Chosen(name, lab.config.replace(**one.changes), None, None) for name, one in CONTESTANTS.items() if one.is_ours
+    ]
+    return [*best.values(), *ours]
+
+
+def _times(config: Config, factor: float) -> float:
+    assert config.optimizer.lr is not None
+    return float(f"{factor * config.optimizer.lr:.3g}")
+
+
+def _best(lab: Lab, trials: dict[str, list[Chosen]], words: str) -> dict[str, Chosen]:
+    """The best trial of each method."""
+    flat = [one.at(_trial_share(name), "float32") for name, of_name in trials.items() for one in of_name]
+    found = iter(lab.samples(flat, validate=True, name=words, seeds=lab.seeds[:TRIAL_SEEDS]))
+    best = {}
+    for name, of_name in trials.items():
+        aucs = [np.nan_to_num(next(found).auc, nan=-1.0) for _ in of_name]
+        number = int(np.argmax(aucs))
+        chosen = of_name[number]
+        best[name] = Chosen(name, chosen.config, chosen.setting, float(aucs[number]) if aucs[number] >= 0 else None)
+    return best
+
+
+def _trial_share(name: str) -> float:
+    return TRIAL_SHARE if CONTESTANTS[name].by_share else 1.0
+
+
+def equal_bytes(lab: Lab) -> Section:
+    """Run it."""
+    check(lab)
+    chosen = choices(lab)
+    wanted = [
+        (one, share, precision)
+        for one in chosen
+        for share in (SHARES if CONTESTANTS[one.name].by_share else (1.0,))
+        for precision in CONTESTANTS[one.name].precisions
+    ]
+    samples = lab.samples([one.at(share, precision) for one, share, precision in wanted], name="all methods and sizes")
+    points = [
+        Point(one.name, share, precision, sample)
+        for (one, share, precision), sample in zip(wanted, samples, strict=True)
+    ]
+    leaders, compared, verdicts = _verdicts(points)
+    trials = len(RATES) + len(FINER)
+    return Section(
+        name="bytes",
+        title="AUC at equal served bytes",
+        findings=(*leaders, *(f"Ours against {name}: {tally(of)}." for name, of in verdicts.items())),
+        method=(
+            f"Budgets are {_listed(SHARES)} of the dense float32 table's bytes: features of the training rows × "
+            "dimension × 4. Everything that is shipped counts: vectors, 8-byte keys where a method has to know which "
+            "keys have rows, scales, bitmaps, pointers, vectors for absent features, layers of a hash network. The "
+            "network over the embeddings, the same for all, does not. In int8 a method has as many more rows as fit, "
+            "is trained in float32, rounded once, and measured after that; scales are float16, those of this library's "
+            "export float32.",
+            f"All methods have the same keys, network, first weights, batches and order, in one pass, and {trials} "
+            f"trials at {TRIAL_SHARE:.0%} in float32 on the last tenth of the training rows: {len(RATES)} of an "
+            f"optimizer (Adam or Adagrad, of the rows of a batch only) and its learning rate, then {len(FINER)} of the "
+            "main setting, or of finer learning rates where there is none. Nothing is chosen for this library: it is "
+            "the recipe of the frontier, Group Adagrad at .03, hard threshold, with a target size.",
+            "Peak memory is the training's, on the table's side, counted from its tensors: parameters, optimizer's "
+            "state, the largest gradients, indices and scores. Seconds are those of training, with all passes that a "
+            f"method takes. Latency is the median of {CALLS} calls of the served model, network included, in one "
+            "thread; other runs on the same machine disturb it.",
+            *(f"{name}: {one.words}" for name, one in CONTESTANTS.items()),
+            STATISTICS,
+        ),
+        tables=(
+            SectionTable(
+                "compared",
+                "This library's best variant at a budget, against each method's better precision",
+                (*columns("budget|.1%; ours; its AUC|.4f; method; served in; test AUC|.4f"), *COLUMNS),
+                compared,
+                "The variant, the precision and the best of the others are those of the highest mean test AUC, in part "
+                "by luck.",
+            ),
+            SectionTable(
+                "points",
+                "All points",
+                columns(
+                    "method; served in; budget|.1%; served bytes; test AUC|.4f; ± sd|.4f; log loss|.4f; peak memory, "
+                    "bytes; training, s|.2f; latency of 1 row, µs|.0f; of 512 rows, µs|.0f"
+                ),
+                tuple(point.cells for point in points),
+                "Empty where a method cannot be so small, or has diverged.",
+            ),
+            SectionTable(
+                "choices",
+                "What was chosen",
+                columns("method; optimizer; learning rate|g; main setting; its value|g; validation AUC|.4f"),
+                tuple(one.cells for one in chosen),
+            ),
+        ),
+        figures=(_figure(points, "float32", "single"), _figure(points, "int8", "int")),
+    )
+
+
+def _listed(shares: Sequence[float]) -> str:
+    return ", ".join(f"{100 * share:g}" for share in shares) + " %"
+
+
+def _highest(points: Iterable[Point]) -> Point | None:
+    return max((point for point in points if point.exists), key=lambda point: point.sample.auc, default=None)
+
+
+def _verdicts(points: Sequence[Point]) -> tuple[list[str], tuple[tuple[Cell, ...], ...], dict[str, list[Versus]]]:
+    """Sentences on each budget, rows of the table of comparisons, and the comparisons of each method."""
+    sentences, rows = list[str](), list[tuple[Cell, ...]]()
+    verdicts: dict[str, list[Versus]] = {}
+    for share in SHARES:
+        there = [point for point in points if point.share == share and point.exists]
+        ours = _highest(point for point in there if point.is_ours)
+        names = dict.fromkeys(point.name for point in there if not point.is_ours)
+        others = [point for name in names if (point := _highest(one for one in there if one.name == name)) is not None]
+        best = _highest(others)
+        if ours is None or best is None:
+            continue
+        for point in others:
+            comparison = versus(ours.sample, point.sample)
+            verdicts.setdefault(point.name, []).append(comparison)
+            of_point = point.name, point.precision, point.sample.auc
+            rows.append((share, ours.name, ours.sample.auc, *of_point, *comparison.cells))
+        of_best = versus(ours.sample, best.sample)
+        sentences.append(
+            f"At {100 * share:g} %: {ours.name} {ours.sample.auc:.4f}, and the best of the others, {best.name} in "
+            f"{best.precision}, {best.sample.auc:.4f}: {of_best.verdict} ({of_best.difference:+.4f})."
+        )
+    return sentences, tuple(rows), verdicts
+
+
+def _figure(points: Sequence[Point], precision: Precision, name: str) -> Figure:
+    series = []
+    for method in CONTESTANTS:
+        drawn = [
+            point.sample for point in points if point.name == method and point.precision == precision and point.exists
+        ]
+        if method == FULL:
+            series += [Series(method, (), (sample.auc,), style="level") for sample in drawn]
+        elif drawn:
+            x = tuple(sample.mean("served_bytes") for sample in drawn)
+            series.append(Series(method, x, tuple(sample.auc for sample in drawn)))
+    title = f"AUC over served bytes, {precision}"
+    return Figure(name, title, "served bytes", "test AUC", tuple(series), "log")

@@ -1,0 +1,228 @@
+"""Training and serving an embedding of the contest: what all methods share."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsegroup.data import Log
+from sparsegroup.data.keys import fields_of
+from sparsegroup.training import Config
+from sparsegroup.training.build import start_network
+from sparsegroup.training.model import LookupModel
+from sparsegroup_paper.equal_bytes.embeddings import HotSketch
+from sparsegroup_paper.equal_bytes.parts import (
+    KEY_BYTES,
+    ByField,
+    Part,
+    Precision,
+    Rows,
+    Shares,
+    freeze,
+    row_bytes,
+    served_bytes,
+    shares_of,
+)
+from sparsegroup_paper.pruning import Counts
+
+LATENCY_ROWS = (1, 512)
+"""Rows of the batches whose serving is timed."""
+
+CALLS = 30
+"""Calls of which the time is the median."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method learns from: the first `stop` rows of a log, whose features are counted."""
+
+    log: Log
+    config: Config
+    counts: Counts
+    stop: int
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector, as the network takes it."""
+        return self.config.model.vector_dim
+
+    @property
+    def seed(self) -> int:
+        """The run's."""
+        return self.config.training.seed
+
+    @property
+    def salt(self) -> int:
+        """Chooses the hashes of a run: those of another seed are others."""
+        return 100 * self.seed
+
+    def budget(self, share: float) -> int:
+        """Bytes that are a share of the dense float32 table's."""
+        return int(share * len(self.counts) * self.dim * 4)
+
+    def rows_in(self, budget: int, precision: Precision, width: int | None = None) -> int:
+        """Rows with their keys, all of the training's features at most."""
+        return min(len(self.counts), budget // (KEY_BYTES + row_bytes(width or self.dim, precision)))
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """All features of the training, ascending."""
+        return torch.tensor(self.counts.keys)
+
+    def most_frequent(self, count: int) -> Tensor:
+        """The features that are most frequent, ascending; ties fall to the lower key."""
+        return self.keys[np.sort(np.argsort(-self.counts.counts, kind="stable")[: max(0, count)])]
+
+    def shares(self, budget: int, precision: Precision, least: int) -> Shares:
+        """How the fields share a budget, see `shares_of`."""
+        features = np.bincount(fields_of(self.counts.keys), minlength=len(self.log.fields)).tolist()
+        return shares_of(features, budget, KEY_BYTES + row_bytes(self.dim, precision), least)
+
+    def by_field(self, shares: Shares, rest: Callable[[Shares], Part]) -> ByField:
+        """The embedding of small fields by key, and of the others by `rest`."""
+        is_exact = np.isin(fields_of(self.counts.keys), shares.exact)
+        return ByField(shares, self.keys[is_exact], self.dim, rest(shares) if shares.columns else None)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A trained model as it is served.
+
+    Attributes:
+        model: In evaluation mode, with vectors of the served precision.
+        bytes: What is served of the embedding.
+        peak_bytes: Memory of the training, on the table's side: parameters, gradients, the optimizer's state, indices.
+        seconds: Training time, with that which several runs share.
+    """
+
+    model: LookupModel
+    bytes: int
+    peak_bytes: int
+    seconds: float
+
+    def latencies(self, keys: Tensor, numbers: Tensor | None) -> list[float]:
+        """Median seconds of a call with as many rows as `LATENCY_ROWS` say, in one thread."""
+        parts = [(keys[:rows], None if numbers is None else numbers[:rows]) for rows in LATENCY_ROWS]
+        return [latency(partial(self.model, *part)) for part in parts]
+
+
+def latency(call: Callable[[], object]) -> float:
+    """Median seconds of a call, after three others."""
+    times = []
+    with torch.inference_mode():
+        for _ in range(CALLS + 3):
+            begin = perf_counter()
+            call()
+            times.append(perf_counter() - begin)
+    return float(np.median(times[3:]))
+
+
+class Training:
+    """The network of the config over an embedding, from the config's seed on, and torch's optimizers of both.
+
+    Adam or Adagrad, with the config's learning rate. Rows with sparse gradients have `torch.optim.SparseAdam`, which
+    changes the rows of a batch and leaves the others alone, as the library's tables do.
+    """
+
+    def __init__(self, task: Task, build: Callable[[], nn.Module]) -> None:
+        self.task, self.seconds, self._gradients = task, 0.0, 0
+        begin = perf_counter()
+        torch.manual_seed(task.seed)
+        network = task.config.model.network(task.log.schema)
+        start_network(network, task.log, base_rate=bool(task.config.model.base_rate))
+        self.embedding = build()
+        self.model = LookupModel(self.embedding, network)
+        rows = [one.weight for one in self.embedding.modules() if isinstance(one, Rows) and one.sparse]
+        others = [one for one in self.model.parameters() if all(one is not sparse for sparse in rows)]
+        lr = task.config.optimizer.lr
+        assert lr is not None
+        self.optimizers: list[torch.optim.Optimizer]
+        if task.config.optimizer.name == "adam":
+            self.optimizers = [torch.optim.Adam(others, lr)]
+            if rows:
+                self.optimizers.append(torch.optim.SparseAdam(rows, lr))
+        else:
+            self.optimizers = [torch.optim.Adagrad([*others, *rows], lr)]
+        self.seconds += perf_counter() - begin
+
+    def fit(self, start: int, stop: int) -> None:
+        """Train on rows `start` to `stop`, in order.
+
+        Raises:
+            FloatingPointError: Training has diverged.
+        """
+        begin, size = perf_counter(), self.task.config.training.batch_size
+        self.model.train()
+        done = start
+        for batch in self.task.log.batches(start, stop, size):
+            logits = self.model(batch.keys, batch.numbers)
+            loss = functional.binary_cross_entropy_with_logits(logits, batch.labels)
+            if not bool(loss.isfinite()):
+                raise FloatingPointError("the loss is not finite")
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._gradients = max(self._gradients, sum(map(_gradient_bytes, self.embedding.parameters())))
+            for optimizer in self.optimizers:
+                optimizer.step()
+            done += len(batch)
+            for module in self.embedding.modules():
+                if isinstance(module, Part):
+                    module.after_step(done / stop, self._forget)
+        self.seconds += perf_counter() - begin
+
+    def _forget(self, parameter: nn.Parameter, rows: Tensor) -> None:
+        for optimizer in self.optimizers:
+            for value in optimizer.state.get(parameter, {}).values():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    value[rows] = 0
+
+    def checkpoint(self) -> Callable[[], None]:
+        """A function that sets training back to where it is now."""
+        every: list[Any] = [self.model, *self.optimizers]
+        state = copy.deepcopy([one.state_dict() for one in every])
+        generator, seconds = torch.get_rng_state(), self.seconds
+
+        def restore() -> None:
+            for one, of_one in zip(every, copy.deepcopy(state), strict=True):
+                one.load_state_dict(of_one)
+            torch.set_rng_state(generator)
+            self.seconds = seconds
+
+        return restore
+
+    @property
+    def peak_bytes(self) -> int:
+        """The table's side of the training's memory: its tensors, the largest gradients, the optimizer's state."""
+        parameters = list(self.embedding.parameters())
+        states = [optimizer.state.get(one, {}) for optimizer in self.optimizers for one in parameters]
+        state = sum(value.nbytes for of in states for value in of.values() if isinstance(value, Tensor))
+        tensors = sum(tensor.nbytes for module in self.embedding.modules() for tensor in _tensors(module))
+        return tensors + state + self._gradients
+
+    def serve(self, precision: Precision, embedding: nn.Module | None = None) -> Served:
+        """The model with another embedding, or its own, as it is served; its own cannot be trained any more."""
+        model = LookupModel(self.embedding if embedding is None else embedding, self.model.network).eval()
+        peak = self.peak_bytes
+        freeze(model.embedding, precision)
+        return Served(model, served_bytes(model.embedding), peak, self.seconds)
+
+
+def _gradient_bytes(parameter: nn.Parameter) -> int:
+    gradient = parameter.grad
+    if gradient is None:
+        return 0
+    return gradient._values().nbytes + gradient._indices().nbytes if gradient.is_sparse else gradient.nbytes
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    own = [vars(module), *(vars(one) for one in vars(module).values() if isinstance(one, HotSketch))]
+    held = [one for of in own for one in of.values() if isinstance(one, Tensor)]
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False), *held]
