@@ -121,7 +121,7 @@ class Outcome:
         resampled: AUC under resamplings of the rows `[replicates]` float32, the same for all runs on them.
         served_bytes: What is served of the embedding, of a `Compact`, as the others below; 0 if it cannot be so small.
         peak_bytes: Memory of the training on the table's side.
-        training_seconds: Of the training alone.
+        training_seconds: Time of the training alone.
         latency_1, latency_512: Seconds of a served call with as many rows.
     """
 

@@ -5,6 +5,7 @@ A module for the fields without an exact table takes keys `[*shape]` and the num
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -29,6 +30,9 @@ from sparsegroup_paper.equal_bytes.parts import (
     offsets,
     pointer_bytes,
 )
+
+DECAY = 0.9
+"""The share of a key's score that remains when rows are given to other keys."""
 
 
 class Projected(Part):
@@ -105,7 +109,7 @@ class Robe(Part):
 
 
 class DeepHash(Part):
-    """DHE (Kang et al., KDD 2021): `hashes` hashes of a key, as numbers from -1 to 1, through two hidden layers."""
+    """DHE (Kang et al., KDD 2021): `hashes` hashes of a key, as uniform numbers of variance 1, through two layers."""
 
     def __init__(self, hashes: int, hidden: int, dim: int, salt: int) -> None:
         super().__init__()
@@ -122,7 +126,7 @@ class DeepHash(Part):
     def codes(self, keys: Tensor) -> Tensor:
         """The hashes `[*keys.shape, hashes]`."""
         mixed = hashed(keys, 0)[..., None] * (self.factors | 1) + self.terms
-        codes: Tensor = (mixed >> 32).float() / 2.0**31
+        codes: Tensor = (mixed >> 32).float() * (math.sqrt(3) / 2**31)
         return codes
 
     def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
@@ -321,8 +325,8 @@ class SoftThreshold(Part):
 class Adaptive(Part):
     """AdaEmbed (Lai et al., OSDI 2023): few rows, for the keys with the largest gradients lately.
 
-    A key's score is the sum of the norms of its vector's gradients, of which each reassignment forgets a tenth. A key
-    without a row has zeros, and gradients of them.
+    A key's score is the sum of the norms of its vector's gradients, of which each reassignment keeps the share `DECAY`.
+    A key without a row has zeros, and gradients of them.
 
     Args:
         keys: `[n]` all keys of the training, ascending.
@@ -356,7 +360,7 @@ class Adaptive(Part):
         rows = reassigned(self.row, best[self.scores[best] > 0], self.rows.count)
         self.rows.weight.data[rows] = STD * torch.randn(len(rows), self.rows.width)
         forget(self.rows.weight, rows)
-        self.scores *= 0.9
+        self.scores *= DECAY
 
     def served(self) -> Keyed:
         """A table of the keys that have a row."""
@@ -470,3 +474,4 @@ class Cafe(Part):
         self.hot.weight.data[rows] = first
         forget(self.hot.weight, rows)
         self.keys, self.row = hot, row[best]
+        self.sketch.scores *= DECAY

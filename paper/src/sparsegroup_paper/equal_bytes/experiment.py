@@ -169,7 +169,7 @@ def equal_bytes(lab: Lab) -> Section:
             "dimension × 4. Everything that is shipped counts: vectors, 8-byte keys where a method has to know which "
             "keys have rows, scales, bitmaps, pointers, vectors for absent features, layers of a hash network. The "
             "network over the embeddings, the same for all, does not. In int8 a method has as many more rows as fit, "
-            "is trained in float32, rounded once, and measured after that; scales are float16, those of this library's "
+            "is trained in float32, rounded once, and measured after that; scales are float16, and in this library's "
             "export float32.",
             f"All methods have the same keys, network, first weights, batches and order, in one pass, and {trials} "
             f"trials at {TRIAL_SHARE:.0%} in float32 on the last tenth of the training rows: {len(RATES)} of an "
@@ -177,7 +177,7 @@ def equal_bytes(lab: Lab) -> Section:
             "main setting, or of finer learning rates where there is none. Nothing is chosen for this library: it is "
             "the recipe of the frontier, Group Adagrad at .03, hard threshold, with a target size.",
             "Peak memory is the training's, on the table's side, counted from its tensors: parameters, optimizer's "
-            "state, the largest gradients, indices and scores. Seconds are those of training, with all passes that a "
+            "state, the largest gradients, indices and scores. Seconds are the training's, with all passes that a "
             f"method takes. Latency is the median of {CALLS} calls of the served model, network included, in one "
             "thread; other runs on the same machine disturb it.",
             *(f"{name}: {one.words}" for name, one in CONTESTANTS.items()),
@@ -189,7 +189,7 @@ def equal_bytes(lab: Lab) -> Section:
                 "This library's best variant at a budget, against each method's better precision",
                 (*columns("budget|.1%; ours; its AUC|.4f; method; served in; test AUC|.4f"), *COLUMNS),
                 compared,
-                "The variant, the precision and the best of the others are those of the highest mean test AUC, in part "
+                "The variant, the precision and the best of the others have the highest mean test AUC, in part "
                 "by luck.",
             ),
             SectionTable(

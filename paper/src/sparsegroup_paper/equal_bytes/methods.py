@@ -194,30 +194,33 @@ def element_mask(scores: Tensor, budget: int, precision: Precision) -> Tensor:
 
 
 def _pruned(task: Task, methods: Sequence[Compact]) -> Trained:
-    """Magnitude pruning of rows or elements, and fine-tuning of the others on the last batches."""
+    """Magnitude pruning of rows or elements, the last batches for fine-tuning, and pruning again."""
     size = task.config.training.batch_size
     mark = round((1 - _setting(methods[0])) * task.stop / size) * size
     training = _whole(task)
     training.fit(0, mark)
     table, restore = _table(training), training.checkpoint()
-    for method in methods:
+
+    def mask_of(method: Compact) -> Tensor:
         budget, vectors = task.budget(method.share), table.vectors()
         if method.name == PRUNED_ELEMENTS:
-            mask = element_mask(vectors.abs(), budget, method.precision)
-        else:
-            mask = torch.zeros(vectors.shape, dtype=torch.bool)
-            mask[_largest(vectors.norm(dim=1), task.rows_in(budget, method.precision))] = True
-        if not bool(mask.any()):
+            return element_mask(vectors.abs(), budget, method.precision)
+        mask = torch.zeros(vectors.shape, dtype=torch.bool)
+        mask[_largest(vectors.norm(dim=1), task.rows_in(budget, method.precision))] = True
+        return mask
+
+    for method in methods:
+        if not bool((mask := mask_of(method)).any()):
             yield method, None
             continue
-        table.rows.keep(mask)
+        table.vectors().mul_(mask)
         training.fit(mark, task.stop)
+        mask = mask_of(method)
         rows = mask.any(1).nonzero().squeeze(1)
         yield (
             method,
             training.serve(method.precision, table.kept(rows, mask if method.name == PRUNED_ELEMENTS else None)),
         )
-        table.rows.mask = None
         restore()
 
 
@@ -450,7 +453,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "Smaller dimension": Contestant(
         _each(_smaller_dimension),
         "Vectors of fewer numbers and a learned matrix from them to the network's dimension, so that the network is "
-        "the same. Keys alone take more than most budgets, so the rows are those of the most frequent features.",
+        "the same. Keys alone take more than most budgets, so only the most frequent features have rows.",
         (0.125, 0.25, 0.5, 0.75),
         "share of the dimension",
     ),
@@ -461,7 +464,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
     ),
     PRUNED_ROWS: Contestant(
         _pruned,
-        "Trained with a full table; then the rows of the largest norm stay, and are trained on the last batches.",
+        "Trained with a full table; then the rows of the largest norm stay and the others become zero. Fine-tuning on "
+        "the last batches changes all of them, so that features that come later come in; then the largest stay again.",
         (0.1, 0.2, 0.3, 0.5),
         "share of the batches for fine-tuning",
         shared="pruned",
@@ -542,7 +546,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     ),
     "Product quantization": Contestant(
         _full,
-        "Codes of a trained full table's rows, those of the largest norm that fit with their keys, and 256 centroids a "
+        "Codes of the rows of a trained full table that have the largest norms, as many as fit with their keys, and 256 centroids a "
         "part, or fewer where these would take more than a quarter of the budget. Nothing is trained after it.",
         (1, 2, 4, 8),
         "parts of a vector",

@@ -115,7 +115,7 @@ class Rows(Part):
 
     Args:
         count, width: Its shape.
-        std, mean: Of the first values, which are normal; drawn from torch's generator.
+        std, mean: The first values are normal, drawn from torch's generator.
         rows_per_scale: Rows that share a scale in int8.
         sparse: Whether gradients are.
     """

@@ -60,7 +60,7 @@ class Task:
 
     @property
     def salt(self) -> int:
-        """Chooses the hashes of a run: those of another seed are others."""
+        """Chooses the hashes of a run; another seed has other hashes."""
         return 100 * self.seed
 
     def budget(self, share: float) -> int:
@@ -170,8 +170,9 @@ class Training:
                 optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self._gradients = max(self._gradients, sum(map(_gradient_bytes, self.embedding.parameters())))
-            for optimizer in self.optimizers:
-                optimizer.step()
+            with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+                for optimizer in self.optimizers:
+                    optimizer.step()
             done += len(batch)
             for module in self.embedding.modules():
                 if isinstance(module, Part):

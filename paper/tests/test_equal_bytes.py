@@ -1,0 +1,425 @@
+"""Ways to a small embedding table: each against its definition, their bytes, and the whole contest on a tiny log."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from experiment_cases import BASE, Command, OneBatchLog, click_log, dataset_of, outcome
+from sparsegroup.data import Bags, Batch, ClickLogError, MemoryLog
+from sparsegroup_paper.equal_bytes import experiment
+from sparsegroup_paper.equal_bytes.embeddings import (
+    Adaptive,
+    Cafe,
+    Clustered,
+    DeepHash,
+    Hashing,
+    HotSketch,
+    Memcom,
+    ProductQuantized,
+    QuotientRemainder,
+    Robe,
+    SoftThreshold,
+    TensorTrain,
+    k_means,
+    reassigned,
+)
+from sparsegroup_paper.equal_bytes.experiment import equal_bytes
+from sparsegroup_paper.equal_bytes.methods import CONTESTANTS, PRUNED_ELEMENTS, contest, element_mask
+from sparsegroup_paper.equal_bytes.parts import (
+    Keyed,
+    Precision,
+    Rows,
+    TooSmallError,
+    divisor,
+    factors,
+    fields_in,
+    freeze,
+    hashed,
+    quantized,
+    row_bytes,
+    served_bytes,
+    shares_of,
+)
+from sparsegroup_paper.equal_bytes.training import Task, Training
+from sparsegroup_paper.lab import Lab, jobs_of
+from sparsegroup_paper.pruning import count_keys
+from sparsegroup_paper.report import read_report
+from sparsegroup_paper.runs import Compact, Results, Run
+
+PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
+KEYS = torch.arange(1000) * 7919
+ONE = torch.zeros(1, dtype=torch.int64)
+"""The group of all keys."""
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def test_hashes_are_even_and_independent() -> None:
+    keys = torch.arange(100_000)
+    first, second = hashed(keys, 0), hashed(keys, 1)
+    assert len(torch.unique(first)) == len(keys)
+    assert bool((first >= 0).all())
+    counts = torch.bincount(first % 100 * 10 + second % 10, minlength=1000).double()
+    assert float(((counts - 100) ** 2 / 100).sum()) == pytest.approx(999, abs=5 * (2 * 999) ** 0.5)  # χ²
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_int8_is_off_by_half_a_step(rows: int) -> None:
+    weight = torch.randn(50, 8) * torch.logspace(-3, 1, 50)[:, None]
+    weight[7] = 0
+    codes, scale = quantized(weight, rows)
+    step = scale.float().repeat_interleave(rows)[:50, None]
+    assert bool(((codes.float() * step - weight).abs() <= 0.5 * step + weight.abs() * 2**-10).all())
+    assert (codes.dtype, scale.dtype, len(scale)) == (torch.int8, torch.float16, -(-50 // rows))
+
+
+@given(st.integers(1, 10**6))
+def test_factors_and_divisors(number: int) -> None:
+    a, b, c = factors(number)
+    assert a * b * c >= number
+    assert max(a, b, c) <= 2 * min(a, b, c) + 1
+    assert 60 % divisor(60, number) == 0
+    assert divisor(60, number) <= number
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=20), st.integers(1, 10**6))
+def test_fields_share_a_budget(features: list[int], budget: int) -> None:
+    least = 32
+    if budget < least:
+        with pytest.raises(TooSmallError):
+            shares_of(features, budget, 40, least)
+        return
+    shares = shares_of(features, budget, 40, least)
+    assert sorted([*shares.exact, *shares.columns]) == list(range(len(features)))
+    assert 40 * sum(features[field] for field in shares.exact) + shares.total <= budget
+    assert sum(shares.features) == sum(features[field] for field in shares.columns)
+    assert all(size >= least for size in shares.sizes)
+    for field in shares.exact:  # no exact field has more bytes than one that shares rows
+        assert all(40 * features[field] <= size for size in shares.sizes)
+
+
+def test_a_table_by_key_has_zeros_or_the_fields_vector_for_other_keys() -> None:
+    keys = torch.tensor([3, 5, 1 << 56, (-1 << 56) + 9])
+    keys, _ = keys.sort()
+    table, by_field = Keyed(keys, 4), Keyed(keys, 4, fields=256)
+    torch.testing.assert_close(table(keys), table.vectors())
+    assert not table(torch.tensor([[4, 6]])).any()
+    unknown = torch.tensor([4, (1 << 56) + 1, -1])
+    assert fields_in(unknown).tolist() == [0, 1, 255]
+    torch.testing.assert_close(by_field(unknown), by_field.rows.weight[4 + fields_in(unknown)])
+    assert served_bytes(table) == 4 * (8 + 16)
+    assert served_bytes(by_field) == 4 * 8 + 260 * 16
+    freeze(table, "int8")
+    assert served_bytes(table) == 4 * (8 + 4 + 2)
+
+
+def test_qr_gives_each_pair_of_remainder_and_quotient_a_vector() -> None:
+    module = QuotientRemainder([40], [50], 4, 0)
+    vectors = module(KEYS, ONE.expand(len(KEYS)))
+    h = hashed(KEYS, 0)
+    pairs = {(int(one % 40), int(one // 40 % 50)) for one in h}
+    assert len(torch.unique(vectors, dim=0)) == len(pairs) > 700
+    expected = module.remainder.weight[h % 40] * module.quotient.weight[h // 40 % 50]
+    torch.testing.assert_close(vectors, expected)
+
+
+def test_groups_have_separate_rows() -> None:
+    module = Hashing([5, 7, 3], 2, 0)
+    groups = torch.tensor([0, 1, 2])
+    rows = module.digits(KEYS[:999].view(-1, 3), groups)[0]
+    for group, (start, stop) in enumerate([(0, 5), (5, 12), (12, 15)]):
+        assert set(rows[:, group].tolist()) == set(range(start, stop))
+
+
+def test_memcom_is_a_shared_vector_times_a_number() -> None:
+    module = Memcom([10], [300], 4, 0)
+    vectors, (row,) = module(KEYS, ONE), module.by_vector(KEYS, ONE)
+    ratio = vectors / module.rows.weight[row]
+    torch.testing.assert_close(ratio, ratio[:, :1].expand(-1, 4))
+    assert len(torch.unique(ratio[:, 0])) > 250
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 8])
+def test_robe_reads_its_array_circularly(chunk: int) -> None:
+    module = Robe(11, 8, chunk, 0)
+    places = module.places(KEYS).view(len(KEYS), -1, chunk)
+    assert bool((places.diff(dim=-1) % 11 == 1).all())
+    assert set(places[..., 0].flatten().tolist()) == set(range(11))
+    torch.testing.assert_close(module(KEYS, ONE), module.array.weight[places.flatten(1)].squeeze(-1))
+
+
+def test_dhe_is_a_function_of_the_key_alone() -> None:
+    first, second = DeepHash(16, 8, 4, 0), DeepHash(16, 8, 4, 1)
+    codes = first.codes(KEYS)
+    assert torch.equal(codes, first.codes(KEYS))
+    assert not torch.equal(codes, second.codes(KEYS))
+    assert float(codes.var()) == pytest.approx(1, abs=0.05)
+    assert float(codes.T.corrcoef().fill_diagonal_(0).abs().max()) < 0.2
+    together = first(KEYS[[3, 5, 3]], ONE)
+    assert torch.equal(together[0], together[2])
+    torch.testing.assert_close(together[:1], first(KEYS[3:4], ONE))
+    assert served_bytes(first) == DeepHash.bytes_of(16, 8, 4, "float32") == 4 * sum(p.numel() for p in plain(first))
+    freeze(first, "int8")
+    assert served_bytes(first) == DeepHash.bytes_of(16, 8, 4, "int8")
+
+
+def plain(module: nn.Module) -> list[Tensor]:
+    """The parameters without rows of zeros."""
+    zeros = {id(rows.weight) for rows in module.modules() if isinstance(rows, Rows)}
+    return [one[:-1] if id(one) in zeros else one for one in module.parameters()]
+
+
+def test_a_tensor_train_is_the_product_of_its_cores() -> None:
+    module = TensorTrain([[5, 4], [6, 3], [7, 2]], (2, 2, 3), 4, 0)
+    keys, groups = KEYS[:20].view(10, 2), torch.tensor([0, 1])
+    rows = module.digits(keys, groups)
+    first, second, third = (core.weight[row] for core, row in zip(module.cores, rows, strict=True))
+    expected = torch.einsum(
+        "bcir,bcrjs,bcsk->bcijk",
+        first.view(10, 2, 2, 4),
+        second.view(10, 2, 4, 2, 4),
+        third.view(10, 2, 4, 3),
+    )
+    torch.testing.assert_close(module(keys, groups), expected.reshape(10, 2, 12))
+
+
+def test_k_means_lowers_the_distortion_and_is_exact_with_enough_centroids() -> None:
+    points = torch.randn(8, 3)[torch.randint(8, (500,))]
+    centroids, nearest = k_means(points + 0.01 * torch.randn(500, 3), 4)
+    assert float((centroids[nearest] - points).square().sum()) < float((points - points.mean(0)).square().sum())
+    centroids, nearest = k_means(points, 300)
+    torch.testing.assert_close(centroids[nearest], points)
+
+
+def test_cce_clusters_its_vectors() -> None:
+    module = Clustered([300, 40], [8, 64], 4, 2, 0)
+    keys, groups = KEYS[:600].view(300, 2), torch.tensor([0, 1])
+    before = module(keys, groups).detach()
+    random = float((before - before.roll(1, 0)).square().sum())
+    forgotten: list[nn.Parameter] = []
+    module.after_step(0.4, lambda parameter, rows: forgotten.append(parameter))
+    assert not forgotten
+    module.after_step(0.5, lambda parameter, rows: forgotten.append(parameter))
+    assert len(forgotten) == 2
+    after = module(keys, groups).detach()
+    assert float((after - before)[:, 0].square().sum()) < 0.25 * random
+    torch.testing.assert_close(after[:, 1], before[:, 1])  # 64 rows hold 40 vectors
+    with torch.no_grad():
+        module.first.weight[module.total + 8 :] = 1  # the second part of the second group
+    changed = (module(keys, groups) != after).any(0)
+    assert changed.tolist() == [[False] * 4, [False, False, True, True]]
+    assert served_bytes(module) == 4 * sum(p.numel() for p in plain(module)) + 2 * 340
+
+
+def test_the_sketch_finds_heavy_keys() -> None:
+    generator = np.random.default_rng(0)
+    sketch, seen = HotSketch(64, 0), Counter[int]()
+    for _ in range(100):
+        keys, counts = np.unique(generator.zipf(1.3, 512), return_counts=True)
+        seen.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
+        sketch.add(torch.from_numpy(keys), torch.from_numpy(counts).float())
+    assert float(sketch.scores.sum()) == sum(seen.values())
+    heavy = {key for key, _ in seen.most_common(40)}
+    assert len(heavy & set(sketch.best(60).tolist())) >= 38
+
+
+def test_rows_go_to_the_best_and_stay_with_them() -> None:
+    row = torch.tensor([2, 3, 0, 1, 3])  # of five places; 3 is none
+    new = reassigned(row, torch.tensor([1, 3, 4]), 3)
+    assert row[3] == 1
+    assert row[[0, 2]].tolist() == [3, 3]
+    assert sorted(row[[1, 3, 4]].tolist()) == [0, 1, 2]
+    assert sorted(new.tolist()) == [0, 2]
+
+
+@pytest.mark.parametrize("kind", ["AdaEmbed", "CAFE"])
+def test_keys_of_large_gradients_have_rows(kind: str) -> None:
+    module: Adaptive | Cafe
+    module = Adaptive(KEYS, 5, 4, 10) if kind == "AdaEmbed" else Cafe(5, [7], 4, 10, 0)
+    weights = torch.ones(20, 1, 1)
+    weights[[2, 3, 5, 7, 11]] = 9
+    keys = KEYS[:20, None]
+    for done in (0.1, 0.2, 0.3):
+        vectors = module(keys) if isinstance(module, Adaptive) else module(keys, ONE)
+        (vectors * weights).sum().backward()
+        module.after_step(done, lambda parameter, rows: None)
+    served = module.served().keys if isinstance(module, Adaptive) else module.keys
+    assert served.tolist() == KEYS[[2, 3, 5, 7, 11]].tolist()
+    if isinstance(module, Adaptive):
+        torch.testing.assert_close(module.served()(keys), module(keys))
+
+
+def test_pep_thresholds_softly() -> None:
+    module = SoftThreshold(KEYS, 4, -5.0)
+    vectors, threshold = module.table.vectors(), torch.sigmoid(torch.tensor(-5.0))
+    expected = vectors.sign() * (vectors.abs() - threshold).clamp(min=0)
+    torch.testing.assert_close(module(KEYS), expected)
+    torch.testing.assert_close(module.margins() > 0, expected != 0)
+
+
+def test_product_quantization_takes_the_nearest_centroids() -> None:
+    vectors = torch.randn(300, 4)
+    module = ProductQuantized(KEYS[:300], vectors, 2, 16)
+    centroids = module.centroids.weight[:-1].view(2, 16, 2)
+    nearest = torch.cat(
+        [of[torch.cdist(part, of).argmin(1)] for part, of in zip(vectors.chunk(2, 1), centroids, strict=True)], 1
+    )
+    torch.testing.assert_close(module(KEYS[:300]), nearest)
+    assert not module(KEYS[300:]).any()
+    assert served_bytes(module) == 300 * (8 + 2) + 2 * 16 * 2 * 4
+
+
+@given(st.integers(0, 400), st.sampled_from(PRECISIONS), st.integers(0, 99))
+def test_elements_are_the_largest_that_fit(budget: int, precision: Precision, seed: int) -> None:
+    scores = torch.rand(10, 3, generator=torch.Generator().manual_seed(seed))
+    mask = element_mask(scores, budget, precision)
+
+    def size(of: Tensor) -> int:
+        rows = Rows(10, 3)
+        rows.keep(of)
+        rows.count, rows.mask = int(of.any(1).sum()), torch.cat([of, of[:0]])
+        rows.is_int8 = precision == "int8"
+        return rows.own_bytes + 8 * rows.count
+
+    assert size(mask) <= budget
+    if not bool(mask.all()):
+        assert not mask.any() or float(scores[mask].min()) > float(scores[~mask].max())
+        assert size(scores >= scores[~mask].max()) > budget
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def task(log: MemoryLog) -> Task:
+    config = BASE.replace(optimizer="adagrad", lr=0.03, l21=0.0, l1=0.0, l2=0.0)
+    return Task(log, config, count_keys(log, log.train_rows), log.train_rows)
+
+
+@pytest.mark.parametrize("name", CONTESTANTS)
+def test_what_is_served_fits_the_budget(task: Task, log: MemoryLog, name: str) -> None:
+    contestant = CONTESTANTS[name]
+    one = Task(log, BASE.replace(**contestant.changes), task.counts, task.stop) if contestant.is_ours else task
+    setting = contestant.settings[1] if contestant.settings else None
+    shares = (0.5, 0.23, 0.1, 0.03, 0.003) if contestant.by_share else (1.0,)
+    methods = [Compact(name, share, of, setting) for share in shares for of in contestant.precisions]
+    jobs = [[run.method for run in job] for job in jobs_of([Run(BASE, method) for method in methods])]
+    assert len(jobs) == (1 if contestant.shared else len(methods))
+    done: list[tuple[Compact, int]] = []
+    for job in jobs:
+        for method, served in contest(one, [of for of in job if isinstance(of, Compact)]):
+            if served is None:
+                assert method.share < 0.1
+                continue
+            budget = one.budget(method.share)
+            assert served.bytes > 0
+            if contestant.by_share:
+                assert 0.6 * budget * (method.share >= 0.2) < served.bytes <= budget
+            embedding = served.model.embedding
+            zeros = [of for of in embedding.modules() if isinstance(of, Rows)]
+            held = sum(tensor.nbytes for tensor in embedding.state_dict().values())
+            held -= sum(row_bytes(of.width, method.precision) for of in zeros)
+            if name not in ("PEP", PRUNED_ELEMENTS) and not contestant.is_ours:
+                assert held <= served.bytes
+            assert served.peak_bytes > 0
+            before = served.model(torch.from_numpy(log.keys[:50]), torch.empty(50, 0))
+            assert bool(before.isfinite().all())
+            done.append((method, served.bytes))
+    assert len(done) >= 2 * len(contestant.precisions) * contestant.by_share
+
+
+def test_all_methods_start_with_the_network_of_the_library(task: Task) -> None:
+    model, _ = task.config.build(task.log)
+    training = Training(task, lambda: Keyed(task.keys, task.dim))
+    for (name, ours), (other, theirs) in zip(
+        model.network.named_parameters(), training.model.network.named_parameters(), strict=True
+    ):
+        assert name == other
+        assert torch.equal(ours, theirs)
+
+
+def test_training_touches_the_rows_of_its_batches_and_counts_its_memory(task: Task) -> None:
+    training = Training(task, lambda: Keyed(task.keys, task.dim))
+    weight = training.embedding.rows.weight
+    before = weight.detach().clone()
+    training.fit(0, 135)
+    seen = torch.isin(task.keys, torch.from_numpy(task.log.keys[:135]))  # type: ignore[attr-defined]
+    changed = (weight.detach() != before).any(1)
+    assert torch.equal(changed, torch.cat([seen, torch.tensor([False])]))
+    restore, state = training.checkpoint(), weight.detach().clone()
+    training.fit(135, task.stop)
+    after = weight.detach().clone()
+    restore()
+    assert torch.equal(weight, state)
+    training.fit(135, task.stop)
+    assert torch.equal(weight, after)
+    count = len(task.keys)
+    gradients = 135 * 3 * (8 + 4 * task.dim)
+    assert training.peak_bytes == pytest.approx(8 * count + 2 * 4 * task.dim * (count + 1) + gradients, abs=8)
+
+
+# The experiment
+
+
+def test_lists_are_refused(tmp_path: Path) -> None:
+    bags = (Bags(torch.arange(4), torch.tensor([0, 1, 2, 3, 4])),)
+    batch = Batch(torch.zeros(4, 1, dtype=torch.int64), torch.empty(4, 0), torch.zeros(4), torch.arange(4), None, bags)
+    log = OneBatchLog(batch, 3, ("a",), ("tags",))
+    with pytest.raises(ClickLogError, match=r"tags has several"), Lab(dataset_of(log), tmp_path) as lab:  # type: ignore[arg-type]
+        equal_bytes(lab)
+
+
+def test_results_from_before_are_read(tmp_path: Path, log: MemoryLog) -> None:
+    results, run = Results(tmp_path), Run(BASE)
+    results[run] = outcome()
+    (path,) = tmp_path.glob("*.json")
+    content = json.loads(path.read_text())
+    for name in ("served_bytes", "peak_bytes", "training_seconds", "latency_1", "latency_512"):
+        del content["outcome"][name]
+    path.write_text(json.dumps(content))
+    assert (results[run].auc, results[run].served_bytes) == (0.7, 0)
+
+
+def test_the_command_runs_the_contest(tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "RATES", (("adam", 0.01), ("adagrad", 0.1)))
+    monkeypatch.setattr(experiment, "SHARES", (0.3, 0.1))
+    monkeypatch.setattr(experiment, "TRIAL_SHARE", 0.3)
+    monkeypatch.setattr("sparsegroup_paper.lab.REPLICATES", 8)
+    settings = {"model": {"name": "dcn", "dim": 4, "hidden": [4]}, "training": {"batch_size": 100}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings))
+    click_log(tmp_path / "tiny.csv", rows=600)
+    command = ["run", "bytes", "--dataset", "tiny.yaml", "--data", "tiny.csv", "--runs", 1, "--workers", 1]
+    done = run(*command, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    files = {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    (section,) = read_report(out).sections
+    compared, points, choices = section.tables
+    assert {row[0] for row in points.rows} == {row[0] for row in choices.rows} == {*CONTESTANTS}
+    sizes = len(points.rows) - 2
+    assert sizes == sum(2 * len(one.precisions) for one in CONTESTANTS.values() if one.by_share)
+    for row in points.rows:
+        _, _, _, served, auc, _, _, peak, seconds, one, many = row
+        if auc is not None:
+            assert all(isinstance(value, int | float) and value > 0 for value in (served, peak, seconds, one, many))
+            assert isinstance(auc, float)
+            assert 0 < auc <= 1
+    best = max(float(row[4] or 0) for row in points.rows)
+    assert best > 0.99  # the label is a function of one field
+    assert {row[0] for row in compared.rows} == {0.3, 0.1}
+    assert any(sentence.startswith("At 30 %") for sentence in section.findings)
+    for name, one in CONTESTANTS.items():
+        assert f"{name}: {one.words}" in section.method
+    assert run(*command, "--out", "out").returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == files
