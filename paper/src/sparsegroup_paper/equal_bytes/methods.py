@@ -373,7 +373,7 @@ class Variant:
     """A recipe of this library, and a form in which its table is served.
 
     Attributes:
-        rows_in: From bytes, fields and the dimension to the rows that can be served of so many bytes.
+        rows_in: From bytes, fields and the dimension to the number of rows that fit when they are served.
         serve: From the trained table and the number of fields to the served embedding and its bytes.
     """
 
@@ -546,8 +546,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
     ),
     "Product quantization": Contestant(
         _full,
-        "Codes of the rows of a trained full table that have the largest norms, as many as fit with their keys, and 256 centroids a "
-        "part, or fewer where these would take more than a quarter of the budget. Nothing is trained after it.",
+        "Codes of the rows of a trained full table that have the largest norms and fit with their keys, and 256 "
+        "centroids a part, or fewer where these would take more than a quarter of the budget. Nothing is trained after it.",
         (1, 2, 4, 8),
         "parts of a vector",
         shared="full",
