@@ -394,7 +394,7 @@ def test_results_from_before_are_read(tmp_path: Path, log: MemoryLog) -> None:
 def test_the_command_runs_the_contest(tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "RATES", (("adam", 0.01), ("adagrad", 0.1)))
     monkeypatch.setattr(experiment, "SHARES", (0.3, 0.1))
-    monkeypatch.setattr(experiment, "TRIAL_SHARE", 0.3)
+    monkeypatch.setattr(experiment, "TRIAL_SHARES", (0.3,))
     monkeypatch.setattr("sparsegroup_paper.lab.REPLICATES", 8)
     settings = {"model": {"name": "dcn", "dim": 4, "hidden": [4]}, "training": {"batch_size": 100}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings))

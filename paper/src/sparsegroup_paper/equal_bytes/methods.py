@@ -86,7 +86,7 @@ class Contestant:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is a recipe of this library, which is run as it is."""
+        """Whether it is a recipe of this library, which is run unchanged."""
         return bool(self.changes)
 
 
@@ -373,7 +373,7 @@ class Variant:
     """A recipe of this library, and a form in which its table is served.
 
     Attributes:
-        rows_in: From bytes, fields and the dimension to the number of rows that fit when they are served.
+        rows_in: From bytes, fields and the dimension to the number of rows which fit when served.
         serve: From the trained table and the number of fields to the served embedding and its bytes.
     """
 
@@ -547,7 +547,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "Product quantization": Contestant(
         _full,
         "Codes of the rows of a trained full table that have the largest norms and fit with their keys, and 256 "
-        "centroids a part, or fewer where these would take more than a quarter of the budget. Nothing is trained after it.",
+        "centroids a part, or fewer where these would take more than a quarter of the budget. Nothing is trained "
+        "after it.",
         (1, 2, 4, 8),
         "parts of a vector",
         shared="full",

@@ -93,7 +93,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Served:
-    """A trained model as it is served.
+    """A trained model in the form that is served.
 
     Attributes:
         model: In evaluation mode, with vectors of the served precision.
@@ -209,7 +209,7 @@ class Training:
         return tensors + state + self._gradients
 
     def serve(self, precision: Precision, embedding: nn.Module | None = None) -> Served:
-        """The model with another embedding, or its own, as it is served; its own cannot be trained any more."""
+        """The model with another embedding, or its own, in the form that is served; its own cannot be trained any more."""
         model = LookupModel(self.embedding if embedding is None else embedding, self.model.network).eval()
         peak = self.peak_bytes
         freeze(model.embedding, precision)
