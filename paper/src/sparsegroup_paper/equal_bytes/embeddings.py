@@ -1,7 +1,6 @@
 """Published ways to a small embedding table, each as a module: see `parts` for what they share.
 
-A module for the fields without an exact table takes keys `[*shape]` and the numbers of their groups, and gives vectors
-`[*shape, dim]`; one by key takes keys alone.
+Each takes keys `[*shape]` and gives vectors `[*shape, dim]`; `salt` chooses the hashes of a module.
 """
 
 import itertools
@@ -17,17 +16,15 @@ from sparsegroup_paper.equal_bytes.parts import (
     BLOCK,
     KEY_BYTES,
     STD,
-    Digits,
     Forget,
     Keyed,
     Layer,
     Part,
     Precision,
     Rows,
+    digits,
     distinct,
-    fields_in,
     hashed,
-    offsets,
     pointer_bytes,
 )
 
@@ -47,40 +44,42 @@ class Projected(Part):
 
 
 class Hashing(Part):
-    """The hashing trick (Weinberger et al., ICML 2009): keys share rows by a hash."""
+    """The hashing trick (Weinberger et al., ICML 2009): keys share `count` rows by a hash."""
 
-    def __init__(self, sizes: Sequence[int], dim: int, salt: int) -> None:
+    def __init__(self, count: int, dim: int, salt: int) -> None:
         super().__init__()
-        self.rows, self.digits = Rows(sum(sizes), dim), Digits([sizes], salt)
+        self.rows, self.salt = Rows(count, dim), salt
 
-    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
-        return cast(Tensor, self.rows(*self.digits(keys, groups)))
+    def places(self, keys: Tensor) -> Tensor:
+        """The row of each key."""
+        return hashed(keys, self.salt) % self.rows.count
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return cast(Tensor, self.rows(self.places(keys)))
 
 
 class QuotientRemainder(Part):
     """QR (Shi et al., KDD 2020): the product of two vectors, by the remainder and the quotient of a hash."""
 
-    def __init__(self, remainders: Sequence[int], quotients: Sequence[int], dim: int, salt: int) -> None:
+    def __init__(self, remainders: int, quotients: int, dim: int, salt: int) -> None:
         super().__init__()
-        self.digits = Digits([remainders, quotients], salt)
-        self.remainder, self.quotient = Rows(sum(remainders), dim), Rows(sum(quotients), dim, 0.1, 1.0)
+        self.remainder, self.quotient, self.salt = Rows(remainders, dim), Rows(quotients, dim, 0.1, 1.0), salt
 
-    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
-        remainder, quotient = self.digits(keys, groups)
+    def forward(self, keys: Tensor) -> Tensor:
+        remainder, quotient = digits(keys, self.salt, (self.remainder.count, self.quotient.count))
         return cast(Tensor, self.remainder(remainder) * self.quotient(quotient))
 
 
 class Memcom(Part):
     """MEmCom (Pansare et al., MLSys 2022): a vector that keys share by a hash, times a number by another hash."""
 
-    def __init__(self, vectors: Sequence[int], numbers: Sequence[int], dim: int, salt: int) -> None:
+    def __init__(self, vectors: int, numbers: int, dim: int, salt: int) -> None:
         super().__init__()
-        self.by_vector, self.by_number = Digits([vectors], salt), Digits([numbers], salt + 1)
-        self.rows, self.numbers = Rows(sum(vectors), dim), Rows(sum(numbers), 1, 0.1, 1.0, rows_per_scale=BLOCK)
+        self.vectors = Hashing(vectors, dim, salt)
+        self.numbers, self.salt = Rows(numbers, 1, 0.1, 1.0, rows_per_scale=BLOCK), salt + 1
 
-    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
-        vectors = self.rows(*self.by_vector(keys, groups))
-        return cast(Tensor, vectors * self.numbers(*self.by_number(keys, groups)))
+    def forward(self, keys: Tensor) -> Tensor:
+        return cast(Tensor, self.vectors(keys) * self.numbers(hashed(keys, self.salt) % self.numbers.count))
 
 
 class Robe(Part):
@@ -104,7 +103,7 @@ class Robe(Part):
         starts = torch.stack([hashed(keys, salt) % self.array.count for salt in self.salts], -1)
         return ((starts[..., None] + self.inside) % self.array.count).flatten(-2)
 
-    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+    def forward(self, keys: Tensor) -> Tensor:
         return cast(Tensor, self.array(self.places(keys)).squeeze(-1))
 
 
@@ -129,7 +128,7 @@ class DeepHash(Part):
         codes: Tensor = (mixed >> 32).float() * (math.sqrt(3) / 2**31)
         return codes
 
-    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+    def forward(self, keys: Tensor) -> Tensor:
         some, place = distinct(keys)
         vectors = self.codes(some)
         for layer in self.layers[:-1]:
@@ -141,18 +140,19 @@ class TensorTrain(Part):
     """TT-Rec (Yin et al., MLSys 2021): a vector is the product of a matrix of each of three cores.
 
     Args:
-        sizes: Matrices of each group, for each core.
+        sizes: Matrices of each core, whose numbers are a hash that is cut into three.
         dims: Factors of the dimension.
         rank: The cores' rank.
-        salt: Chooses the hash that is cut into the numbers of the matrices.
+        salt: Chooses the hash.
     """
 
-    def __init__(self, sizes: Sequence[Sequence[int]], dims: Sequence[int], rank: int, salt: int) -> None:
+    def __init__(self, sizes: Sequence[int], dims: Sequence[int], rank: int, salt: int) -> None:
         super().__init__()
-        self.digits, self.dims, self.rank = Digits(sizes, salt), tuple(dims), rank
+        self.dims, self.rank, self.salt = tuple(dims), rank, salt
         std = (STD / rank) ** (1 / 3)
         widths = self.widths(dims, rank)
-        self.cores = nn.ModuleList(Rows(sum(of), width, std) for of, width in zip(sizes, widths, strict=True))
+        self.cores = nn.ModuleList(Rows(count, width, std) for count, width in zip(sizes, widths, strict=True))
+        self.sizes = tuple(sizes)
 
     @staticmethod
     def widths(dims: Sequence[int], rank: int) -> tuple[int, int, int]:
@@ -160,11 +160,9 @@ class TensorTrain(Part):
         first, second, third = dims
         return first * rank, rank * second * rank, rank * third
 
-    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+    def forward(self, keys: Tensor) -> Tensor:
         some, place = distinct(keys)
-        one = torch.empty_like(some).scatter_(0, place.flatten(), torch.arange(place.numel()))
-        rows = self.digits(some, groups.expand(keys.shape).flatten()[one])
-        (d1, d2, d3), rank = self.dims, self.rank
+        rows, (d1, d2, d3), rank = digits(some, self.salt, self.sizes), self.dims, self.rank
         first, second, third = (core(of_core) for core, of_core in zip(self.cores, rows, strict=True))
         left = torch.bmm(first.view(-1, d1, rank), second.view(-1, rank, d2 * rank)).view(-1, d1 * d2, rank)
         return functional.embedding(place, torch.bmm(left, third.view(-1, rank, d3)).flatten(1))
@@ -197,44 +195,38 @@ class Clustered(Part):
     centroid that is nearest, the second rows become zero, and their hash another one.
 
     Args:
-        pointers: Pointers of each group, which keys share by a hash.
-        rows: Rows of each group, of each of the two tables of a part.
+        pointers: Pointers, which keys share by a hash.
+        rows: Rows of each of the two tables of a part.
         dim, columns: Length of a vector, and its parts.
         salt: Chooses the hashes.
     """
 
     table: Tensor
 
-    def __init__(self, pointers: Sequence[int], rows: Sequence[int], dim: int, columns: int, salt: int) -> None:
+    def __init__(self, pointers: int, rows: int, dim: int, columns: int, salt: int) -> None:
         super().__init__()
         self.pointers, self.rows, self.columns, self.salt = pointers, rows, columns, salt
-        self.digits, self.starts, self.total = Digits([pointers], salt), offsets(rows), sum(rows)
-        shape = columns * self.total, dim // columns
-        self.first, self.second = Rows(*shape), Rows(*shape)
-        self.group = torch.arange(len(pointers)).repeat_interleave(torch.tensor(pointers))
+        self.first, self.second = (Rows(columns * rows, dim // columns) for _ in range(2))
         self.register_buffer("table", self._by_hash(salt + 1), persistent=False)
         self.by_hash = self._by_hash(salt + 2)
-        self.used, self.is_clustered = torch.zeros(sum(pointers), dtype=torch.bool), False
+        self.used, self.is_clustered = torch.zeros(pointers, dtype=torch.bool), False
 
     def _by_hash(self, salt: int) -> Tensor:
-        """A random row for each part and pointer `[columns, pointers]`, of the pointer's group."""
-        places = torch.arange(len(self.group))
-        random = torch.stack([hashed(places, 1000 * salt + column) for column in range(self.columns)])
-        size, start = torch.tensor(self.rows)[self.group], self.starts[self.group]
-        return random % size + start + self.total * torch.arange(self.columns)[:, None]
+        """A random row for each part and pointer `[columns, pointers]`."""
+        places, columns = torch.arange(self.pointers), range(self.columns)
+        return torch.stack([hashed(places, 1000 * salt + one) % self.rows + one * self.rows for one in columns])
 
     @property
     def own_bytes(self) -> int:
-        of_groups = zip(self.pointers, self.rows, strict=True)
-        return self.columns * sum(count * pointer_bytes(rows) for count, rows in of_groups)
+        return self.columns * self.pointers * pointer_bytes(self.rows)
 
     def of_pointers(self, places: Tensor) -> Tensor:
         """Vectors `[*places.shape, dim]` of pointers."""
         rows, others = (one[:, places].movedim(0, -1) for one in (self.table, self.by_hash))
         return cast(Tensor, (self.first(rows) + self.second(others)).flatten(-2))
 
-    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
-        (places,) = self.digits(keys, groups)
+    def forward(self, keys: Tensor) -> Tensor:
+        places = hashed(keys, self.salt) % self.pointers
         if self.training:
             self.used[places] = True
         return self.of_pointers(places)
@@ -249,18 +241,13 @@ class Clustered(Part):
     def cluster(self) -> None:
         """Replace pointers and rows."""
         self.is_clustered = True
-        new = self.first.weight.data.clone()
-        for number, (start, rows) in enumerate(zip(self.starts.tolist(), self.rows, strict=True)):
-            places = (self.used & (self.group == number)).nonzero().squeeze(1)
-            if not len(places):
-                continue
-            for column, points in enumerate(self.of_pointers(places).chunk(self.columns, 1)):
-                centroids, nearest = k_means(points, rows)
-                begin = column * self.total + start
-                new[begin : begin + len(centroids)] = centroids
-                self.table[column, places] = nearest + begin
-        self.first.weight.data = new
-        self.second.weight.data.zero_()
+        places = self.used.nonzero().squeeze(1)
+        for column, points in enumerate(self.of_pointers(places).chunk(self.columns, 1)):
+            centroids, nearest = k_means(points, self.rows)
+            begin = column * self.rows
+            self.first.weight[begin : begin + len(centroids)] = centroids
+            self.table[column, places] = nearest + begin
+        self.second.weight.zero_()
         self.by_hash = self._by_hash(self.salt + 3)
 
 
@@ -421,7 +408,7 @@ class Cafe(Part):
 
     Args:
         count: Rows for hot keys.
-        sizes: Shared rows of each group.
+        shared: Shared rows.
         dim: Length of a vector.
         times: How often in a training hot keys are chosen.
         salt: Chooses the hashes.
@@ -429,26 +416,24 @@ class Cafe(Part):
 
     keys: Tensor
 
-    def __init__(self, count: int, sizes: Sequence[int], dim: int, times: int, salt: int) -> None:
+    def __init__(self, count: int, shared: int, dim: int, times: int, salt: int) -> None:
         super().__init__()
         self.register_buffer("keys", torch.empty(0, dtype=torch.int64))
-        self.hot, self.shared, self.times, self.done = Rows(count, dim), Hashing(sizes, dim, salt), times, 0
+        self.hot, self.shared, self.times, self.done = Rows(count, dim), Hashing(shared, dim, salt), times, 0
         self.row = torch.empty(0, dtype=torch.int64)
         self.sketch = HotSketch(max(16, count), salt + 1)
-        self.groups: dict[int, int] = {}
 
     @property
     def own_bytes(self) -> int:
         return KEY_BYTES * self.hot.count
 
-    def forward(self, keys: Tensor, groups: Tensor) -> Tensor:
+    def forward(self, keys: Tensor) -> Tensor:
         place = torch.searchsorted(self.keys, keys).clamp(max=max(0, len(self.keys) - 1))
         is_hot = self.keys[place] == keys if len(self.keys) else torch.zeros_like(keys, dtype=torch.bool)
         row = torch.where(is_hot, self.row[place], self.hot.count) if len(self.keys) else place + self.hot.count
-        (shared,) = self.shared.digits(keys, groups)
+        shared = self.shared.places(keys)
         vectors = self.hot(row) + self.shared.rows(torch.where(is_hot, self.shared.rows.count, shared))
         if vectors.requires_grad:
-            self.groups |= dict(zip(fields_in(keys[0]).tolist(), groups.tolist(), strict=True))
             vectors.register_hook(lambda gradient: self._score(keys, gradient))
         return cast(Tensor, vectors)
 
@@ -468,8 +453,7 @@ class Cafe(Part):
         row[torch.searchsorted(together, self.keys)] = self.row
         best = torch.searchsorted(together, hot)
         new = best[row[best] == self.hot.count]
-        groups = torch.tensor([self.groups[field] for field in fields_in(together[new]).tolist()], dtype=torch.int64)
-        first = self.shared(together[new], groups) if len(new) else torch.empty(0, self.hot.width)
+        first = self.shared(together[new])
         rows = reassigned(row, best, self.hot.count)
         self.hot.weight.data[rows] = first
         forget(self.hot.weight, rows)

@@ -16,14 +16,8 @@ from sparsegroup_paper.runs import Compact, Method, Sample
 from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, columns
 from sparsegroup_paper.statistics import COLUMNS, STATISTICS, Versus, tally, versus
 
-SHARES = (0.1, 0.03, 0.01, 0.003, 0.001)
-"""Budgets, as shares of the dense float32 table."""
-
-TRIAL_SHARES = (0.03, 0.003)
-"""The budgets at which choices are made, by the mean AUC: a learning rate that suits one may end at nothing at another.
-
-A trial has one seed.
-"""
+SHARES = {0.03: (0.1, 0.03, 0.01), 0.003: (0.003, 0.001)}
+"""Budget at which choices are made → the budgets that they are for, as shares of the dense float32 table."""
 
 RATES = (
     *(("adam", rate) for rate in (0.001, 0.003, 0.01, 0.03)),
@@ -40,9 +34,10 @@ Trial = tuple[Config, Method]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The optimizer, its learning rate and the main setting of a method, in a config; and its validation AUC."""
+    """The optimizer, its learning rate and the main setting of a method, chosen at a budget; and its validation AUC."""
 
     name: str
+    share: float
     config: Config
     setting: float | None
     auc: float | None
@@ -55,7 +50,7 @@ class Chosen:
     def cells(self) -> tuple[Cell, ...]:
         """A row of the table of choices."""
         optimizer, contestant = self.config.optimizer, CONTESTANTS[self.name]
-        return self.name, optimizer.name, optimizer.lr, contestant.setting or None, self.setting, self.auc
+        return self.share, self.name, optimizer.name, optimizer.lr, contestant.setting or None, self.setting, self.auc
 
 
 @dataclass(frozen=True)
@@ -105,21 +100,24 @@ def check(lab: Lab) -> None:
         )
 
 
-def choices(lab: Lab) -> list[Chosen]:
-    """What each method is run with, chosen on the last tenth of the training rows."""
-    others = {name: one for name, one in CONTESTANTS.items() if not one.is_ours}
+def choices(lab: Lab, share: float) -> list[Chosen]:
+    """What each method is run with, chosen at a budget on the last tenth of the training rows."""
+    has_share = share == next(iter(SHARES))
+    others = {name: one for name, one in CONTESTANTS.items() if not one.is_ours and (one.by_share or has_share)}
     configs = [lab.config.replace(optimizer=name, lr=rate, **NO_PENALTY) for name, rate in RATES]
     middle = {name: one.settings[len(one.settings) // 2] if one.settings else None for name, one in others.items()}
-    first = {name: [Chosen(name, config, middle[name], None) for config in configs] for name in others}
-    best = _best(lab, first, "optimizers and learning rates")
+    first = {name: [Chosen(name, share, config, middle[name], None) for config in configs] for name in others}
+    best = _best(lab, first, f"learning rates at {share:.1%}")
     second = {
-        name: [Chosen(name, chosen.config, setting, None) for setting in others[name].settings]
-        or [Chosen(name, chosen.config.replace(lr=_times(chosen.config, factor)), None, None) for factor in FINER]
+        name: [replace(chosen, setting=setting) for setting in others[name].settings]
+        or [replace(chosen, config=chosen.config.replace(lr=_times(chosen.config, factor))) for factor in FINER]
         for name, chosen in best.items()
     }
-    best = _best(lab, {name: [best[name], *second[name]] for name in others}, "main settings")
+    best = _best(lab, {name: [best[name], *second[name]] for name in others}, f"main settings at {share:.1%}")
     ours = [
-        Chosen(name, lab.config.replace(**one.changes), None, None) for name, one in CONTESTANTS.items() if one.is_ours
+        Chosen(name, share, lab.config.replace(**one.changes), None, None)
+        for name, one in CONTESTANTS.items()
+        if one.is_ours
     ]
     return [*best.values(), *ours]
 
@@ -130,26 +128,27 @@ def _times(config: Config, factor: float) -> float:
 
 
 def _best(lab: Lab, trials: dict[str, list[Chosen]], words: str) -> dict[str, Chosen]:
-    """The best trial of each method; a size that it cannot have, or at which it diverges, counts as an AUC of .5."""
-    sizes = {name: TRIAL_SHARES if CONTESTANTS[name].by_share else (1.0,) for name in trials}
-    flat = [one.at(share, "float32") for name, of in trials.items() for one in of for share in sizes[name]]
+    """The best trial of each method, by the first seed."""
+    flat = [
+        one.at(one.share if CONTESTANTS[name].by_share else 1.0, "float32") for name in trials for one in trials[name]
+    ]
     found = iter(lab.samples(flat, validate=True, name=words, seeds=lab.seeds[:1]))
     best = {}
     for name, of_name in trials.items():
-        aucs = [np.mean([np.nan_to_num(next(found).auc, nan=0.5) for _ in sizes[name]]) for _ in of_name]
+        aucs = [np.nan_to_num(next(found).auc, nan=-1.0) for _ in of_name]
         number = int(np.argmax(aucs))
-        best[name] = replace(of_name[number], auc=float(aucs[number]))
+        best[name] = replace(of_name[number], auc=float(aucs[number]) if aucs[number] >= 0 else None)
     return best
 
 
 def equal_bytes(lab: Lab) -> Section:
     """Run it."""
     check(lab)
-    chosen = choices(lab)
+    chosen = [one for share in SHARES for one in choices(lab, share)]
     wanted = [
         (one, share, precision)
         for one in chosen
-        for share in (SHARES if CONTESTANTS[one.name].by_share else (1.0,))
+        for share in (SHARES[one.share] if CONTESTANTS[one.name].by_share else (1.0,))
         for precision in CONTESTANTS[one.name].precisions
     ]
     samples = lab.samples([one.at(share, precision) for one, share, precision in wanted], name="all methods and sizes")
@@ -164,16 +163,17 @@ def equal_bytes(lab: Lab) -> Section:
         title="AUC at equal served bytes",
         findings=(*leaders, *(f"Ours against {name}: {tally(of)}." for name, of in verdicts.items())),
         method=(
-            f"Budgets are {_listed(SHARES)} of the dense float32 table's bytes: features of the training rows × "
+            f"Budgets are {_listed(_shares())} of the dense float32 table's bytes: features of the training rows × "
             "dimension × 4. Everything that is shipped counts: vectors, 8-byte keys where a method has to know which "
             "keys have rows, scales, bitmaps, pointers, vectors for absent features, layers of a hash network. The "
             "network over the embeddings, the same for all, does not. In int8 a method has as many more rows as fit, "
             "is trained in float32, rounded once, and measured after that; scales are float16, and in this library's "
             "export float32.",
             "All methods have the same keys, network, first weights, batches and order, in one pass. Each has "
-            f"{trials} trials in float32 on the last tenth of the training rows, with one seed, by the mean AUC at "
-            f"{_listed(TRIAL_SHARES)}: {len(RATES)} of an optimizer (Adam or Adagrad, of the rows of a batch only) and "
-            f"its learning rate, then {len(FINER)} of the main setting, or of finer learning rates where there is "
+            f"{trials} trials in float32 on the last tenth of the training rows, with one seed, at "
+            f"{' and again at '.join(_listed([share]) for share in SHARES)} (the second ones for the smaller budgets): "
+            f"{len(RATES)} of an optimizer (Adam or Adagrad, of the rows of a batch only) and its learning rate, then "
+            f"{len(FINER)} of the main setting, or of finer learning rates where there is "
             "none. Nothing is chosen for this library: it is the recipe of the frontier, Group Adagrad at .03, hard "
             "threshold, with a target size.",
             "Peak memory is the training's, on the table's side, counted from its tensors: parameters, optimizer's "
@@ -205,12 +205,18 @@ def equal_bytes(lab: Lab) -> Section:
             SectionTable(
                 "choices",
                 "What was chosen",
-                columns("method; optimizer; learning rate|g; main setting; its value|g; validation AUC|.4f"),
+                columns(
+                    "chosen at|.1%; method; optimizer; learning rate|g; main setting; its value|g; validation AUC|.4f"
+                ),
                 tuple(one.cells for one in chosen),
             ),
         ),
         figures=(_figure(points, "float32", "single"), _figure(points, "int8", "int")),
     )
+
+
+def _shares() -> list[float]:
+    return [share for shares in SHARES.values() for share in shares]
 
 
 def _listed(shares: Sequence[float]) -> str:
@@ -225,7 +231,7 @@ def _verdicts(points: Sequence[Point]) -> tuple[list[str], tuple[tuple[Cell, ...
     """Sentences on each budget, rows of the table of comparisons, and the comparisons of each method."""
     sentences, rows = list[str](), list[tuple[Cell, ...]]()
     verdicts: dict[str, list[Versus]] = {}
-    for share in SHARES:
+    for share in _shares():
         there = [point for point in points if point.share == share and point.exists]
         ours = _highest(point for point in there if point.is_ours)
         names = dict.fromkeys(point.name for point in there if not point.is_ours)

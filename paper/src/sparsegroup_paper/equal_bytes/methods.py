@@ -246,32 +246,24 @@ def _pep(task: Task, methods: Sequence[Compact]) -> Trained:
 # Tables by hash
 
 
-def _by_field(
-    task: Task, method: Compact, budget: int, least: int, rest: Callable[[Shares], Part], spare: int = 0
-) -> nn.Module:
-    shares = task.shares(budget - spare, method.precision, least)
-    return task.by_field(shares, rest)
+def _by_field(task: Task, method: Compact, budget: int, least: int, rest: Callable[[Shares], Part]) -> nn.Module:
+    """Exact tables of small fields, and `rest` of the others, which has `least` bytes at least."""
+    return task.by_field(task.shares(budget, method.precision, least), rest)
 
 
 def _hashing(task: Task, method: Compact, budget: int) -> nn.Module:
     row = row_bytes(task.dim, method.precision)
-    return _by_field(
-        *(task, method, budget, row),
-        lambda shares: Hashing([size // row for size in shares.sizes], task.dim, task.salt),
-    )
+    return _by_field(task, method, budget, row, lambda shares: Hashing(shares.size // row, task.dim, task.salt))
 
 
 def _quotient_remainder(task: Task, method: Compact, budget: int) -> nn.Module:
     row = row_bytes(task.dim, method.precision)
 
     def rest(shares: Shares) -> Part:
-        rows = [size // row for size in shares.sizes]
-        quotients = []
-        for count, features in zip(rows, shares.features, strict=True):
-            enough = next((one for one in range(1, count) if one * (count - one) >= features), count // 2)
-            quotients.append(max(1, min(enough if not method.setting else int(method.setting * count), count - 1)))
-        remainders = [count - quotient for count, quotient in zip(rows, quotients, strict=True)]
-        return QuotientRemainder(remainders, quotients, task.dim, task.salt)
+        count = shares.size // row
+        enough = next((one for one in range(1, count) if one * (count - one) >= shares.features), count // 2)
+        quotients = max(1, min(int(_setting(method) * count) or enough, count - 1))
+        return QuotientRemainder(count - quotients, quotients, task.dim, task.salt)
 
     return _by_field(task, method, budget, 2 * row, rest)
 
@@ -280,38 +272,33 @@ def _memcom(task: Task, method: Compact, budget: int) -> nn.Module:
     row, number = row_bytes(task.dim, method.precision), number_bytes(method.precision)
 
     def rest(shares: Shares) -> Part:
-        vectors = [max(1, int((1 - _setting(method)) * size) // row) for size in shares.sizes]
-        numbers = [int((size - row * of) / number) for size, of in zip(shares.sizes, vectors, strict=True)]
-        return Memcom(vectors, numbers, task.dim, task.salt)
+        vectors = max(1, int((1 - _setting(method)) * shares.size) // row)
+        return Memcom(vectors, int((shares.size - row * vectors) / number), task.dim, task.salt)
 
-    return _by_field(task, method, budget, row + int(2 * number), rest, spare=SCALE_BYTES)
+    return _by_field(task, method, budget - SCALE_BYTES, row + int(2 * number), rest)
 
 
 def _robe(task: Task, method: Compact, budget: int) -> nn.Module:
     chunk, number = divisor(task.dim, _setting(method)), number_bytes(method.precision)
-    return _by_field(
-        *(task, method, budget, int(task.dim * number) + 1),
-        lambda shares: Robe(int(shares.total / number), task.dim, chunk, task.salt),
-        spare=SCALE_BYTES,
-    )
+    least = int(task.dim * number) + 1
+
+    def rest(shares: Shares) -> Part:
+        return Robe(int(shares.size / number), task.dim, chunk, task.salt)
+
+    return _by_field(task, method, budget - SCALE_BYTES, least, rest)
 
 
 def _deep_hash(task: Task, method: Compact, budget: int) -> nn.Module:
-    def size(hidden: int) -> int:
-        return DeepHash.bytes_of(max(4, int(_setting(method) * hidden)), hidden, task.dim, method.precision)
+    def sizes(hidden: int) -> tuple[int, int, int]:
+        return max(4, int(_setting(method) * hidden)), hidden, task.dim
 
     def rest(shares: Shares) -> Part:
         hidden = 2
-        while hidden < MOST_HIDDEN and size(hidden + 1) <= shares.total:
+        while hidden < MOST_HIDDEN and DeepHash.bytes_of(*sizes(hidden + 1), method.precision) <= shares.size:
             hidden += 1
-        return DeepHash(max(4, int(_setting(method) * hidden)), hidden, task.dim, task.salt)
+        return DeepHash(*sizes(hidden), task.salt)
 
-    # The network is one for all groups, which together have to hold it.
-    fields = len(task.log.fields)
-    try:
-        return _by_field(task, method, budget, -(-size(2) // fields), rest)
-    except TooSmallError:
-        return _by_field(task, method, budget, size(2), rest)
+    return _by_field(task, method, budget, DeepHash.bytes_of(*sizes(2), method.precision), rest)
 
 
 def _tensor_train(task: Task, method: Compact, budget: int) -> nn.Module:
@@ -319,22 +306,19 @@ def _tensor_train(task: Task, method: Compact, budget: int) -> nn.Module:
     second = divisor(task.dim // first, round((task.dim / first) ** 0.5))
     dims = first, second, task.dim // first // second
 
-    def size(sizes: Sequence[Sequence[int]], rank: int) -> int:
+    def size(sizes: Sequence[int], rank: int) -> int:
         rows = [row_bytes(width, method.precision) for width in TensorTrain.widths(dims, rank)]
-        return sum(count * sum(of) for count, of in zip(rows, sizes, strict=True))
+        return sum(count * row for count, row in zip(sizes, rows, strict=True))
 
     def rest(shares: Shares) -> Part:
-        space = float(_setting(method))
-        while True:
-            each = [factors(max(1.0, space * features)) for features in shares.features]
-            sizes = [list(of_core) for of_core in zip(*each, strict=True)]
-            if size(sizes, 1) <= shares.total:
-                break
+        space = _setting(method) * shares.features
+        while size(factors(space), 1) > shares.size:
             space /= 2
-        rank = max(one for one in range(1, MOST_RANK + 1) if size(sizes, one) <= shares.total)
+        sizes = factors(space)
+        rank = max(one for one in range(1, MOST_RANK + 1) if size(sizes, one) <= shares.size)
         return TensorTrain(sizes, dims, rank, task.salt)
 
-    return _by_field(task, method, budget, size([[1]] * 3, 1), rest)
+    return _by_field(task, method, budget, size((1, 1, 1), 1), rest)
 
 
 def _clustered(task: Task, method: Compact, budget: int) -> nn.Module:
@@ -342,13 +326,11 @@ def _clustered(task: Task, method: Compact, budget: int) -> nn.Module:
     of_rows = 2 * columns * row_bytes(task.dim // columns, method.precision)
 
     def rest(shares: Shares) -> Part:
-        pointers, rows = [], []
-        for size, features in zip(shares.sizes, shares.features, strict=True):
-            count = max(1, size // 2 // of_rows)
-            pointer = columns * pointer_bytes(count)
-            pointers.append(max(1, min(features, (size - count * of_rows) // pointer)))
-            more = (size - pointers[-1] * pointer) // of_rows
-            rows.append(more if pointer_bytes(more) == pointer_bytes(count) else count)
+        rows = max(1, shares.size // 2 // of_rows)
+        pointer = columns * pointer_bytes(rows)
+        pointers = max(1, min(shares.features, (shares.size - rows * of_rows) // pointer))
+        more = (shares.size - pointers * pointer) // of_rows
+        rows = more if pointer_bytes(more) == pointer_bytes(rows) else rows
         return Clustered(pointers, rows, task.dim, columns, task.salt)
 
     return _by_field(task, method, budget, of_rows + 4 * columns, rest)
@@ -358,8 +340,8 @@ def _cafe(task: Task, method: Compact, budget: int) -> nn.Module:
     row = row_bytes(task.dim, method.precision)
 
     def rest(shares: Shares) -> Part:
-        shared = [max(1, int((1 - _setting(method)) * size) // row) for size in shares.sizes]
-        hot = (shares.total - row * sum(shared)) // (KEY_BYTES + row)
+        shared = max(1, int((1 - _setting(method)) * shares.size) // row)
+        hot = (shares.size - row * shared) // (KEY_BYTES + row)
         return Cafe(_some(hot, "hot row"), shared, task.dim, HOT_CHOICES, task.salt)
 
     return _by_field(task, method, budget, row, rest)
@@ -437,10 +419,7 @@ def _ours(precision: Precision, fallback: bool, words: str) -> Contestant:
     return Contestant(variant.train, words, changes=RECIPE | {"fallback": fallback}, precisions=(precision,))
 
 
-_BY_FIELD = (
-    "Every field has the same bytes, at most: fields whose keys fit have an exact table, with 8 bytes a key; where a "
-    "field would have no row, all fields share one table."
-)
+_BY_FIELD = "Fields whose keys fit into an even part of the bytes have an exact table, with 8 bytes a key; all others share one."
 
 CONTESTANTS: Mapping[str, Contestant] = {
     FULL: Contestant(

@@ -244,33 +244,24 @@ class Shares:
     Attributes:
         exact: Columns of fields that have a row for each of their keys.
         columns: The other columns.
-        groups: `[columns]` the group of each of these, whose keys share a part of the budget.
-        features: Distinct keys of each group.
-        sizes: Bytes of each group.
+        features: Distinct keys of these.
+        size: Bytes for these.
     """
 
     exact: tuple[int, ...]
     columns: tuple[int, ...]
-    groups: tuple[int, ...]
-    features: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def total(self) -> int:
-        """Bytes of all groups."""
-        return sum(self.sizes)
+    features: int
+    size: int
 
 
 def shares_of(features: Sequence[int], budget: int, exact_row: int, least: int) -> Shares:
-    """The same bytes for every field, at most: a field that needs less has all of its keys, the others share the rest.
-
-    Where that is less than `least` for a field, all fields are one group.
+    """Exact tables for fields that need no more than the same part of the bytes; all other fields share the rest.
 
     Args:
         features: Distinct keys of each field.
         budget: Bytes.
         exact_row: Bytes of a row and its key.
-        least: The fewest bytes that a group can have.
+        least: The fewest bytes that the others can share.
 
     Raises:
         TooSmallError: The budget is less than `least`.
@@ -283,64 +274,44 @@ def shares_of(features: Sequence[int], budget: int, exact_row: int, least: int) 
             break
         exact.append(field)
         left -= features[field] * exact_row
+    if len(exact) < len(order) and left < least:
+        exact, left = [], budget
     others = sorted(set(order) - set(exact))
-    if others and left // len(others) < least:
-        return Shares((), tuple(range(len(features))), (0,) * len(features), (sum(features),), (budget,))
-    sizes = tuple(left // len(others) for _ in others)
-    return Shares(tuple(exact), tuple(others), tuple(range(len(others))), tuple(features[one] for one in others), sizes)
+    return Shares(tuple(exact), tuple(others), sum(features[field] for field in others), left)
 
 
 class ByField(Part):
-    """Small fields in an exact table, all others in `rest`, a module of keys and the numbers of their groups.
+    """Small fields in an exact table, all others in `rest`.
 
     Args:
         shares: Which fields.
         keys: Keys of the exact fields, ascending.
         dim: Length of a vector.
-        rest: From keys `[rows, columns]` and groups `[columns]` to vectors; None if all fields are exact.
+        rest: From keys to vectors; None if all fields are exact.
     """
 
     def __init__(self, shares: Shares, keys: Tensor, dim: int, rest: Part | None) -> None:
         super().__init__()
         self.exact, self.rest = Keyed(keys, dim), rest
         self.columns = [list(shares.exact), list(shares.columns)]
-        self.groups = torch.tensor(shares.groups, dtype=torch.int64)
         self.order = torch.tensor([*shares.exact, *shares.columns]).argsort()
 
     def forward(self, keys: Tensor) -> Tensor:
         """Vectors `[rows, fields, dim]` of keys `[rows, fields]`."""
         exact, others = self.columns
-        if self.rest is None or not others:
+        if self.rest is None:
             return cast(Tensor, self.exact(keys))
-        rest = self.rest(keys[:, others], self.groups)
+        rest = cast(Tensor, self.rest(keys[:, others]))
         return torch.cat([self.exact(keys[:, exact]), rest], 1)[:, self.order] if exact else rest
 
 
-def offsets(sizes: Sequence[int]) -> Tensor:
-    """Where each group begins, in rows that follow each other."""
-    return torch.tensor([0, *sizes[:-1]]).cumsum(0)
-
-
-class Digits:
-    """Rows of each group by a hash, which is cut into a digit for each of several tables.
-
-    Args:
-        sizes: Rows of each group, for each table.
-        salt: Chooses the hash.
-    """
-
-    def __init__(self, sizes: Sequence[Sequence[int]], salt: int) -> None:
-        self.sizes, self.starts = [torch.tensor(one) for one in sizes], [offsets(one) for one in sizes]
-        self.salt = salt
-
-    def __call__(self, keys: Tensor, groups: Tensor) -> list[Tensor]:
-        """Row of each key in each table."""
-        left, rows = hashed(keys, self.salt), []
-        for size, start in zip(self.sizes, self.starts, strict=True):
-            of_group = size[groups]
-            rows.append(left % of_group + start[groups])
-            left = left // of_group
-        return rows
+def digits(keys: Tensor, salt: int, sizes: Sequence[int]) -> list[Tensor]:
+    """A hash of each key, chosen by `salt`, cut into a number below each of `sizes`."""
+    left, found = hashed(keys, salt), []
+    for size in sizes:
+        found.append(left % size)
+        left = left // size
+    return found
 
 
 def factors(number: float) -> tuple[int, int, int]:

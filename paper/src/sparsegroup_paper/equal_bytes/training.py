@@ -209,7 +209,7 @@ class Training:
         return tensors + state + self._gradients
 
     def serve(self, precision: Precision, embedding: nn.Module | None = None) -> Served:
-        """The model with another embedding, or its own, in the form that is served; its own cannot be trained any more."""
+        """The model in the form that is served, with another embedding or its own, which cannot be trained any more."""
         model = LookupModel(self.embedding if embedding is None else embedding, self.model.network).eval()
         peak = self.peak_bytes
         freeze(model.embedding, precision)
