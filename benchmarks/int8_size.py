@@ -16,7 +16,7 @@ import torch
 import timing
 from plain_loop import PLAIN, quality_log
 from sparsegroup.data import Log
-from sparsegroup.serving.frozen import Embeddings
+from sparsegroup.serving.rows import Embeddings
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.selection.sizes import train_and_test
