@@ -37,7 +37,7 @@ def export_within(
 ) -> ExportManifest:
     """Write the export of a trained model that loses least on test rows and takes at most `most_bytes`.
 
-    The candidates are float32, float16, int8 and int4, each with as many rows as fit: those of the largest norm; the
+    The candidates are float32, float16, int8 and int4, each with as many rows as fit: the rows of the largest norm; the
     others become absent. Their losses on the first half of the test rows decide; the second half measures the result.
 
     Args:

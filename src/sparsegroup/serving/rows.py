@@ -86,7 +86,7 @@ class Embeddings:
         """Vectors `[n, dim]` of ascending keys in a format; the same vectors give the same bits.
 
         float16 and bfloat16 round to nearest, ties to even. int8 and int4 have a scale for each row, the smallest of
-        `SCALES` by which its elements round to integers up to 127 or 7, so that each element is off by at most half of
+        `SCALES` by which the elements round to integers up to 127 or 7, so that each element is off by at most half of
         it. A vector whose elements all round to zero becomes zero: in float16 below 3e-8, in int8 and int4 below
         4e-9; bfloat16 has the range of float32. What is decoded encodes to the same.
 
