@@ -113,7 +113,7 @@ class Embeddings:
         largest = float(vectors.abs().max()) if vectors.numel() else 0.0
         if (most := LARGEST_INTEGER.get(dtype)) is not None:
             if largest > (limit := float(SCALES[-1]) * (most + 0.5)):
-                raise ExportError(f"{dtype} has no numbers above {limit:g}, and the table holds {largest:g}")
+                raise ExportError(f"{dtype} has no numbers above {limit:g}; the table holds {largest:g}, take float32")
             rounded, scale = _rounded(vectors, most)
             if dtype == "int8":
                 return cls(keys, rounded.to(torch.int8), scale, fallback, bits, merged=merged)
