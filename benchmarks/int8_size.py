@@ -3,8 +3,8 @@
 The recipe of the guide (`TargetRate`, hard threshold, fallback vectors, Group Adagrad at a learning rate of .03) trains
 a model for each feature rate, with several seeds. Its live vectors are then quantized as `sparsegroup export --dtype
 int8` does, and the test rows are predicted again. A feature takes its vector and 8 bytes for its key: 4 d + 8 bytes in
-float32, d + 4 + 8 in int8, with a scale for each vector. So the same bytes hold (4 d + 8) / (d + 12) times as many
-features in int8, 2.6 at d = 16. Four times as many would be if keys and scales took nothing; they are shown beside.
+float32, d + 1 + 8 in int8, with a scale for each vector. So the same bytes hold (4 d + 8) / (d + 9) times as many
+features in int8, 2.9 at d = 16. Four times as many would be if keys and scales took nothing; they are shown beside.
 
     python benchmarks/int8_size.py avazu.csv --model mlp
 """
@@ -16,7 +16,7 @@ import torch
 import timing
 from plain_loop import PLAIN, quality_log
 from sparsegroup.data import Log
-from sparsegroup.serving.frozen import Embeddings
+from sparsegroup.serving.rows import Embeddings
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import Config, Trainer
 from sparsegroup.training.selection.sizes import train_and_test
@@ -51,7 +51,7 @@ def main() -> None:
     recipe = {"model": arguments.model, "optimizer": "adagrad", "lr": 0.03, "fallback": True, "target_rate": RATES[0]}
     base = Config.of(**PLAIN | recipe)
     dim = base.build(log)[0].embedding.dim
-    sizes = {"float32": 4 * dim + KEY_BYTES, "int8": dim + 4 + KEY_BYTES}  # int8 has a scale
+    sizes = {"float32": 4 * dim + KEY_BYTES, "int8": dim + 1 + KEY_BYTES}  # int8 has a scale
     ratio = sizes["float32"] / sizes["int8"]
     figures: dict[str, float] = {"dim": dim, "ratio": ratio}
     lines = []

@@ -39,9 +39,10 @@ from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.kernels.cpu import threads
+from sparsegroup.objectives import LOGISTIC
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.serving import TrainedModel, export_trained
-from sparsegroup.serving.onnx import OUTPUT, OnnxModel
+from sparsegroup.serving.onnx import OnnxModel
 from sparsegroup.serving.tracing import quiet
 from sparsegroup.training import ClickModel, Config, Session
 from table_step import CARDINALITIES, Clicks, key
@@ -59,7 +60,7 @@ from sparsegroup.training import Session
 session = Session.resume(Path(sys.argv[1]), synthetic_log(SyntheticConfig(rows=int(sys.argv[2])), 0))
 assert session.position > 0
 """
-VECTOR_BYTES = {"float32": 4 * DIM, "float16": 2 * DIM, "bfloat16": 2 * DIM, "int8": DIM + 4}
+VECTOR_BYTES = {"float32": 4 * DIM, "float16": 2 * DIM, "bfloat16": 2 * DIM, "int8": DIM + 1}
 COLUMNS = LogSchema(tuple(f"C{n}" for n in range(FIELDS)), (), tuple(f"I{n}" for n in range(NUMBERS)))
 CONFIG = Config.of(**PLAIN, optimizer="adam", fallback=False, penalty="lasso", dim=DIM, l21=1e-4)
 
@@ -104,7 +105,7 @@ def save_dense(rows: int, network: nn.Module, path: Path) -> None:
     with quiet():
         dense = DenseIds(rows, network).eval()
         program = torch.export.export(dense, example, dynamic_shapes=({0: batch}, {0: batch}), strict=True)
-        torch.onnx.export(program, (), path, output_names=[OUTPUT], dynamo=True, verbose=False)
+        torch.onnx.export(program, (), path, output_names=[LOGISTIC.prediction], dynamo=True, verbose=False)
 
 
 def latencies(paths: dict[str, Path], requests: dict[str, list[tuple[Tensor, Tensor]]], size: int) -> dict[str, float]:

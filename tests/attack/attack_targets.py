@@ -21,7 +21,7 @@ from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
 from sparsegroup.serving import load_export, open_trained
 from sparsegroup.serving.inspection import inspect
-from sparsegroup.serving.reading import read_export
+from sparsegroup.serving.opening import read_export
 from sparsegroup.training import Config, load_run
 from sparsegroup.training.network_step import check_weights
 from sparsegroup.training.session import Session

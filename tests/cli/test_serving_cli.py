@@ -113,6 +113,74 @@ def test_the_next_days_delta_is_applied_and_an_export_keeps_what_it_builds_on(
     assert "full: holds NOTES.md, which is no part of an export" in foreign
 
 
+def test_an_export_without_keys(trained: Path, tmp_path: Path, ok: Run, refused: Refused) -> None:
+    log = trained / "log.csv"
+    done = ok("export", trained / "run", "base", "--keys", "fingerprints", "--dtype", "int4", "--test", log)
+    assert "false hits" in done.stdout
+    manifest = read_manifest(tmp_path / "base")
+    assert (manifest.keys, manifest.dtype) == ("fingerprints", "int4")
+    assert manifest.test is not None
+    assert set(manifest.test.scores) == {"training", "export", "onnx"}
+    assert manifest.test.scores["onnx"].max_abs_difference < 1e-5
+    before, after = (manifest.test.scores[name] for name in ("training", "export"))
+    assert abs(before.auc - after.auc) < 0.01
+    ok("train", click_log(tmp_path / "next.csv", 1_500), "--continue", trained / "run", "--out", "run2")
+    ok("export", "run2", "delta", "--since", "base")
+    applied = json.loads(ok("apply", "base", "delta", "applied", "--json").stdout)
+    assert applied["keys"] == "fingerprints"
+    assert applied["false_hits"] > 0
+    for command in (("predict",), ("evaluate",), ("inspect",), ("explain", "--row", "0")):
+        ok(command[0], "applied", *(() if command[0] == "inspect" else (log,)), *command[1:])
+    said = scored_alone("applied", log, "--out", "scores.csv")
+    assert "rows, log loss" in said
+    assert np.abs(column(Path("scores.csv"), "probability") - by_package(Path("applied"), log)).max() < 1e-5
+    assert "its keys are fingerprints; a delta to full" in refused(
+        "export", "run2", "other", "--since", "base", "--keys", "full"
+    )
+    assert "can only be exported with fingerprints" in refused("export", "applied", "other", "--keys", "full")
+
+
+def test_a_limit_of_bytes_chooses_rows_and_format(trained: Path, tmp_path: Path, ok: Run, refused: Refused) -> None:
+    log = trained / "log.csv"
+    ok("export", trained / "run", "full", "--no-onnx")
+    network = (tmp_path / "full" / "network.safetensors").stat().st_size
+    whole = network + (tmp_path / "full" / "embeddings.safetensors").stat().st_size
+    for limit in (2 * whole, network + (whole - network) // 3):
+        found = json.loads(
+            ok("export", trained / "run", "out", "--bytes", limit, "--test", log, "--overwrite", "--json").stdout
+        )
+        written = sum((tmp_path / "out" / f"{name}.safetensors").stat().st_size for name in ("embeddings", "network"))
+        candidates = found["candidates"]
+        assert [one["dtype"] for one in sorted(candidates, key=lambda one: -one["bytes"] / one["rows"])] == [
+            *("float32", "float16", "int8", "int4")
+        ]
+        assert written == candidates[0]["bytes"] <= limit
+        assert [one["loss"] for one in candidates] == sorted(one["loss"] for one in candidates)
+        assert found["dtype"] == candidates[0]["dtype"]
+        assert found["live_rows"] == candidates[0]["rows"]
+        assert found["test_rows"] == 50
+        fewer = {one["dtype"]: one["rows"] for one in candidates}
+        if limit > whole:
+            assert len(set(fewer.values())) == 1
+        else:
+            assert fewer["float32"] < fewer["float16"] < fewer["int8"] < fewer["int4"]
+    manifest = read_manifest(tmp_path / "out")
+    assert sum(table.live_rows + table.dropped_rows for table in manifest.tables.values()) == found["live_rows"] + (
+        manifest.dropped_rows
+    )
+    assert "the network and the files without a row take" in refused(
+        "export", trained / "run", "none", "--bytes", "1kB", "--test", log
+    )
+    for more, message in (
+        (("--test", log, "--dtype", "int8"), "--bytes chooses the format"),
+        (("--test", log, "--since", "full"), "--bytes chooses the format"),
+        ((), "give --test"),
+        (("--bytes", "many", "--test", log), "--bytes: a size must be"),
+    ):
+        assert message in refused("export", trained / "run", "none", "--bytes", "1MB", *more)
+    assert not (tmp_path / "none").exists()
+
+
 def test_which_rows_are_the_test_set(tmp_path: Path) -> None:
     log, other = click_log(tmp_path / "log.csv", 400), click_log(tmp_path / "other.csv", 100)
     config = Config.of(log=str(log))

@@ -19,6 +19,7 @@ from sparsegroup.publishing import Publisher, PublishError, Served, Subscriber
 from sparsegroup.publishing import publisher as publisher_module
 from sparsegroup.serving import export_trained, read_export
 from sparsegroup.serving.onnx import OnnxModel, with_rows
+from sparsegroup.settings.names import Dtype, KeyFormat
 
 
 def test_the_first_release_is_whole_and_those_after_it_are_deltas(tmp_path: Path) -> None:
@@ -172,8 +173,26 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
     assert len(publisher.destination.releases()) == 1
 
 
+def test_a_table_that_outgrows_its_fingerprints_is_published_as_a_whole(tmp_path: Path) -> None:
+    opened, table = small_model(rows=500), small_model(rows=2000, seed=1).model.embedding
+    with Publisher(tmp_path, formats=(), dtype="int4", keys="fingerprints", compact_after=100) as publisher:
+        kinds = []
+        for seed in range(3):
+            release = publish(publisher, opened)
+            assert release is not None
+            kinds.append(release.kind)
+            assert publisher.served is not None
+            assert content(Subscriber(tmp_path).catch_up(None).export) == content(publisher.served)
+            train(opened, seed)
+            if seed == 1:
+                for keys, vectors in table.items():
+                    opened.model.embedding.assign(keys, vectors)
+        assert kinds == ["export", "delta", "export"]
+
+
+@pytest.mark.parametrize(("dtype", "keys"), [("float32", "full"), ("int4", "fingerprints")])
 def test_a_whole_export_is_traced_once_and_servers_make_its_onnx_of_deltas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: Dtype, keys: KeyFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced: list[Any] = []
     real = publisher_module.subprocess.run
@@ -181,7 +200,9 @@ def test_a_whole_export_is_traced_once_and_servers_make_its_onnx_of_deltas(
     opened, subscriber = small_model(rows=2000), Subscriber(tmp_path)
     have: Served | None = None
     for seed in range(4):
-        with Publisher(tmp_path, compact_after=0.35) as publisher:  # each continues what the last one has published
+        with Publisher(
+            tmp_path, dtype=dtype, keys=keys, compact_after=0.35
+        ) as publisher:  # each continues what the last one has published
             assert publisher.served is None or publisher.served.manifest.id == publisher.latest.id  # type: ignore[union-attr]
             for number in range(3):
                 publish(publisher, opened)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from over import over
 from serving_cases import batch_of, opened_model, serving
 from sparsegroup.serving import ServingModel
-from sparsegroup.serving.frozen import Embeddings, FrozenTable
+from sparsegroup.serving.frozen import FrozenTable
 from sparsegroup.serving.onnx import OnnxModel, graph_of, save_onnx, with_rows
+from sparsegroup.serving.rows import Embeddings
 
 LARGEST = (1 << 63) - 1
 
@@ -30,15 +31,18 @@ def traced(served: ServingModel, path: Path) -> bytes:
     [
         ("dcn", "float32", {"lists": True, "numbers": True, "fallback": True}),
         ("mlp", "int8", {"dims": {"user": 2, "tags": 2}}),
+        ("mlp", "int4", {"dims": {"user": 2, "tags": 3}, "keys": "fingerprints"}),
+        ("dcn", "int8", {"lists": True, "fallback": True, "keys": "fingerprints"}),
         ("lr", "float32", {}),
     ],
 )
 def test_it_is_the_file_that_tracing_the_other_model_makes(
     model: str, dtype: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    first = traced(serving(opened_model(model, rows=20, **options), dtype), tmp_path / "first.onnx")
+    keys = options.pop("keys", "full")
+    first = traced(serving(opened_model(model, rows=20, **options), dtype, keys), tmp_path / "first.onnx")
     opened = opened_model(model, rows=3000, seed=5, **options)
-    served = serving(opened, dtype)
+    served = serving(opened, dtype, keys)
     path = tmp_path / "second.onnx"
     fresh = onnx.load_from_string(traced(served, path))
     for template in (first, graph_of(first)):
@@ -67,6 +71,7 @@ def test_other_operators_are_noticed(tmp_path: Path) -> None:
         "width": serving(opened_model(hidden=[8])),
         "vectors": serving(opened_model(dim=5)),
         "format": serving(opened_model(), "int8"),
+        "keys": serving(opened_model(), "float32", "fingerprints"),
         "tables": serving(opened_model(dims={"user": 2})),
         "fallback": serving(opened_model(fallback=True)),
         "lists": serving(opened_model(lists=True)),
@@ -106,14 +111,14 @@ def test_the_operators_of_hashed_keys_do_not_depend_on_their_number(rows: int) -
     keys = torch.randint(0, 5 << 56, (rows,), generator=generator).unique()
     table = FrozenTable(Embeddings(keys, torch.ones(len(keys), 2)))
     assert table.structure == table_of([1]).structure.replace("(1,", "(2,")
-    assert table.halves == [2, 1]
+    assert table.index.halves == [2, 1]
 
 
 def test_crowded_keys_take_more_steps() -> None:
     dense = torch.arange(2000)  # far from another key of the same field: one bucket
     keys = torch.cat([dense, torch.tensor([1 << 55])])
     table = FrozenTable(Embeddings(keys, torch.arange(1.0, len(keys) + 1).unsqueeze(1)))
-    assert len(table.halves) > 2
+    assert len(table.index.halves) > 2
     assert table.structure != table_of([1]).structure
     assert table(keys).flatten().tolist() == list(range(1, len(keys) + 1))
     assert not table(torch.tensor([-1, 2000, 1 << 54, 1 << 56])).any()

@@ -22,12 +22,12 @@ from sparsegroup.serving import (
     open_trained,
     read_export,
 )
-from sparsegroup.serving.frozen import Embeddings, load_embeddings
 from sparsegroup.serving.frozen_model import tables_of
 from sparsegroup.serving.manifest import EXPORT
-from sparsegroup.serving.reading import difference, merge
+from sparsegroup.serving.rows import Embeddings, difference, load_embeddings, merge
+from sparsegroup.settings.names import Dtype, KeyFormat
 
-DTYPES = ("float32", "float16", "bfloat16", "int8")
+DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 values = st.sampled_from([-2.0, -0.5, 0.25, 1.0, 3.0])
 tables = st.dictionaries(st.sampled_from([-(1 << 63), -5, 0, 1, 2, 3, (1 << 63) - 1]), st.tuples(values, values))
 
@@ -64,7 +64,7 @@ def test_any_sequence_of_changes_applied_is_the_last_state(
 
 
 def embeddings_as_dict(some: Embeddings) -> dict[int, bytes]:
-    scale = torch.zeros(len(some)) if some.scale is None else some.scale
+    scale = torch.zeros(len(some), dtype=torch.uint8) if some.scale is None else some.scale
     rows = zip(some.keys.tolist(), some.vectors, scale, strict=True)
     return {
         key: vector.contiguous().view(torch.uint8).numpy().tobytes() + one.numpy().tobytes()
@@ -104,19 +104,19 @@ def table_files(name: str, tables: TrainedModel) -> list[str]:
     return [f"{name}.safetensors"] if names == ["embedding"] else [f"{name}-{one}.safetensors" for one in names]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize(("dtype", "keys"), [("float32", "full"), ("int8", "full"), ("int4", "fingerprints")])
 @pytest.mark.parametrize("dims", [{}, SIZES], ids=["a table", "tables"])
 def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(
-    dtype: str, dims: dict[str, int], tmp_path: Path
+    dtype: Dtype, keys: KeyFormat, dims: dict[str, int], tmp_path: Path
 ) -> None:
-    opened = opened_model(dims=dims)
-    export_trained(opened, tmp_path / "0", dtype)  # type: ignore[arg-type]
+    opened = opened_model(dims=dims, rows=420)  # which take as many bits for the days to come
+    export_trained(opened, tmp_path / "0", dtype, keys=keys)
     none = export_delta(opened, tmp_path / "none", tmp_path / "0")
     assert none.changes is not None
     assert (none.changes.upserts, none.changes.tombstones) == (0, 0)
     assert none.id == read_export(tmp_path / "0").manifest.id
     for (name, table), file in zip(tables_of(opened.model).items(), table_files("upserts", opened), strict=True):
-        assert len(load_embeddings(tmp_path / "none" / file, table.dim, dtype)) == 0, name  # type: ignore[arg-type]
+        assert len(load_embeddings(tmp_path / "none" / file, table.dim, dtype, keys)) == 0, name
     files = {"manifest.json", "network.safetensors"}
     assert {path.name for path in (tmp_path / "none").iterdir()} == {
         *files,
@@ -128,7 +128,7 @@ def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(
         delta = export_delta(
             opened, tmp_path / "deltas" / f"{day}", tmp_path / ("0" if day == 1 else f"deltas/{day - 1}")
         )
-        full = export_trained(opened, tmp_path / f"full{day}", dtype)  # type: ignore[arg-type]
+        full = export_trained(opened, tmp_path / f"full{day}", dtype, keys=keys)
         assert delta.id == full.id
         assert delta.changes is not None
         assert 0 < delta.changes.upserts < full.live_rows

@@ -29,6 +29,7 @@ CASES: list[tuple[str, bool, bool, str, dict[str, Any]]] = [  # network, lists, 
     ("opnn", False, True, "float16", {"standardize": True}),
     ("dcn", True, True, "bfloat16", {"attention": {"words": "hour"}, "number_buckets": 3, "standardize": True}),
     ("dcnv2", False, False, "bfloat16", {}),
+    ("mlp", True, False, "int4", {}),
     ("xdeepfm", True, True, "float32", {}),
 ]
 EXTREMES = torch.tensor([[math.nan, 1.0], [1e5, -3.0], [math.inf, -math.inf], [1e30, -1e30], [0.0, math.nan]])

@@ -75,9 +75,10 @@ def by_table(model: ClickModel, keys: torch.Tensor) -> list[tuple[HashEmbedding,
     return [(table, keys[sizes == table.dim]) for table in model.embedding.tables.values()]
 
 
-def serving(opened: TrainedModel, dtype: str = "float32") -> ServingModel:
-    """What serves a model with vectors in this format."""
-    rows = {name: live_rows(table, dtype) for name, table in tables_of(opened.model).items()}  # type: ignore[arg-type]
+def serving(opened: TrainedModel, dtype: str = "float32", keys: str = "full") -> ServingModel:
+    """What serves a model with vectors and keys in these formats."""
+    tables = tables_of(opened.model)
+    rows = {name: live_rows(table, dtype, keys) for name, table in tables.items()}  # type: ignore[arg-type]
     return ServingModel(frozen_copy(opened.model, rows), opened.columns)
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from over import over
 from serving_cases import random_keys
-from sparsegroup.serving.frozen import Embeddings, FrozenTable
+from sparsegroup.serving.frozen import FrozenTable
+from sparsegroup.serving.rows import Embeddings
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 EDGES = [LOWEST, LOWEST + 1, -1, 0, 1, HIGHEST - 1, HIGHEST, (1 << 56) - 1, 1 << 56, -(1 << 56), (1 << 56) + 1]
@@ -48,8 +49,8 @@ def test_hashed_keys_of_many_fields_take_few_steps_and_little_directory(dtype: s
     neighbours = torch.cat([keys - 1, keys + 1])
     neighbours = neighbours[~torch.isin(neighbours, keys)]
     assert not lookup(neighbours).any()
-    assert len(lookup.halves) <= 2
-    assert lookup.start.nbytes + lookup.first.nbytes <= 1.2 * len(keys)
+    assert len(lookup.index.halves) <= 2
+    assert lookup.index.start.nbytes + lookup.index.first.nbytes <= 1.2 * len(keys)
 
 
 @over(
@@ -67,4 +68,4 @@ def test_keys_that_crowd_cost_steps_but_are_found(keys: torch.Tensor) -> None:
     lookup, vectors = table(keys)
     assert torch.equal(lookup(keys), vectors)
     assert not lookup(torch.tensor([123 << 54, -7_777_777, keys[0] + (1 << 40)])).any()
-    assert len(lookup.halves) <= math.ceil(math.log2(len(keys) / 16))
+    assert len(lookup.index.halves) <= math.ceil(math.log2(len(keys) / 16))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import asdict
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +13,9 @@ from sparsegroup.cli.app import UsageError, starting
 from sparsegroup.cli.options import THREADS, Threads
 from sparsegroup.cli.output import figures, show
 from sparsegroup.errors import pip_install
+from sparsegroup.names import bytes_of
 from sparsegroup.reporting.formatting import size, titles_of
-from sparsegroup.settings.names import Dtype, ProgramName
+from sparsegroup.settings.names import Dtype, KeyFormat, ProgramName
 
 if TYPE_CHECKING:
     from sparsegroup.serving import ExportManifest, TestRows
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+Keys = Annotated[
+    KeyFormat | None,
+    typer.Option(
+        help="Whole keys, or 16 bits of each, by which one or two absent keys in 10,000 get another's vector.",
+        show_default="full, or that of --since or of an export RUN",
+    ),
+]
 Onnx = Annotated[
     bool | None,
     typer.Option(
@@ -45,8 +54,18 @@ def export_command(
     dtype: Annotated[
         Dtype | None, typer.Option(help="Format of the vectors.", show_default="float32, or that of --since")
     ] = None,
+    keys: Keys = None,
     onnx: Onnx = None,
     program: Program = False,
+    bytes_: Annotated[
+        str | None,
+        typer.Option(
+            "--bytes",
+            metavar="SIZE",
+            help="Limit of embeddings and network together, such as 20MB. The format and number of rows with the "
+            "lowest loss on the first half of --test are taken, with fingerprints unless --keys is given.",
+        ),
+    ] = None,
     since: Annotated[
         Path | None, typer.Option(metavar="EXPORT", help="Write a delta: what has changed since this export or delta.")
     ] = None,
@@ -71,8 +90,14 @@ def export_command(
     """Write the live rows of a trained model and its network, for servers."""
     if since is not None and (onnx or program):
         raise UsageError("a delta holds no model; write --onnx and --program when it is applied")
+    limit = None if bytes_ is None else _limit(bytes_)
+    if limit is not None:
+        if dtype is not None or since is not None:
+            raise UsageError("--bytes chooses the format: it goes with neither --dtype nor --since")
+        if test is None:
+            raise UsageError("--bytes chooses by held-out rows: give --test")
     with starting(threads):
-        from sparsegroup.serving import export_delta, export_trained, open_trained, recalibrate_on
+        from sparsegroup.serving import export_delta, export_trained, export_within, open_trained, recalibrate_on
         from sparsegroup.serving.manifest import check_free
 
     check_free(out, overwrite)
@@ -81,13 +106,24 @@ def export_command(
     shift = None if newer is None else recalibrate_on(trained, newer)
     rows = _test_rows(test, trained.config, threads)
     if since is not None:
-        manifest = export_delta(trained, out, since, dtype, test=rows, overwrite=overwrite)
+        manifest = export_delta(trained, out, since, dtype, keys=keys, test=rows, overwrite=overwrite)
+    elif limit is not None:
+        assert rows is not None
+        how: dict[str, Any] = {"threads": threads, "overwrite": overwrite} | ({} if keys is None else {"keys": keys})
+        manifest = export_within(trained, out, limit, rows, _formats(onnx, program), **how)
     else:
         formats = _formats(onnx, program)
         manifest = export_trained(
-            trained, out, dtype or "float32", formats, test=rows, threads=threads, overwrite=overwrite
+            trained, out, dtype or "float32", formats, keys=keys, test=rows, threads=threads, overwrite=overwrite
         )
     _show(manifest, out, shift)
+
+
+def _limit(given: str) -> int:
+    try:
+        return bytes_of(given)
+    except ValueError as error:
+        raise UsageError(f"--bytes: {error}") from error
 
 
 def apply_command(
@@ -143,11 +179,15 @@ def _show(manifest: "ExportManifest", out: Path, shift: float | None = None) -> 
         "folder": str(out),
         **{
             name: getattr(manifest, name)
-            for name in ("dtype", "live_rows", "features_seen", "feature_rate", "zero_rows")
+            for name in (
+                *("dtype", "keys", "live_rows", "features_seen", "feature_rate", "zero_rows"),
+                *("merged_rows", "dropped_rows", "false_hits"),
+            )
         },
         "bytes": manifest.bytes,
         "upserts": None if changes is None else changes.upserts,
         "tombstones": None if changes is None else changes.tombstones,
+        "candidates": [asdict(one) for one in manifest.candidates],
         "test_rows": None if test is None else test.rows,
         "shift": shift,
     }
@@ -173,6 +213,16 @@ def _outcome(manifest: "ExportManifest", out: Path, shift: float | None) -> Iter
     yield "feature rate", f"{manifest.feature_rate:.4f}  ({features})"
     if manifest.zero_rows:
         yield "left out", f"{manifest.zero_rows:,} rows that are all zeros in {manifest.dtype}"
+    if manifest.dropped_rows:
+        yield "for the bytes", f"{manifest.dropped_rows:,} rows of the smallest norms left out"
+    for one in manifest.candidates:
+        yield f"candidate {one.dtype}", f"{one.rows:,} rows in {size(one.bytes)}: loss {one.loss:.6f}"
+    if manifest.keys == "fingerprints":
+        rate = f"1 in {1 / manifest.false_hits:,.0f}" if manifest.false_hits else "none"
+        yield (
+            "false hits",
+            f"{rate} absent keys, at most; {manifest.merged_rows:,} rows with equal fingerprints left out",
+        )
     if shift is not None:
         yield "recalibrated", f"all logits shifted by {shift:+.4f}"
     yield "before", f"{size(before.table)} table in training, {size(before.dense)} dense float32 vectors"

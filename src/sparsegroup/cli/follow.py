@@ -13,7 +13,7 @@ import typer
 from sparsegroup.cli.app import UsageError, starting
 from sparsegroup.cli.options import OPTIONS, THREADS, Assignments, Threads, setting_values, takes_settings
 from sparsegroup.errors import RunError
-from sparsegroup.settings.names import Dtype, ProgramName
+from sparsegroup.settings.names import Dtype, KeyFormat, ProgramName
 
 if TYPE_CHECKING:
     from sparsegroup.streaming.follow import Follower
@@ -64,6 +64,7 @@ def follow_command(
     ] = None,
     every: Annotated[str, typer.Option(metavar="TIME", help=f"Time between two releases, such as {_TIME}.")] = "30s",
     dtype: Annotated[Dtype, typer.Option(help="Format of the published vectors.")] = "float32",
+    keys: Annotated[KeyFormat, typer.Option(help="Format of the published keys, see export.")] = "full",
     onnx: Annotated[
         bool | None,
         typer.Option(
@@ -209,7 +210,7 @@ def follow_command(
     publication = None
     if destination is not None:
         formats: list[ProgramName] | None = None if onnx is None else ["onnx"] if onnx else []
-        publisher = Publisher(destination, dtype=dtype, formats=formats, keep=keep_releases)
+        publisher = Publisher(destination, dtype=dtype, keys=keys, formats=formats, keep=keep_releases)
         objective = follower.model.objective
         run = follower.run.provenance().run
         publication = Publication(publisher, objective, run, every=seconds["every"], gate_rows=gate_rows)

@@ -22,16 +22,14 @@ from sparsegroup.serving.exporting import (
     check_formats,
     completed,
     identified,
-    keys_of,
     save_vocabulary,
     snapshot_of,
 )
-from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import MANIFEST, NETWORK, ONNX
 from sparsegroup.serving.onnx import graph_of, has_onnx, with_rows
-from sparsegroup.serving.opening import TrainedModel
-from sparsegroup.serving.reading import Export, difference
-from sparsegroup.settings.names import Dtype, ProgramName
+from sparsegroup.serving.opening import Export, TrainedModel
+from sparsegroup.serving.rows import ExportError, difference
+from sparsegroup.settings.names import Dtype, KeyFormat, ProgramName
 
 MOST_DELTAS = 200
 """Deltas after a whole export, at most: what a server reads at each look names them all."""
@@ -42,11 +40,12 @@ class Publisher:
 
     The first release is a whole export. Those after it are deltas. When the deltas since the last whole export are
     larger than it, or are 200, the model is published as a whole as well; and instead, when no delta leads to it: the
-    model has another network or other columns.
+    model has another network or other columns, or many more rows than its fingerprints have bits for.
 
     Args:
         destination: A destination, or what `open_destination` takes.
         dtype: Format of the vectors.
+        keys: Format of the keys, "full" or "fingerprints", see `export_trained`.
         formats: What whole exports hold in addition: "onnx" and "program". None: "onnx" if its packages are installed.
         compact_after: How large the deltas since a whole export may become, in parts of its bytes, ≥ 0.
         keep: How many whole exports, and all that follows the first of them, remain for servers that go back, ≥ 1.
@@ -66,6 +65,7 @@ class Publisher:
         destination: Destination | str | Path,
         *,
         dtype: Dtype = "float32",
+        keys: KeyFormat = "full",
         formats: Collection[ProgramName] | None = None,
         compact_after: float = 1.0,
         keep: int = 5,
@@ -78,6 +78,7 @@ class Publisher:
             formats = ["onnx"] if has_onnx() else []
         check_formats(formats)
         self.destination = destination if isinstance(destination, Destination) else open_destination(destination)
+        self._keys = keys
         self._dtype, self._formats, self._compact_after, self._keep = dtype, tuple(formats), compact_after, keep
         self.latest: Release | None = None
         self.served: Export | None = None
@@ -104,7 +105,8 @@ class Publisher:
         Raises:
             ExportError: Vectors that the format does not have, or that are not finite.
         """
-        return snapshot_of(trained, self._dtype)
+        base = None if self.served is None else self.served.tables
+        return snapshot_of(trained, self._dtype, self._keys, base)
 
     def publish(
         self,
@@ -166,13 +168,13 @@ class Publisher:
     def _publish_delta(self, new: Export, about: Mapping[str, Any]) -> bool:
         """Publish the way from the latest release; False if there is none that is small enough."""
         latest, served = self.latest, self.served
-        if latest is None or served is None or obstacle(served.manifest, new.manifest) is not None:
+        if latest is None or served is None or obstacle(served, new.manifest, new.tables) is not None:
             return False
         changes = {name: difference(served.tables[name], rows) for name, rows in new.tables.items()}
         with self._scratch() as scratch:
             folder = Path(scratch)
             write_tensors(folder / NETWORK, new.network)
-            save_vocabulary(new.vocabularies, keys_of({name: one.upserts for name, one in changes.items()}), folder)
+            save_vocabulary(new.vocabularies, [one.upserts for one in changes.values()], folder)
             parent = Parent(latest.id, f"../{latest.folder}")
             completed(folder, write_changes(folder, new.manifest, parent, changes))
             release = self._release("delta", folder, new, latest.number, about)
@@ -188,10 +190,10 @@ class Publisher:
             for name, rows in new.tables.items():
                 rows.save(folder / new.manifest.tables[name].file)
             write_tensors(folder / NETWORK, new.network)
-            save_vocabulary(new.vocabularies, keys_of(new.tables), folder)
+            save_vocabulary(new.vocabularies, new.tables.values(), folder)
             if self._must_trace(new):
                 completed(folder, new.manifest)
-                self._add_traced(folder)
+                self._add_traced(folder, new.manifest.dtype)
                 (folder / MANIFEST).unlink()
             else:
                 draft = Draft(new.manifest, new.tables, new.model(), new.vocabularies)
@@ -207,14 +209,14 @@ class Publisher:
             return True
         return "onnx" in self._formats and (self._graph is None or with_rows(self._graph, new.serving_model()) is None)
 
-    def _add_traced(self, folder: Path) -> None:
+    def _add_traced(self, folder: Path, dtype: Dtype) -> None:
         """Add the traced files to a whole export: in another process, because all threads of one seem to trace.
 
         They are compared there with what PyTorch computes.
         """
         with self._scratch() as scratch:
             out, options = Path(scratch) / "export", ["--onnx" if "onnx" in self._formats else "--no-onnx"]
-            options += ["--program"] if "program" in self._formats else []
+            options += ["--dtype", dtype, *(["--program"] if "program" in self._formats else [])]
             command = [sys.executable, "-m", "sparsegroup", "export", str(folder), str(out), *options, "--quiet"]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:

@@ -9,10 +9,10 @@ from pathlib import Path
 from sparsegroup.artifact.folder import remove_folder, remove_leftovers
 from sparsegroup.publishing.destinations import Destination, open_destination
 from sparsegroup.publishing.releases import PublishError, Release, is_folder_of, ways_to
-from sparsegroup.serving.frozen import Embeddings, ExportError
 from sparsegroup.serving.manifest import ONNX
 from sparsegroup.serving.onnx import graph_of, has_onnx
-from sparsegroup.serving.reading import Export, apply, read_export
+from sparsegroup.serving.opening import Export, apply, read_export
+from sparsegroup.serving.rows import ExportError
 
 _PATIENCE = 5
 """Attempts to read a release while others are published and removed."""
@@ -152,9 +152,6 @@ def _graph_in(folder: Path) -> bytes | None:
 
 def _in_memory(export: Export) -> Export:
     """An export whose tensors are not mapped from files, which may be removed."""
-    tables = {
-        name: Embeddings(**{part: tensor.clone() for part, tensor in rows.tensors().items()})
-        for name, rows in export.tables.items()
-    }
+    tables = {name: rows.clone() for name, rows in export.tables.items()}
     network = {name: tensor.clone() for name, tensor in export.network.items()}
     return replace(export, tables=tables, network=network, vocabularies=())

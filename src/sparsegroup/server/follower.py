@@ -12,9 +12,9 @@ from sparsegroup.errors import UserError
 from sparsegroup.publishing import Subscriber, open_destination
 from sparsegroup.server.metrics import Metrics
 from sparsegroup.server.model import LoadedModel, ServedRelease
-from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import MANIFEST
-from sparsegroup.serving.reading import Export, read_export
+from sparsegroup.serving.opening import Export, read_export
+from sparsegroup.serving.rows import ExportError
 
 _logger = logging.getLogger(__name__)
 

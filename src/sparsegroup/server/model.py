@@ -16,11 +16,11 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.server.rows import BadRowsError, BadValue, Row, RowReader, format_of_model
 from sparsegroup.serving.explanation import explain
 from sparsegroup.serving.exporting import TOLERANCE, keys_of, random_batches
-from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.frozen_model import ServingModel, frozen_copy, load_other_weights
 from sparsegroup.serving.manifest import ONNX
 from sparsegroup.serving.onnx import graph_of, require_onnx, save_onnx, session_for, structure_in
-from sparsegroup.serving.reading import Export
+from sparsegroup.serving.opening import Export
+from sparsegroup.serving.rows import ExportError
 from sparsegroup.training.model import LookupModel
 from sparsegroup.training.predictions import missing_number
 
@@ -216,7 +216,10 @@ class LoadedModel:
 def _are_alike(one: Export, other: Export) -> bool:
     """Whether the exports have the same columns, settings of the model, and tables."""
     ours, theirs = (export.manifest for export in (one, other))
-    sizes = [{name: (rows.dim, rows.scale is None) for name, rows in export.tables.items()} for export in (one, other)]
+    sizes = [
+        {name: (rows.dim, rows.vectors.dtype, rows.bits is None) for name, rows in export.tables.items()}
+        for export in (one, other)
+    ]
     parts = [
         {name: value for name, value in dict(manifest.config or {}).items() if name in ("model", "training", "data")}
         for manifest in (ours, theirs)

@@ -5,15 +5,15 @@ from sparsegroup.importing import document_constructors
 
 require("cli", __name__)
 
+from sparsegroup.serving.choosing import export_within
 from sparsegroup.serving.deltas import apply_deltas, export_delta
 from sparsegroup.serving.evaluation import TestRows, open_test_rows, recalibrate_on
 from sparsegroup.serving.explanation import Explanation, explain
 from sparsegroup.serving.exporting import export, export_trained, load_export
-from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.frozen_model import ServingModel
 from sparsegroup.serving.manifest import ExportManifest, read_manifest
-from sparsegroup.serving.opening import TrainedModel, open_trained
-from sparsegroup.serving.reading import Export, read_export
+from sparsegroup.serving.opening import Export, TrainedModel, open_trained, read_export
+from sparsegroup.serving.rows import ExportError
 
 __all__ = [
     "Explanation",
@@ -28,6 +28,7 @@ __all__ = [
     "export",
     "export_delta",
     "export_trained",
+    "export_within",
     "load_export",
     "open_test_rows",
     "open_trained",

@@ -8,8 +8,7 @@ from pathlib import Path
 from sparsegroup.artifact.manifest import Parent, chain_of
 from sparsegroup.artifact.tensor_file import write_tensors
 from sparsegroup.serving.evaluation import TestRows
-from sparsegroup.serving.exporting import Draft, check_request, completed, draft_of, keys_of, save_vocabulary
-from sparsegroup.serving.frozen import ExportError
+from sparsegroup.serving.exporting import Draft, check_request, completed, draft_of, save_vocabulary
 from sparsegroup.serving.manifest import (
     EXPORT,
     TOMBSTONES,
@@ -19,10 +18,10 @@ from sparsegroup.serving.manifest import (
     check_free,
     file_of,
 )
-from sparsegroup.serving.opening import TrainedModel
-from sparsegroup.serving.reading import Difference, apply, difference, read_export
+from sparsegroup.serving.opening import Export, TrainedModel, apply, read_export
+from sparsegroup.serving.rows import Difference, Embeddings, ExportError, difference, has_same_bits
 from sparsegroup.settings.declared import ADMISSION_SETTINGS
-from sparsegroup.settings.names import Dtype, ProgramName
+from sparsegroup.settings.names import Dtype, KeyFormat, ProgramName
 from sparsegroup.training.build import ModelConfig
 
 
@@ -32,6 +31,7 @@ def export_delta(
     since: str | Path,
     dtype: Dtype | None = None,
     *,
+    keys: KeyFormat | None = None,
     test: TestRows | None = None,
     overwrite: bool = False,
 ) -> ExportManifest:
@@ -41,13 +41,13 @@ def export_delta(
         trained: The model.
         out: The folder.
         since: The export or delta to follow.
-        dtype: Its format, which is the default.
+        dtype, keys: Its formats, which are the default.
         test: The rows to test it on; a delta holds no models.
         overwrite: Replace an existing export.
 
     Raises:
         ExportError: As `export_trained`; `since` has another format, other columns or another network, is damaged, or
-            is not of a trained model.
+            is not of a trained model; its fingerprints have too few bits for the rows that there are now.
     """
     out, since = Path(out), Path(since)
     check_free(out, overwrite)
@@ -58,15 +58,17 @@ def export_delta(
         raise ExportError(f"{out}: a delta cannot take the place of an export that it builds on")
     if dtype is not None and dtype != base.manifest.dtype:
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
-    draft = draft_of(trained, base.manifest.dtype)
-    if (what := obstacle(base.manifest, draft.manifest)) is not None:
+    if keys is not None and keys != base.manifest.keys:
+        raise ExportError(f"{since}: its keys are {base.manifest.keys}; a delta to {keys} cannot be made")
+    draft = draft_of(trained, base.manifest.dtype, base.manifest.keys, base.tables)
+    if (what := obstacle(base, draft.manifest, draft.rows)) is not None:
         raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")
 
     with draft.writing(out, overwrite) as (folder, manifest):
         for table in manifest.tables.values():
             (folder / table.file).unlink()  # the id is that of the whole export
         changes = {name: difference(base.tables[name], rows) for name, rows in draft.rows.items()}
-        save_vocabulary(draft.vocabularies, keys_of({name: change.upserts for name, change in changes.items()}), folder)
+        save_vocabulary(draft.vocabularies, [change.upserts for change in changes.values()], folder)
         parent = Parent(base.manifest.id, Path(os.path.relpath(since, out)).as_posix())
         manifest = write_changes(folder, manifest, parent, changes)
         return completed(folder, manifest, draft.add_models(folder, manifest, trained.model, test=test))
@@ -118,18 +120,22 @@ def apply_deltas(
     check_request(manifest.columns_and_config()[0], formats, test)
     draft = Draft(manifest, result.tables, result.model(), result.vocabularies)
     with draft.writing(Path(out), overwrite) as (folder, manifest):
-        save_vocabulary(draft.vocabularies, keys_of(draft.rows), folder)
+        save_vocabulary(draft.vocabularies, draft.rows.values(), folder)
         return completed(folder, manifest, draft.add_models(folder, manifest, None, formats, test, threads))
 
 
-def obstacle(base: ExportManifest, new: ExportManifest) -> str | None:
+def obstacle(base: Export, new: ExportManifest, rows: Mapping[str, Embeddings]) -> str | None:
     """Why no delta leads from one export to another, as what the first one has: "another network"; None if one does."""
-    dims = [{name: table.dim for name, table in one.tables.items()} for one in (new, base)]
+    old = base.manifest
+    dims = [{name: table.dim for name, table in one.tables.items()} for one in (new, old)]
+    bits = dims[0] == dims[1] and all(has_same_bits(rows[name], tables) for name, tables in base.tables.items())
     differs = {
-        "another format of vectors": new.dtype != base.dtype,
-        "other columns": new.columns != base.columns,
-        "another network": _network_of(new) != _network_of(base),
+        "another format of vectors": new.dtype != old.dtype,
+        "another format of keys": new.keys != old.keys,
+        "other columns": new.columns != old.columns,
+        "another network": _network_of(new) != _network_of(old),
         "other tables": dims[0] != dims[1],
+        "fingerprints of too few bits for the present number of rows": not bits,
     }
     return next((what for what, is_so in differs.items() if is_so), None)
 

@@ -15,8 +15,8 @@ from sparsegroup.data.open import open_log
 from sparsegroup.data.raw.files import LogPaths, is_same, shown
 from sparsegroup.errors import UserError, did_you_mean
 from sparsegroup.reporting.run_record import AnyMetrics, ScoreCurves
-from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.opening import TrainedModel
+from sparsegroup.serving.rows import ExportError
 from sparsegroup.settings.declared import DataSettings
 from sparsegroup.training import Config
 from sparsegroup.training.metrics import (

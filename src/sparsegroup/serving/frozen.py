@@ -1,9 +1,7 @@
-"""Live rows as a server has them: the formats of vectors, their file, and the lookup of keys in standard operators."""
+"""The lookup of keys in standard operators, as a server has it: two indexes, and the tables that use them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,96 +9,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.artifact.tensor_file import read_tensors, write_tensors
 from sparsegroup.bags import BagMode, pool, pool_ragged
-from sparsegroup.data.keys import Int64s, fields_of
-from sparsegroup.settings.names import Dtype
+from sparsegroup.data.keys import MOST_FIELDS, VALUE_BITS, Int64s, fields_of
+from sparsegroup.serving.rows import (
+    BUCKET_CAPACITY,
+    FINGERPRINT_BITS,
+    SCALES,
+    TWO_ZEROS,
+    Embeddings,
+    ExportError,
+    bits_for,
+    bucket_of,
+    buckets_in,
+    decoded,
+    fingerprints_of,
+    first_buckets,
+    integers,
+    keys_of_fingerprints,
+)
+from sparsegroup.settings.names import Dtype, KeyFormat
 from sparsegroup.table import FieldCount, HashEmbedding, TableMemory
 from sparsegroup.table.rows.rows import WEIGHT
-from sparsegroup.training import RunError
-
-
-class ExportError(RunError):
-    """An export that cannot be made, read or applied. The message names the file and what is wrong with it."""
-
-
-TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-}
-_LARGEST_INT8 = 127
-_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-_MOST_FIELDS = 1 << 16
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """Keys and their vectors.
-
-    Attributes:
-        keys: `[n]` int64, ascending and distinct.
-        vectors: `[n, dim]` of a format's dtype; without fallback vectors, none is all zeros.
-        scale: `[n]` float32, only of int8: a vector is scale × integers.
-        fallback: `[2**bits, dim]` float32, by the number in a key's top bits, the vectors of absent keys; None for
-            zeros.
-    """
-
-    keys: Tensor
-    vectors: Tensor
-    scale: Tensor | None = None
-    fallback: Tensor | None = None
-
-    @classmethod
-    def of(cls, keys: Tensor, vectors: Tensor, dtype: Dtype, fallback: Tensor | None = None) -> "Embeddings":
-        """Vectors `[n, dim]` in a format; the same vectors give the same bits.
-
-        float16 and bfloat16 round to nearest, ties to even. int8 has a scale for each row, max |x| / 127, so that each
-        element is off by at most half of it. A vector whose elements all round to zero becomes zero: in float16 those
-        below 3e-8, in int8 below 5.9e-39; bfloat16 has the range of float32.
-        """
-        vectors = vectors.detach().to(torch.float32)
-        if not bool(torch.isfinite(vectors).all()):
-            raise ExportError(
-                "the table holds vectors that are not finite: training has diverged; there is nothing to serve"
-            )
-        if dtype == "int8":
-            largest = vectors.abs().amax(1) if vectors.numel() else vectors.new_zeros(len(vectors))
-            scale = (largest / _LARGEST_INT8).clamp(min=_SMALLEST_SCALE)
-            rounded = (vectors / scale.unsqueeze(1)).round().clamp(-_LARGEST_INT8, _LARGEST_INT8)
-            return cls(keys, rounded.to(torch.int8), scale, fallback)
-        encoded = vectors.to(TORCH_DTYPES[dtype])
-        if not bool(torch.isfinite(encoded).all()):
-            largest_value = float(vectors.abs().max())
-            raise ExportError(f"{dtype} has no {largest_value:g}, which the table holds; take float32 or int8")
-        return cls(keys, encoded, None, fallback)
-
-    def decode(self) -> Tensor:
-        """The vectors as `[n, dim]` float32."""
-        decoded = self.vectors.to(torch.float32)
-        return decoded if self.scale is None else decoded * self.scale.unsqueeze(1)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The content of the file: the attributes that there are."""
-        return {name: tensor.contiguous() for name, tensor in vars(self).items() if tensor is not None}
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __getitem__(self, rows: Tensor) -> "Embeddings":
-        scale = None if self.scale is None else self.scale[rows]
-        return Embeddings(self.keys[rows], self.vectors[rows], scale, self.fallback)
-
-    @property
-    def dim(self) -> int:
-        """Length of a vector."""
-        return self.vectors.shape[1]
-
-    def save(self, path: Path) -> None:
-        """Write the file; the same content gives the same bytes."""
-        write_tensors(path, self.tensors())
-
 
 BLOCK = 16
 """Keys that are compared in one step. Reading 16 neighbours costs little more than reading one."""
@@ -108,12 +37,12 @@ BLOCK = 16
 _LEAST_REACH = 4
 """Blocks that are searched at least: hashed keys need 3 or 4, and only the number of steps changes the operators."""
 
-_PER_FIELD = 2.0**-56
+_PER_FIELD = 2.0**-VALUE_BITS
 _FIELDS = 257  # 2^63 - 1 as a double is 2^63, whose field is one more than the last
 
 
-class FrozenTable(nn.Module):
-    """Key → vector; an absent key has zeros or the fallback vector of its field.
+class SortedKeys(nn.Module):
+    """Whole keys → numbers of rows. A key that is not there is never taken for another one.
 
     The sorted keys are in blocks of 16. A directory narrows down a key's block, bisection over their
     first keys finds it, and a comparison with all 16 the key's place in it.
@@ -126,28 +55,14 @@ class FrozenTable(nn.Module):
     bucket needs, and 2 at least. A key that is not in the table ends in some block, and the comparison finds that it is
     not there.
 
-    The number of rows is in the sizes of the tensors only: tables with as many steps, `halves`, of the same format are
-    the same operators.
-
-    Readers can use it as a `HashEmbedding` that holds only these rows.
-
     Args:
-        rows: The keys with their vectors, and the fallback vectors. A key whose double is that of the next field's
-            first key, one in 2⁴⁶ of 8 bits, gets that field's fallback vector.
-        dtype: That of the vectors it gives.
-
-    Raises:
-        ExportError: More keys than an int32 can count.
+        keys: `[n]`, ascending and distinct.
 
     Attributes:
-        dim: Length of a vector.
-        fallback: `[2**bits + 1, dim]`, by the top bits as a signed number plus half of 2**bits, with the last row
-            repeated; or None.
-        num_live: Keys in it; `num_rows` and `num_seen` are the same.
-        state_names: Parts of a row except its weights: none.
+        first_row: The number of the first key's row; the numbers of the others follow.
+        rows: How many numbers of rows there are; 0 is that of absent keys.
+        halves: How far bisection jumps in each step.
     """
-
-    state_names: tuple[str, ...] = ()
 
     scale: Tensor
     offset: Tensor
@@ -156,18 +71,10 @@ class FrozenTable(nn.Module):
     first: Tensor
     blocks: Tensor
     places: Tensor
-    vectors: Tensor
-    scales: Tensor
-    fallback: Tensor | None
 
-    def __init__(self, rows: Embeddings, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, keys: Tensor) -> None:
         super().__init__()
-        self.dtype = dtype
-        keys, vectors, scales, fallback = rows.keys, rows.vectors, rows.scale, rows.fallback
-        self.num_live = self.num_rows = self.num_seen = count = len(keys)
-        self.dim = rows.dim
-        if count > (limit := torch.iinfo(torch.int32).max - 2 * BLOCK):
-            raise ExportError(f"{count:,} live rows are more than a lookup can hold, {limit:,}")
+        self.count = count = len(keys)
         blocks = max(1, -(-count // BLOCK))
         scale, offset, start, most = _directory(keys)
         reach = max(_LEAST_REACH, 1 << (most - 1).bit_length())
@@ -187,6 +94,7 @@ class FrozenTable(nn.Module):
         places = torch.arange(1.0, BLOCK + 1)
         if blocks == 1:
             places[count:] = 0
+        self.first_row, self.rows = 1 + before * BLOCK, 1 + (before + blocks) * BLOCK
         self.register_buffer("scale", scale)
         self.register_buffer("offset", offset)
         self.register_buffer("last", torch.tensor(len(start) - 1.0, dtype=torch.float64))
@@ -195,76 +103,20 @@ class FrozenTable(nn.Module):
         self.register_buffer("first", first)
         self.register_buffer("blocks", keys)
         self.register_buffer("places", places)
-        self.register_buffer("vectors", self._placed(vectors))
-        if fallback is not None:
-            half = len(fallback) // 2
-            by_sign = torch.cat([fallback[half:], fallback[:half]])
-            fallback = torch.cat([by_sign, by_sign[-1:]]).to(torch.float32)
-        self.register_buffer("fallback", fallback)
-        self.is_scaled = scales is not None
-        if scales is not None:
-            self.register_buffer("scales", self._placed(scales.unsqueeze(1)))
-
-    def _placed(self, values: Tensor) -> Tensor:
-        """Values `[num_live, …]` by place: zeros for absent keys, then the places in the blocks, in order."""
-        begin = 1 + self.before * BLOCK
-        placed = values.new_zeros(1 + self.blocks.numel(), *values.shape[1:])
-        placed[begin : begin + len(values)] = values
-        return placed
 
     @property
-    def structure(self) -> str:
-        """What determines the operators of the lookup; the number of rows is not in it."""
-        fields = 0 if self.fallback is None else len(self.fallback)
-        return repr((self.dim, self.dtype, self.vectors.dtype, self.halves, fields, self._pooling()))
-
-    def _pooling(self) -> tuple[Any, ...]:
-        return ()
+    def structure(self) -> list[int]:
+        """What determines the operators."""
+        return self.halves
 
     @property
-    def _keys(self) -> Tensor:
-        return self.blocks[self.before :].flatten()[: self.num_live]
-
-    @property
-    def fallback_by_field(self) -> Tensor | None:
-        """The fallback vectors `[2**bits, dim]` by the number in a key's top bits, as the argument had them."""
-        if self.fallback is None:
-            return None
-        fields = len(self.fallback) - 1
-        negative = fields - fields // 2
-        return torch.cat([self.fallback[negative:fields], self.fallback[:negative]])
-
-    def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys `[n]` int64, ascending, and vectors `[n, dim]` float32, n ≤ `batch_size` at a time."""
-        keys = self._keys
-        for begin in range(0, self.num_live, batch_size):
-            part = slice(begin, min(begin + batch_size, self.num_live))
-            yield keys[part], self._decoded(part)
-
-    def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
-        """`items` in the form that tables have for readers; `parts` can only be the weights."""
-        if unknown := [part for part in parts if part != WEIGHT]:
-            raise KeyError(f"an export's rows have no {unknown[0]}")
-        for keys, vectors in self.items(batch_size):
-            yield keys.numpy(), [vectors.numpy()] * len(parts)
-
-    def field_counts(self) -> dict[int, FieldCount]:
-        """Rows of each field, by the number in a key's top bits."""
-        counts = np.bincount(fields_of(self._keys.numpy()))
-        return {field: FieldCount(*[int(counts[field])] * 3) for field in np.flatnonzero(counts).tolist()}
-
-    def memory(self) -> TableMemory:
-        """Bytes that it takes."""
-        index = (self.scale, self.offset, self.last, self.start, self.first, self.blocks, self.places)
-        parts = {WEIGHT: self.vectors.nbytes} | ({"scale": self.scales.nbytes} if self.is_scaled else {})
-        return TableMemory(sum(tensor.nbytes for tensor in index), sum(parts.values()), 0, parts)
+    def keys(self) -> Tensor:
+        """The keys `[n]`, ascending."""
+        return self.blocks[self.before :].flatten()[: self.count]
 
     def forward(self, keys: Tensor) -> Tensor:
-        """Vectors `[*keys.shape, dim]` of int64 keys of any shape."""
-        return self._find(keys.flatten()).view(*keys.shape, self.dim).to(self.dtype)
-
-    def _find(self, keys: Tensor) -> Tensor:
-        approximate = keys.to(torch.float64)
+        """The number of each key's row `[m]` int32, 0 of an absent one."""
+        approximate = self.rounded(keys)
         field = _field(approximate)
         scale, offset = self.scale.index_select(0, field), self.offset.index_select(0, field)
         bucket = (approximate * scale + offset).clamp(min=0).minimum(self.last).to(torch.int32)
@@ -276,23 +128,101 @@ class FrozenTable(nn.Module):
         # The place in the block, from 1, or 0: at most one of the places with a number is it.
         # No product of matrices: quantizers round the factors of one, and this is a place.
         place = (is_it.to(torch.float32) * self.places).sum(1).to(torch.int32)
-        row = torch.where(place > 0, block * BLOCK + place, 0)
-        vectors = self.vectors.index_select(0, row).to(torch.float32)
-        if self.is_scaled:
-            vectors = vectors * self.scales.index_select(0, row)
-        if self.fallback is None:
-            return vectors
-        fields = self.fallback.shape[0] - 1
-        if fields != 256:
-            field = (approximate * (fields * 2.0**-64) + fields / 2).to(torch.int32)
-        absent = self.fallback.index_select(0, field)
-        return torch.where((place > 0).unsqueeze(1), vectors, absent)
+        return torch.where(place > 0, block * BLOCK + place, 0)
 
-    def _decoded(self, rows: slice) -> Tensor:
-        begin = 1 + self.before * BLOCK
-        part = slice(begin + rows.start, begin + rows.stop)
-        vectors = self.vectors[part].to(torch.float32)
-        return vectors * self.scales[part] if self.is_scaled else vectors
+    @staticmethod
+    def rounded(keys: Tensor) -> Tensor:
+        """Keys as doubles, of which `_field` takes the field."""
+        return keys.to(torch.float64)
+
+
+NARROW = 8
+"""Fingerprints in a block."""
+
+_WINDOW = 4
+"""Blocks that are compared: a bucket begins anywhere in the first one, and has up to 25 rows."""
+
+_PLACES = _WINDOW * NARROW
+assert NARROW - 1 + BUCKET_CAPACITY <= _PLACES
+
+
+class Fingerprints(nn.Module):
+    """Fingerprints of keys → numbers of rows. A few absent keys are taken for one that is there, see `bits_for`.
+
+    The first bits of a key's hash are the number of its bucket, the next 16 its fingerprint. A field has as many buckets
+    as give each 5 to 11 rows, in the mean. The fingerprints are stored in the order of the keys, and where each bucket begins.
+    The four blocks of 8 from there on hold the whole bucket; they are compared with the key's fingerprint, and
+    of the places from the bucket's beginning on, the first that is equal is the key's if it is in the bucket.
+
+    Args:
+        keys: `[n]`, ascending and distinct, with the bits cleared that are not kept.
+        bits: How many are kept, by field, `[256]` uint8.
+
+    Attributes:
+        first_row, rows: See `SortedKeys`.
+        bits: As given.
+    """
+
+    scale: Tensor
+    offset: Tensor
+    bucket: Tensor
+    start: Tensor
+    blocks: Tensor
+    rest: Tensor
+
+    def __init__(self, keys: Tensor, bits: Tensor) -> None:
+        super().__init__()
+        self.count = count = len(keys)
+        self.first_row, self.rows = 1, 1 + count
+        self.bits = bits
+        signed = torch.arange(MOST_FIELDS, dtype=torch.float64) - MOST_FIELDS // 2
+        half = MOST_FIELDS // 2
+        power = bits.roll(half).to(torch.float64) - FINGERPRINT_BITS
+        sizes = torch.bincount(bucket_of(keys, bits), minlength=buckets_in(bits))
+        blocks = torch.zeros((count // NARROW + _WINDOW) * NARROW, dtype=torch.int16)
+        blocks[:count] = fingerprints_of(keys, bits)
+        place = torch.arange(_PLACES)
+        begins = torch.arange(NARROW).unsqueeze(1)
+        # 2^power · (key / 2^56 - field) is exact in double precision.
+        self.register_buffer("scale", 2.0 ** (power - VALUE_BITS))
+        self.register_buffer("offset", -signed * 2.0**power)
+        self.register_buffer("bucket", first_buckets(bits)[:-1].to(torch.int32))
+        self.register_buffer("start", torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).to(torch.int32))
+        self.register_buffer("blocks", blocks.view(-1, NARROW))
+        # By where a bucket begins in its block: how many places come from one on; 0 of those before the bucket.
+        self.register_buffer("rest", torch.where(place >= begins, _PLACES - place, 0).to(torch.float32))
+
+    @property
+    def structure(self) -> str:
+        """What determines the operators."""
+        return "fingerprints"
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys `[n]`, ascending, with the bits cleared that are not kept."""
+        return keys_of_fingerprints(self.blocks.flatten()[: self.count], self.start.diff(), self.bits)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """The number of each key's row `[m]` int32, 0 of an absent one."""
+        approximate = self.rounded(keys)
+        field = _field(approximate)
+        inside = approximate * self.scale.index_select(0, field) + self.offset.index_select(0, field)
+        bucket = inside.to(torch.int32) + self.bucket.index_select(0, field)
+        fingerprint = (inside * 2.0**FINGERPRINT_BITS).to(torch.int64).to(torch.int16).to(torch.int32)
+        begin, end = self.start.index_select(0, bucket), self.start.index_select(0, bucket + 1)
+        skipped = begin & (NARROW - 1)
+        block = (begin.to(torch.float64) * (1 / NARROW)).to(torch.int32)
+        window = torch.stack([block + place for place in range(_WINDOW)], 1).flatten()
+        found = self.blocks.index_select(0, window).view(-1, _PLACES).to(torch.int32)
+        is_it = found == fingerprint.unsqueeze(1)
+        rest = (is_it.to(torch.float32) * self.rest.index_select(0, skipped)).amax(1).to(torch.int32)
+        row = begin - skipped + (_PLACES + 1) - rest
+        return torch.where(row <= end, row, 0)
+
+    @staticmethod
+    def rounded(keys: Tensor) -> Tensor:
+        """Keys without their last 12 bits as doubles, which have 53."""
+        return (keys & -4096).to(torch.float64)
 
 
 def _field(approximate: Tensor) -> Tensor:
@@ -346,6 +276,139 @@ def _halves(size: int) -> list[int]:
     return halves
 
 
+class FrozenTable(nn.Module):
+    """Key → vector; an absent key has zeros or the fallback vector of its field.
+
+    The number of rows is in the sizes of the tensors only: tables of the same format, with as many steps in the
+    index, are the same operators.
+
+    Readers can use it as a `HashEmbedding` that holds only these rows.
+
+    Args:
+        rows: The keys with their vectors, and the fallback vectors. A whole key whose double is that of the next
+            field's first key, one in 2⁴⁶ of 8 bits, gets that field's fallback vector.
+        dtype: That of the vectors it gives.
+
+    Raises:
+        ExportError: More keys than an int32 can count.
+
+    Attributes:
+        dim: Length of a vector.
+        index: Keys to numbers of rows.
+        fallback: `[2**bits + 2, dim]`, by the top bits as a signed number plus half of 2**bits, with the last row
+            repeated, and zeros, for keys that are there; or None.
+        num_live: Keys in it; `num_rows` and `num_seen` are the same.
+        state_names: Parts of a row except its weights: none.
+    """
+
+    state_names: tuple[str, ...] = ()
+
+    vectors: Tensor
+    scales: Tensor
+    steps: Tensor
+    fallback: Tensor | None
+
+    def __init__(self, rows: Embeddings, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.num_live = self.num_rows = self.num_seen = count = len(rows)
+        self.dim = rows.dim
+        if count > (limit := torch.iinfo(torch.int32).max - 2 * BLOCK):
+            raise ExportError(f"{count:,} live rows are more than a lookup can hold, {limit:,}")
+        self.index = SortedKeys(rows.keys) if rows.bits is None else Fingerprints(rows.keys, rows.bits)
+        zero = TWO_ZEROS if rows.vectors.dtype == torch.uint8 else 0
+        self.register_buffer("vectors", self._placed(rows.vectors, zero))
+        fallback = rows.fallback
+        if fallback is not None:
+            half = len(fallback) // 2
+            by_sign = torch.cat([fallback[half:], fallback[:half]])
+            fallback = torch.cat([by_sign, by_sign[-1:], torch.zeros_like(by_sign[-1:])]).to(torch.float32)
+        self.register_buffer("fallback", fallback)
+        self.is_scaled = rows.scale is not None
+        if rows.scale is not None:
+            self.register_buffer("scales", self._placed(rows.scale))
+            # Short rows are multiplied faster by as many numbers than by one.
+            self.register_buffer("steps", SCALES.unsqueeze(1).repeat(1, self.dim if self.dim <= BLOCK else 1))
+
+    def _placed(self, values: Tensor, absent: int = 0) -> Tensor:
+        """Values `[num_live, …]` by the number of the row: `absent` for absent keys, then the rows, in order."""
+        placed = values.new_full((self.index.rows, *values.shape[1:]), absent)
+        placed[self.index.first_row : self.index.first_row + len(values)] = values
+        return placed
+
+    @property
+    def structure(self) -> str:
+        """What determines the operators of the lookup; the number of rows is not in it."""
+        fields = None if self.fallback is None else len(self.fallback)
+        parts = (self.dim, self.dtype, self.vectors.dtype, self.index.structure, fields, self._pooling())
+        return repr(parts)
+
+    def _pooling(self) -> tuple[Any, ...]:
+        return ()
+
+    @property
+    def bits(self) -> Tensor | None:
+        """How many bits are kept of the keys of each field; None of whole keys."""
+        return None if isinstance(self.index, SortedKeys) else self.index.bits
+
+    @property
+    def fallback_by_field(self) -> Tensor | None:
+        """The fallback vectors `[2**bits, dim]` by the number in a key's top bits, as the argument had them."""
+        if self.fallback is None:
+            return None
+        fields = len(self.fallback) - 2
+        negative = fields - fields // 2
+        return torch.cat([self.fallback[negative:fields], self.fallback[:negative]])
+
+    def items(self, batch_size: int = 65_536) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys `[n]` int64, ascending, and vectors `[n, dim]` float32, n ≤ `batch_size` at a time."""
+        keys = self.index.keys
+        for begin in range(0, self.num_live, batch_size):
+            part = slice(begin, min(begin + batch_size, self.num_live))
+            yield keys[part], self._decoded(part)
+
+    def scan_rows(self, parts: Sequence[str], batch_size: int) -> Iterator[tuple[Int64s, list[npt.NDArray[Any]]]]:
+        """`items` in the form that tables have for readers; `parts` can only be the weights."""
+        if unknown := [part for part in parts if part != WEIGHT]:
+            raise KeyError(f"an export's rows have no {unknown[0]}")
+        for keys, vectors in self.items(batch_size):
+            yield keys.numpy(), [vectors.numpy()] * len(parts)
+
+    def field_counts(self) -> dict[int, FieldCount]:
+        """Rows of each field, by the number in a key's top bits."""
+        counts = np.bincount(fields_of(self.index.keys.numpy()))
+        return {field: FieldCount(*[int(counts[field])] * 3) for field in np.flatnonzero(counts).tolist()}
+
+    def memory(self) -> TableMemory:
+        """Bytes that it takes."""
+        parts = {WEIGHT: self.vectors.nbytes} | ({"scale": self.scales.nbytes} if self.is_scaled else {})
+        index = sum(tensor.nbytes for tensor in self.index.buffers())
+        return TableMemory(index, sum(parts.values()), 0, parts)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """Vectors `[*keys.shape, dim]` of int64 keys of any shape."""
+        return self._find(keys.flatten()).view(*keys.shape, self.dim).to(self.dtype)
+
+    def _find(self, keys: Tensor) -> Tensor:
+        row = self.index(keys)
+        vectors = integers(self.vectors.index_select(0, row), self.dim)
+        if self.is_scaled:
+            vectors = vectors * self.steps.index_select(0, self.scales.index_select(0, row).to(torch.int32))
+        return vectors if self.fallback is None else vectors + self._absent(keys, row)
+
+    def _absent(self, keys: Tensor, row: Tensor) -> Tensor:
+        """The fallback vectors `[m, dim]` of keys `[m]`; zeros where a key has a row."""
+        assert self.fallback is not None
+        fields = self.fallback.shape[0] - 2
+        field = (self.index.rounded(keys) * (fields * 2.0**-64) + fields / 2).to(torch.int32)
+        return self.fallback.index_select(0, torch.where(row > 0, fields + 1, field))
+
+    def _decoded(self, rows: slice) -> Tensor:
+        begin = self.index.first_row
+        part = slice(begin + rows.start, begin + rows.stop)
+        return decoded(self.vectors[part], self.scales[part] if self.is_scaled else None, self.dim)
+
+
 class FrozenBag(FrozenTable):
     """Sums or means over bags of keys, in operators that torch.export and ONNX know. It checks no offsets.
 
@@ -375,45 +438,45 @@ class FrozenBag(FrozenTable):
         return pool_ragged(rows, ends, ends.shape[0] - 1, self.mode)
 
 
-def live_rows(table: HashEmbedding | FrozenTable, dtype: Dtype) -> Embeddings:
-    """The live rows of a table or an export, without rows that round to zero unless there are fallback vectors."""
+def sorted_rows(table: HashEmbedding | FrozenTable) -> tuple[Tensor, Tensor]:
+    """The keys `[n]` of the live rows, ascending, and their vectors `[n, dim]` float32."""
     parts = list(table.items())
     keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
     vectors = torch.cat([vectors for _, vectors in parts]) if parts else torch.empty(0, table.dim)
     keys, order = keys.sort()
+    return keys, vectors[order]
+
+
+def live_rows(
+    table: HashEmbedding | FrozenTable,
+    dtype: Dtype,
+    keys: KeyFormat = "full",
+    base: Embeddings | None = None,
+    kept: Tensor | None = None,
+) -> Embeddings:
+    """The live rows of a table or an export, without rows that round to zero unless there are fallback vectors.
+
+    `kept`, `[n]` bool, says which of its `sorted_rows` to take; None: all.
+    With fingerprints, they have as many bits as in an export, or in `base`, earlier rows of the table, as long as
+    its buckets have room.
+
+    Raises:
+        ExportError: As `Embeddings.of`; whole keys of an export that has none; a fallback vector that is not finite.
+    """
+    found, vectors = sorted_rows(table)
+    if kept is not None:
+        found, vectors = found[kept], vectors[kept]
+    bits = table.bits if isinstance(table, FrozenTable) else None
+    if keys == "full" and bits is not None:
+        raise ExportError("an export with fingerprints has no keys, so it can only be exported with fingerprints")
+    if keys == "fingerprints" and bits is None:
+        bits = bits_for(found, None if base is None else base.bits)
     if isinstance(table, FrozenTable):
         fallback = table.fallback_by_field
     else:
         fallback = None if table.fallback is None else table.fallback.detach().cpu().float().clone()
     if fallback is not None and not bool(fallback.isfinite().all()):
         raise ExportError("a fallback vector is not finite: training has diverged; there is nothing to serve")
-    found = Embeddings.of(keys, vectors[order], dtype, fallback)
-    live = found.vectors.ne(0).any(1)
-    return found if fallback is not None or bool(live.all()) else found[live]
-
-
-def load_embeddings(path: Path, dim: int, dtype: Dtype) -> Embeddings:
-    """The embeddings that `save` has written."""
-    tensors = read_tensors(path, ExportError)
-    names = {"keys", "vectors", "scale"} if dtype == "int8" else {"keys", "vectors"}
-    if (found := set(tensors) - {"fallback"}) != names:
-        raise ExportError(f"{path}: damaged (it holds {', '.join(sorted(found))}, not {', '.join(sorted(names))})")
-
-    def check(name: str, what: str, holds: bool) -> None:
-        if not holds:
-            given = tensors[name]
-            kind = str(given.dtype).removeprefix("torch.")
-            raise ExportError(f"{path}: damaged ({name} must be {what}, got {kind} {list(given.shape)})")
-
-    keys, vectors = tensors["keys"], tensors["vectors"]
-    ascend = keys.dtype == torch.int64 and keys.ndim == 1 and bool((keys[1:] > keys[:-1]).all())
-    check("keys", "int64, ascending and distinct", ascend)
-    fits = vectors.dtype == TORCH_DTYPES[dtype] and vectors.shape == (len(keys), dim)
-    check("vectors", f"{dtype} [{len(keys)}, {dim}]", fits)
-    if (scale := tensors.get("scale")) is not None:
-        check("scale", f"float32 [{len(keys)}]", scale.dtype == torch.float32 and scale.shape == keys.shape)
-    if (fallback := tensors.get("fallback")) is not None:
-        is_table = fallback.dtype == torch.float32 and fallback.ndim == 2 and fallback.shape[1] == dim
-        fields = len(fallback) if is_table else 0
-        check("fallback", f"float32 [2**bits, {dim}]", fields.bit_count() == 1 and fields <= _MOST_FIELDS)
-    return Embeddings(**tensors)
+    rows = Embeddings.of(found, vectors, dtype, fallback, bits)
+    live = rows.is_live()
+    return rows if fallback is not None or bool(live.all()) else rows[live]

@@ -14,7 +14,8 @@ from torch.export import Dim, ExportedProgram
 from sparsegroup.artifact.manifest import digest
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.serving.frozen import Embeddings, ExportError, FrozenBag, FrozenTable
+from sparsegroup.serving.frozen import FrozenBag, FrozenTable
+from sparsegroup.serving.rows import Embeddings, ExportError
 from sparsegroup.serving.tracing import trace
 from sparsegroup.table import HashEmbedding, HashEmbeddingBag
 from sparsegroup.training.model import LookupModel
@@ -192,6 +193,7 @@ class ServingModel(nn.Module):
         modules = {
             name: [type(module).__name__, tables[name].structure if name in tables else _plain(vars(module))]
             for name, module in self.named_modules()
+            if not any(name.startswith(f"{table}.") for table in tables)
         }
         weights = {name: [str(value.dtype), list(value.shape)] for name, value in other_weights(self).items()}
         return digest([asdict(self.columns), str(self.model.objective), modules, weights])

@@ -11,8 +11,8 @@ from sparsegroup.artifact.validation import Count, Number, finite
 from sparsegroup.bags import BagMode
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.reporting.run_record import ClassMetrics, Metrics, NumberMetrics, RankMetrics, TaskMetrics
-from sparsegroup.serving.frozen import ExportError
-from sparsegroup.settings.names import Dtype
+from sparsegroup.serving.rows import ExportError
+from sparsegroup.settings.names import Dtype, KeyFormat
 from sparsegroup.settings.yaml_settings import checked
 from sparsegroup.training import Config
 from sparsegroup.training.run_folder import VOCABULARY
@@ -46,6 +46,9 @@ class ExportedTable:
     live_rows: Count  # keys in the export, or, of a delta, in its result
     features_seen: Count  # distinct keys that training has seen
     zero_rows: Count  # rows that were live in training and round to zero in this format; they are left out
+    merged_rows: Count = 0  # rows that are left out because another one has the same fingerprint
+    dropped_rows: Count = 0  # rows of the smallest norms, which are left out because of a limit of bytes
+    false_hits: Number = 0.0  # share of absent keys of a field that get another key's vector, at most
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,16 @@ class TestResult:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A format that an export of a limited size could have, with as many of the largest rows as fit."""
+
+    dtype: Dtype
+    rows: Count
+    bytes: Count  # of the files of embeddings and network
+    loss: Number  # on the first half of the test rows
+
+
+@dataclass(frozen=True)
 class DeltaCounts:
     """How many keys a delta sets and removes, in all tables together."""
 
@@ -151,6 +164,7 @@ class ExportManifest(Manifest):
         kind: "export" is whole, "delta" the way to one.
         source: What was exported.
         dtype: Format of the vectors.
+        keys: "full", or "fingerprints" instead of them.
         tables: Name → table.
         columns: fields, lists, numbers, hash: what the model expects of its logs.
         config: Settings it was trained with.
@@ -160,11 +174,14 @@ class ExportManifest(Manifest):
         signature: Inputs and outputs of another module.
         test: Scores on the test log, if there was one.
         changes: What a delta changes.
+        candidates: The formats that were compared, if the export has a limit of bytes: the one of the lowest loss, this
+            one, first.
     """
 
     kind: Literal["export", "delta"]
     source: str
     dtype: Dtype
+    keys: KeyFormat = "full"
     tables: Mapping[str, ExportedTable]
     columns: Mapping[str, Any] | None = None
     config: Mapping[str, Any] | None = None
@@ -174,6 +191,7 @@ class ExportManifest(Manifest):
     signature: ModelSignature | None = None
     test: TestResult | None = None
     changes: DeltaCounts | None = None
+    candidates: tuple[Candidate, ...] = ()
 
     def __repr__(self) -> str:
         rows = f"{self.live_rows:,} of {self.features_seen:,} features in {', '.join(self.tables)}"
@@ -198,6 +216,21 @@ class ExportManifest(Manifest):
     def zero_rows(self) -> int:
         """Rows that are left out because they are all zeros in this format."""
         return sum(table.zero_rows for table in self.tables.values())
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that are left out because of a limit of bytes."""
+        return sum(table.dropped_rows for table in self.tables.values())
+
+    @property
+    def merged_rows(self) -> int:
+        """Rows that are left out because another one has the same fingerprint."""
+        return sum(table.merged_rows for table in self.tables.values())
+
+    @property
+    def false_hits(self) -> float:
+        """The share of absent keys that get the vector of another key, in the field with the most; 0 of whole keys."""
+        return max(table.false_hits for table in self.tables.values())
 
     def as_plain(self) -> Plain:
         """See `Manifest.as_plain`."""
@@ -250,6 +283,7 @@ class ExportManifest(Manifest):
         """`id` as it follows from the rest."""
         content: Plain = {
             "dtype": self.dtype,
+            "keys": self.keys,
             "tables": {name: [table.dim, table.pooling] for name, table in self.tables.items()},
             "signature": None if self.signature is None else asdict(self.signature),
             "content": asdict(self.content),

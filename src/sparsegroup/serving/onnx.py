@@ -12,8 +12,8 @@ from torch.export import ExportedProgram
 
 from sparsegroup.errors import MissingExtraError, missing, require
 from sparsegroup.objectives import LOGISTIC
-from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.frozen_model import STRUCTURE, ServingModel
+from sparsegroup.serving.rows import ExportError
 from sparsegroup.serving.tracing import quiet, reason
 
 TRANSPOSED = ".T"
@@ -25,6 +25,8 @@ _ONNX_TYPES = {
     torch.float16: "FLOAT16",
     torch.bfloat16: "BFLOAT16",
     torch.int8: "INT8",
+    torch.uint8: "UINT8",
+    torch.int16: "INT16",
     torch.int32: "INT32",
     torch.int64: "INT64",
     torch.bool: "BOOL",

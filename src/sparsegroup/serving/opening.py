@@ -1,19 +1,34 @@
-"""A trained model, opened from a run, a checkpoint or an export."""
+"""Trained models and exports, opened: read from their folders, checked, a chain of deltas followed to its end."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from sparsegroup.artifact.manifest import chain_of
+from sparsegroup.artifact.tensor_file import read_tensors
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving.frozen import FrozenTable
-from sparsegroup.serving.frozen_model import tables_of
-from sparsegroup.serving.manifest import MANIFEST, ExportManifest
-from sparsegroup.serving.reading import read_export
+from sparsegroup.serving.frozen_model import ServingModel, frozen_copy, load_other_weights, tables_of
+from sparsegroup.serving.manifest import (
+    EXPORT,
+    MANIFEST,
+    NETWORK,
+    TABLE,
+    TOMBSTONES,
+    UPSERTS,
+    ExportManifest,
+    file_of,
+    read_manifest,
+)
+from sparsegroup.serving.rows import Difference, Embeddings, ExportError, has_same_bits, load_embeddings, merge
 from sparsegroup.settings.yaml_settings import SettingsError, checked
 from sparsegroup.table import FieldCount
 from sparsegroup.table.field_tables import tables_in
@@ -23,6 +38,149 @@ from sparsegroup.training import ClickModel, Config, RunError
 from sparsegroup.training.baseline import Baseline, baseline_of
 from sparsegroup.training.run_folder import NAMES, VOCABULARY, RunFolder, find_run
 from sparsegroup.training.state import CheckpointMetadata
+
+
+@dataclass(frozen=True)
+class Export:
+    """All that a server needs. `model` and `serving_model` exist for trained models only.
+
+    Attributes:
+        folder: The folder that was read.
+        manifest: The manifest of the folder.
+        tables: Name → live rows of a table.
+        network: All other weights, by their names in the model's `state_dict`.
+        vocabularies: Files of key, field and value, if they were kept; of a chain, the newest last.
+    """
+
+    folder: Path
+    manifest: ExportManifest
+    tables: Mapping[str, Embeddings]
+    network: dict[str, Tensor]
+    vocabularies: tuple[Path, ...] = ()
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The live rows of a trained model with one table.
+
+        Raises:
+            ExportError: It has several.
+        """
+        if TABLE not in self.tables:
+            raise ExportError(f"{self.folder}: has the tables {', '.join(self.tables)}, not one; take `tables`")
+        return self.tables[TABLE]
+
+    def columns_and_config(self) -> tuple[LogSchema, Config]:
+        """See `ExportManifest.columns_and_config`."""
+        try:
+            return self.manifest.columns_and_config()
+        except ExportError as error:
+            raise ExportError(f"{self.folder}: {error}") from error
+
+    def model(self) -> ClickModel:
+        """The model that it serves.
+
+        Raises:
+            ExportError: The weights do not fit the settings.
+        """
+        columns, config = self.columns_and_config()
+        try:
+            config.check_shapes(columns, self.network)
+            built, _ = config.build_for(columns, device="cpu", draws=False)
+        except SettingsError as error:
+            raise ExportError(f"{self.folder / MANIFEST}: damaged (config.{error})") from error
+        dims = {name: table.dim for name, table in tables_of(built).items()}
+        if dims != (given := {name: rows.dim for name, rows in self.tables.items()}):
+            raise ExportError(f"{self.folder}: damaged (its tables are {given}, those of its settings {dims})")
+        model = frozen_copy(built, self.tables)
+        try:
+            load_other_weights(model, self.network)
+        except ExportError as error:
+            raise ExportError(f"{self.folder / NETWORK}: does not fit the settings ({error})") from error
+        return model
+
+    def serving_model(self) -> ServingModel:
+        """The model that the files `model.onnx` and `model.pt2` are made of."""
+        return ServingModel(self.model(), self.columns_and_config()[0])
+
+
+def read_export(folder: str | Path) -> Export:
+    """The export in a folder; of a delta, the export that it leads to, found by the paths that deltas record.
+
+    All files are checked against the manifests.
+
+    Raises:
+        ExportError: No export; a damaged file, by name; a delta whose base is another than it was made for.
+    """
+    (folder, manifest), *deltas = chain_of(Path(folder), EXPORT)
+    manifest.check_files(folder, ExportError)
+    tables = {}
+    for name, table in manifest.tables.items():
+        tables[name] = load_embeddings(folder / table.file, table.dim, manifest.dtype, manifest.keys)
+        _check_count(folder, f"tables.{name}.live_rows", table.live_rows, len(tables[name]))
+    vocabularies = (folder / VOCABULARY,) if VOCABULARY in manifest.files else ()
+    export = Export(folder, manifest, tables, read_tensors(folder / NETWORK, ExportError), vocabularies)
+    for delta, manifest in deltas:
+        export = _applied(export, delta, manifest)
+    return export
+
+
+def apply(export: Export, folder: Path) -> Export:
+    """The result of a delta on an export, in memory."""
+    manifest = read_manifest(folder)
+    if manifest.parent is None:
+        raise ExportError(f"{folder}: a whole export, no delta")
+    if manifest.parent.id != export.manifest.id:
+        raise ExportError(
+            f"{folder}: follows export {manifest.parent.id}, not {export.manifest.id}, which {export.folder} leads to"
+        )
+    return _applied(export, folder, manifest)
+
+
+def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
+    manifest.check_files(folder, ExportError)
+    before = export.manifest
+    for field, ours, theirs in (
+        ("dtype", manifest.dtype, before.dtype),
+        ("keys", manifest.keys, before.keys),
+        ("columns", manifest.columns, before.columns),
+        ("tables", sorted(manifest.tables), sorted(before.tables)),
+        *(
+            (f"tables.{name}.dim", table.dim, export.tables[name].dim)
+            for name, table in manifest.tables.items()
+            if name in export.tables
+        ),
+    ):
+        if ours != theirs:
+            raise ExportError(f"{folder / MANIFEST}: damaged ({field}: {ours} cannot follow {theirs})")
+    changes = {name: _read_change(folder, name, table.dim, manifest) for name, table in manifest.tables.items()}
+    for name, change in changes.items():
+        if not has_same_bits(change.upserts, export.tables[name]):
+            raise ExportError(f"{folder / file_of(name, UPSERTS)}: damaged (bits: are not those of what it follows)")
+    merged = {name: merge(export.tables[name], change) for name, change in changes.items()}
+    assert manifest.changes is not None
+    for field, recorded, found in (
+        ("changes.upserts", manifest.changes.upserts, sum(len(change.upserts) for change in changes.values())),
+        ("changes.tombstones", manifest.changes.tombstones, sum(len(change.tombstones) for change in changes.values())),
+        *((f"tables.{name}.live_rows", table.live_rows, len(merged[name])) for name, table in manifest.tables.items()),
+    ):
+        _check_count(folder, field, recorded, found)
+    vocabularies = export.vocabularies + ((folder / VOCABULARY,) if VOCABULARY in manifest.files else ())
+    return Export(folder, manifest, merged, read_tensors(folder / NETWORK, ExportError), vocabularies)
+
+
+def _read_change(folder: Path, table: str, dim: int, manifest: ExportManifest) -> Difference:
+    upserts = load_embeddings(folder / file_of(table, UPSERTS), dim, manifest.dtype, manifest.keys)
+    path = folder / file_of(table, TOMBSTONES)
+    tombstones = read_tensors(path, ExportError).get("keys")
+    if tombstones is None or tombstones.dtype != torch.int64 or tombstones.ndim != 1:
+        raise ExportError(f"{path}: damaged (keys must be int64 [k])")
+    return Difference(upserts, tombstones)
+
+
+def _check_count(folder: Path, field: str, recorded: int, found: int) -> None:
+    if recorded != found:
+        raise ExportError(f"{folder / MANIFEST}: damaged ({field}: {recorded:,}, but the files have {found:,})")
+
 
 SCANNED = 1 << 16
 """Rows of one read."""

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 
 from sparsegroup.artifact.folder import name_errors
 from sparsegroup.artifact.manifest import digest
-from sparsegroup.serving.frozen import ExportError
 from sparsegroup.serving.manifest import ModelSignature, TensorFacts
+from sparsegroup.serving.rows import ExportError
 
 _LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 _IN_TEXT = re.compile(r'^ *File "(.+?)", line (\d+), in \S+\n +(.+)$', re.MULTILINE)
