@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from experiment_cases import BASE, Command, OneBatchLog, click_log, dataset_of, outcome
-from sparsegroup.data import Bags, Batch, ClickLogError, MemoryLog
+from sparsegroup.data import VALUE_BITS, Bags, Batch, ClickLogError, MemoryLog
 from sparsegroup_paper.equal_bytes import experiment
 from sparsegroup_paper.equal_bytes.embeddings import (
     Adaptive,
@@ -285,6 +286,14 @@ def test_elements_are_the_largest_that_fit(budget: int, precision: Precision, se
 
 
 @pytest.fixture(scope="module")
+def log(log: MemoryLog) -> MemoryLog:
+    """The log with hashes of its values, as fingerprints need them."""
+    keys = torch.from_numpy(log.keys)
+    values = hashed(keys, 0) & ((1 << VALUE_BITS) - 1)
+    return replace(log, keys=((keys >> VALUE_BITS << VALUE_BITS) | values).numpy())
+
+
+@pytest.fixture(scope="module")
 def task(log: MemoryLog) -> Task:
     config = BASE.replace(optimizer="adagrad", lr=0.03, l21=0.0, l1=0.0, l2=0.0)
     return Task(log, config, count_keys(log, log.train_rows), log.train_rows)
@@ -308,7 +317,8 @@ def test_what_is_served_fits_the_budget(task: Task, log: MemoryLog, name: str) -
             budget = one.budget(method.share)
             assert served.bytes > 0
             if contestant.by_share:
-                assert 0.6 * budget * (method.share >= 0.2) < served.bytes <= budget
+                least = 0.3 if contestant.is_ours else 0.6  # some of ours have a row of a few bytes for every feature
+                assert least * budget * (method.share >= 0.2) < served.bytes <= budget
             embedding = served.model.embedding
             zeros = [of for of in embedding.modules() if isinstance(of, Rows)]
             held = sum(tensor.nbytes for tensor in embedding.state_dict().values())

@@ -1,6 +1,6 @@
 """The contest: AUC at equal served bytes, of published ways to a small embedding table and of this library."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +9,7 @@ from sparsegroup.data import ClickLogError
 from sparsegroup.training import Config
 from sparsegroup_paper.choices import NO_PENALTY
 from sparsegroup_paper.equal_bytes.methods import CONTESTANTS, FULL
+from sparsegroup_paper.equal_bytes.ours import VARIANTS
 from sparsegroup_paper.equal_bytes.parts import Precision
 from sparsegroup_paper.equal_bytes.training import CALLS
 from sparsegroup_paper.lab import Lab
@@ -114,12 +115,12 @@ def choices(lab: Lab, share: float) -> list[Chosen]:
         for name, chosen in best.items()
     }
     best = _best(lab, {name: [best[name], *second[name]] for name in others}, f"main settings at {share:.1%}")
-    ours = [
-        Chosen(name, share, lab.config.replace(**one.changes), None, None)
+    variants = {
+        name: [Chosen(name, share, lab.config.replace(**one.changes), None, None)]
         for name, one in CONTESTANTS.items()
         if one.is_ours
-    ]
-    return [*best.values(), *ours]
+    }
+    return [*best.values(), *_best(lab, variants, f"variants of this library at {share:.1%}").values()]
 
 
 def _times(config: Config, factor: float) -> float:
@@ -130,7 +131,9 @@ def _times(config: Config, factor: float) -> float:
 def _best(lab: Lab, trials: dict[str, list[Chosen]], words: str) -> dict[str, Chosen]:
     """The best trial of each method, by the first seed."""
     flat = [
-        one.at(one.share if CONTESTANTS[name].by_share else 1.0, "float32") for name in trials for one in trials[name]
+        one.at(one.share if CONTESTANTS[name].by_share else 1.0, CONTESTANTS[name].precisions[0])
+        for name in trials
+        for one in trials[name]
     ]
     found = iter(lab.samples(flat, validate=True, name=words, seeds=lab.seeds[:1]))
     best = {}
@@ -156,7 +159,8 @@ def equal_bytes(lab: Lab) -> Section:
         Point(one.name, share, precision, sample)
         for (one, share, precision), sample in zip(wanted, samples, strict=True)
     ]
-    leaders, compared, verdicts = _verdicts(points)
+    ours = _of_this_library(chosen, points)
+    leaders, compared, verdicts = _verdicts(points, ours)
     trials = len(RATES) + len(FINER)
     return Section(
         name="bytes",
@@ -168,14 +172,14 @@ def equal_bytes(lab: Lab) -> Section:
             "keys have rows, scales, bitmaps, pointers, vectors for absent features, layers of a hash network. The "
             "network over the embeddings, the same for all, does not. In int8 a method has as many more rows as fit, "
             "is trained in float32, rounded once, and measured after that; scales are float16, and in this library's "
-            "export float32.",
+            "exports a byte.",
             "All methods have the same keys, network, first weights, batches and order, in one pass. Each has "
             f"{trials} trials in float32 on the last tenth of the training rows, with one seed, at "
             f"{' and again at '.join(_listed([share]) for share in SHARES)} (the second ones for the smaller budgets): "
             f"{len(RATES)} of an optimizer (Adam or Adagrad, of the rows of a batch only) and its learning rate, then "
             f"{len(FINER)} of the main setting, or of finer learning rates where there is "
-            "none. Nothing is chosen for this library: it is the recipe of the frontier, Group Adagrad at .03, hard "
-            "threshold, with a target size.",
+            "none. This library is trained by the recipe of the frontier, Group Adagrad at .03, hard threshold, with a "
+            f"target size; its {len(VARIANTS)} trials are of the forms in which that is served.",
             "Peak memory is the training's, on the table's side, counted from its tensors: parameters, optimizer's "
             "state, the largest gradients, indices and scores. Seconds are the training's, with all passes that a "
             f"method takes. Latency is the median of {CALLS} calls of the served model, network included, in one "
@@ -186,11 +190,11 @@ def equal_bytes(lab: Lab) -> Section:
         tables=(
             SectionTable(
                 "compared",
-                "This library's best variant at a budget, against each method's better precision",
+                "This library's variant that was chosen for a budget, against each method's better precision",
                 (*columns("budget|.1%; ours; its AUC|.4f; method; served in; test AUC|.4f"), *COLUMNS),
                 compared,
-                "The variant, the precision and the best of the others have the highest mean test AUC, in part "
-                "by luck.",
+                "The precision, and the best of the others in the first sentences, have the highest mean test AUC, in "
+                "part by luck.",
             ),
             SectionTable(
                 "points",
@@ -200,7 +204,8 @@ def equal_bytes(lab: Lab) -> Section:
                     "bytes; training, s|.2f; latency of 1 row, µs|.0f; of 512 rows, µs|.0f"
                 ),
                 tuple(point.cells for point in points),
-                "Empty where a method cannot be so small, or has diverged.",
+                "Empty where a method cannot be so small, or has diverged, or has no keys and those of the log are no "
+                "hashes.",
             ),
             SectionTable(
                 "choices",
@@ -211,7 +216,11 @@ def equal_bytes(lab: Lab) -> Section:
                 tuple(one.cells for one in chosen),
             ),
         ),
-        figures=(_figure(points, "float32", "single"), _figure(points, "int8", "int")),
+        figures=(
+            _figure("single", "served in float32", [one for one in points if one.precision == "float32"], ours),
+            _figure("int", "served in int8", [one for one in points if one.precision == "int8"], ours),
+            _figure("variants", "forms of this library", [one for one in points if one.is_ours], ours),
+        ),
     )
 
 
@@ -227,13 +236,28 @@ def _highest(points: Iterable[Point]) -> Point | None:
     return max((point for point in points if point.exists), key=lambda point: point.sample.auc, default=None)
 
 
-def _verdicts(points: Sequence[Point]) -> tuple[list[str], tuple[tuple[Cell, ...], ...], dict[str, list[Versus]]]:
+def _of_this_library(chosen: Sequence[Chosen], points: Sequence[Point]) -> dict[float, Point]:
+    """Budget → this library's point: of the variant with the best validation AUC that can be so small."""
+    found: dict[float, Point] = {}
+    for group, shares in SHARES.items():
+        variants = [one for one in chosen if one.share == group and CONTESTANTS[one.name].is_ours]
+        names = [one.name for one in sorted(variants, key=lambda one: 0.0 if one.auc is None else -one.auc)]
+        for share in shares:
+            there = {one.name: one for one in points if one.share == share and one.exists}
+            if first := next((name for name in names if name in there), None):
+                found[share] = there[first]
+    return found
+
+
+def _verdicts(
+    points: Sequence[Point], of_this_library: Mapping[float, Point]
+) -> tuple[list[str], tuple[tuple[Cell, ...], ...], dict[str, list[Versus]]]:
     """Sentences on each budget, rows of the table of comparisons, and the comparisons of each method."""
     sentences, rows = list[str](), list[tuple[Cell, ...]]()
     verdicts: dict[str, list[Versus]] = {}
     for share in _shares():
         there = [point for point in points if point.share == share and point.exists]
-        ours = _highest(point for point in there if point.is_ours)
+        ours = of_this_library.get(share)
         names = dict.fromkeys(point.name for point in there if not point.is_ours)
         others = [point for name in names if (point := _highest(one for one in there if one.name == name)) is not None]
         best = _highest(others)
@@ -252,16 +276,16 @@ def _verdicts(points: Sequence[Point]) -> tuple[list[str], tuple[tuple[Cell, ...
     return sentences, tuple(rows), verdicts
 
 
-def _figure(points: Sequence[Point], precision: Precision, name: str) -> Figure:
-    series = []
-    for method in CONTESTANTS:
-        drawn = [
-            point.sample for point in points if point.name == method and point.precision == precision and point.exists
-        ]
-        if method == FULL:
-            series += [Series(method, (), (sample.auc,), style="level") for sample in drawn]
-        elif drawn:
-            x = tuple(sample.mean("served_bytes") for sample in drawn)
-            series.append(Series(method, x, tuple(sample.auc for sample in drawn)))
-    title = f"AUC over served bytes, {precision}"
-    return Figure(name, title, "served bytes", "test AUC", tuple(series), "log")
+def _figure(name: str, what: str, points: Sequence[Point], ours: Mapping[float, Point]) -> Figure:
+    """Curves of methods, with this library's chosen points."""
+    full = [point for point in points if point.name == FULL and point.exists]
+    series = [Series(FULL, (), (point.sample.auc,), style="level") for point in full]
+    of_variants = all(point.is_ours for point in points)
+    curves = {} if of_variants else {"Ours": list(ours.values())}
+    for point in points:
+        if point.exists and point.name != FULL and point.is_ours == of_variants:
+            curves.setdefault(point.name, []).append(point)
+    for method, drawn in curves.items():
+        x = tuple(point.sample.mean("served_bytes") for point in drawn)
+        series.append(Series(method, x, tuple(point.sample.auc for point in drawn)))
+    return Figure(name, f"AUC over served bytes, {what}", "served bytes", "test AUC", tuple(series), "log")

@@ -9,10 +9,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.serving.frozen import FrozenTable, live_rows
-from sparsegroup.settings.names import Dtype
-from sparsegroup.table import HashEmbedding
-from sparsegroup.training.model import LookupModel
 from sparsegroup_paper.equal_bytes.embeddings import (
     Adaptive,
     Cafe,
@@ -27,6 +23,7 @@ from sparsegroup_paper.equal_bytes.embeddings import (
     SoftThreshold,
     TensorTrain,
 )
+from sparsegroup_paper.equal_bytes.ours import VARIANTS
 from sparsegroup_paper.equal_bytes.parts import (
     BLOCK,
     KEY_BYTES,
@@ -44,7 +41,6 @@ from sparsegroup_paper.equal_bytes.parts import (
     row_bytes,
 )
 from sparsegroup_paper.equal_bytes.training import Served, Task, Training
-from sparsegroup_paper.pruning import Learner
 from sparsegroup_paper.runs import Compact
 
 Trained = Iterator[tuple[Compact, Served | None]]
@@ -347,79 +343,11 @@ def _cafe(task: Task, method: Compact, budget: int) -> nn.Module:
     return _by_field(task, method, budget, row, rest)
 
 
-# This library
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A recipe of this library, and a form in which its table is served.
-
-    Attributes:
-        rows_in: From bytes, fields and the dimension to the number of rows which fit when served.
-        serve: From the trained table and the number of fields to the served embedding and its bytes.
-    """
-
-    rows_in: Callable[[int, int, int], int]
-    serve: Callable[[HashEmbedding, int], tuple[nn.Module, int]]
-
-    def train(self, task: Task, methods: Sequence[Compact]) -> Trained:
-        """Train by each method: `TargetBytes` counts 8 bytes and float32 numbers for a row."""
-        for method in methods:
-            fields, size = len(task.log.fields), KEY_BYTES + 4 * task.dim
-            rows = min(len(task.counts), self.rows_in(task.budget(method.share), fields, task.dim))
-            if rows < 1:
-                yield method, None
-                continue
-            learner = Learner(task.log, task.config.replace(target_bytes=rows * size))
-            table, peak, begin = learner.model.table, 0, perf_counter()
-            every = max(1, learner.steps(task.stop) // 20)
-
-            def after_step(done: int, table: HashEmbedding = table, every: int = every) -> None:
-                nonlocal peak
-                if done % every == 0:
-                    memory = table.memory()
-                    peak = max(peak, memory.index + memory.dropped + sum(memory.parts.values()))
-
-            learner.fit(0, task.stop, after_step)
-            seconds = perf_counter() - begin
-            batch = next(iter(task.log.batches(0, task.stop, task.config.training.batch_size)))
-            peak += len(torch.unique(batch.keys)) * size  # the gradient of a batch: numbers of rows, and vectors
-            embedding, served = self.serve(table, fields)
-            yield method, Served(LookupModel(embedding, learner.model.network).eval(), served, peak, seconds)
-
-
-def _rows_in(precision: Precision, fallback: bool) -> Callable[[int, int, int], int]:
-    def rows_in(budget: int, fields: int, dim: int) -> int:
-        row = KEY_BYTES + (4 * dim if precision == "float32" else dim + 4)
-        return (budget - fallback * fields * dim * 4) // row
-
-    return rows_in
-
-
-def _frozen(dtype: Dtype) -> Callable[[HashEmbedding, int], tuple[nn.Module, int]]:
-    """The library's export: keys, vectors, float32 scales, and float32 fallback vectors of the log's fields."""
-
-    def serve(table: HashEmbedding, fields: int) -> tuple[nn.Module, int]:
-        rows = live_rows(table, dtype)
-        of_rows = sum(tensor.nbytes for name, tensor in rows.tensors().items() if name != "fallback")
-        fallback = 0 if rows.fallback is None else fields * rows.dim * 4
-        return FrozenTable(rows, torch.float32), of_rows + fallback
-
-    return serve
-
-
 FULL, PRUNED_ROWS, PRUNED_ELEMENTS = "Full table", "Pruned rows", "Pruned elements"
 
-RECIPE: dict[str, Any] = {"optimizer": "adagrad", "lr": 0.03, "l1": 0.0, "l21": 0.0, "l2": 0.0, "penalty": "hard"}
-"""The library's recipe, as in the frontier."""
-
-
-def _ours(precision: Precision, fallback: bool, words: str) -> Contestant:
-    variant = Variant(_rows_in(precision, fallback), _frozen(precision))
-    return Contestant(variant.train, words, changes=RECIPE | {"fallback": fallback}, precisions=(precision,))
-
-
-_BY_FIELD = "Fields whose keys fit into an even part of the bytes have an exact table, with 8 bytes a key; all others share one."
+_BY_FIELD = (
+    "Fields whose keys fit into an even part of the bytes have an exact table, with 8 bytes a key; others share one."
+)
 
 CONTESTANTS: Mapping[str, Contestant] = {
     FULL: Contestant(
@@ -532,14 +460,14 @@ CONTESTANTS: Mapping[str, Contestant] = {
         "parts of a vector",
         shared="full",
     ),
-    "Ours": _ours(
-        "float32", False, "The target size of the recipe, without fallback vectors, as the library exports it."
-    ),
-    "Ours, int8": _ours("int8", False, "The same with rows in int8, so that there are more of them."),
-    "Ours, fallback": _ours("float32", True, "With a float32 vector per field for features without a row."),
-    "Ours, fallback, int8": _ours("int8", True, "The same with rows in int8."),
+    **{
+        name: Contestant(
+            one.train, one.words, changes=one.changes, precisions=("float32" if one.dtype == "float32" else "int8",)
+        )
+        for name, one in VARIANTS.items()
+    },
 }
-"""All of them; a further variant of this library is one more line."""
+"""All of them, and the variants of this library."""
 
 
 def shared_training(method: Compact) -> str | None:
