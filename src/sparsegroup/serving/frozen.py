@@ -149,10 +149,11 @@ assert NARROW - 1 + BUCKET_CAPACITY <= _PLACES
 class Fingerprints(nn.Module):
     """Fingerprints of keys → numbers of rows. A few absent keys are taken for one that is there, see `bits_for`.
 
-    The first bits of a key's hash are the number of its bucket, the next 16 its fingerprint. A field has as many buckets
-    as give each 5 to 11 rows, in the mean. The fingerprints are stored in the order of the keys, and where each bucket begins.
-    The four blocks of 8 from there on hold the whole bucket; they are compared with the key's fingerprint, and
-    of the places from the bucket's beginning on, the first that is equal is the key's if it is in the bucket.
+    The first bits of a key's hash are the number of its bucket, the next 16 its fingerprint. A field has as many
+    buckets as give each 5 to 11 rows, in the mean. The fingerprints are stored in the order of the keys, and where each
+    bucket begins. The four blocks of 8 from there on hold the whole bucket; they are compared with the key's
+    fingerprint, and of the places from the bucket's beginning on, the first that is equal is the key's if it is in the
+    bucket.
 
     Args:
         keys: `[n]`, ascending and distinct, with the bits cleared that are not kept.
