@@ -16,12 +16,13 @@ import torch
 
 from serving_cases import batch_of, opened_model, serving, sizes_of
 from sparsegroup.data.batches import Batch
-from sparsegroup.serving import ExportError, TrainedModel, export_trained
+from sparsegroup.serving import ExportError, TrainedModel, export_trained, open_trained
 from sparsegroup.serving import onnx as serving_onnx
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.serving.tracing import load_program, save_program
 from sparsegroup.settings.names import ModelName
+from sparsegroup.training import predict
 
 CASES: list[tuple[str, bool, bool, str, dict[str, Any]]] = [  # network, lists, numbers, format, settings
     ("lr", False, True, "float32", {}),
@@ -137,3 +138,11 @@ def test_a_damaged_onnx_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no model")
     with pytest.raises(ExportError, match=r"model\.onnx: onnxruntime cannot open it"):
         OnnxModel(tmp_path / "model.onnx")
+
+
+def test_an_export_of_several_tables_predicts_batch_after_batch(tmp_path: Path) -> None:
+    opened = opened_model(numbers=True, dims={"user": 2})
+    export_trained(opened, tmp_path / "out", test=None)
+    served, batches = open_trained(tmp_path / "out"), [batch_of(opened, 5), batch_of(opened, 7)]
+    of_export, of_training = (predict(one.model, batches).logits() for one in (served, opened))
+    np.testing.assert_allclose(of_export, of_training, atol=1e-6)

@@ -162,7 +162,8 @@ def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[
     """Each batch of a stream and the model's logits; another thread looks up the keys of the next batch ahead."""
     model.eval()
     embedding, rows = model.embedding, 0
-    is_here = all(table.across is None for table in tables_in(embedding).values())  # other ranks would have to join in
+    tables = tables_in(embedding).values()  # none of an export
+    is_here = bool(tables) and all(table.across is None for table in tables)  # other ranks would have to join in
     for batch, following in pairwise(chain(map(as_batch, stream), (None,))):
         assert batch is not None
         vectors = embedding(keys_to_look_up(model.network, batch.keys, batch.bags))
