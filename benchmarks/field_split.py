@@ -226,7 +226,9 @@ def compared(log: Log, budgets: Sequence[float], seeds: int, by_field: bool) -> 
             validated[way] = validated.get(way) or run(held, size, dims, 0, split)
             runs[way] = [run(log, size, dims, seed, split) for seed in range(seeds)]
         for choice, among in CHOICES.items():
-            open_to = [way for way in among or ways if way in ways]
+            open_to = among or tuple(ways)
+            if {*open_to} - {*ways} or (not among and not by_field):
+                continue
             runs[choice] = runs[min(open_to, key=lambda way: validated[way].found["loss"])]
         for way, its in runs.items():
             figures = {"bytes_of_budget": float(np.mean([one.bytes for one in its])) / size}

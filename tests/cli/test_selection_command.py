@@ -118,7 +118,9 @@ def test_pairs_are_given_by_name(place: Path, run: Run) -> None:
 
 
 def test_where_few_features_fit_vectors_become_shorter_and_are_served(place: Path, run: Run) -> None:
-    done = run("train", place / "log.csv", "--model", "dcn", "--target-bytes", "600", "--pairs", "b*d", "--out", "small")
+    done = run(
+        "train", place / "log.csv", "--model", "dcn", "--target-bytes", "600", "--pairs", "b*d", "--out", "small"
+    )
     found = summary(Path("small"))
     (chosen,) = [one for one in found["trials"] if one["is_chosen"]]
     assert {one["dim"] for one in found["trials"]} == {8, 1, 2, 4}
