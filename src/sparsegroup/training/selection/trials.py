@@ -37,7 +37,7 @@ LARGER = 0.3
 """The size that is tried between the default and all features, where the default is too small."""
 
 FEW = 0.01
-"""The share of features, left by `target_bytes`, up to which shorter vectors are tried: see `benchmarks/field_split.py`."""
+"""The share of features left by `target_bytes` up to which shorter vectors are tried; see docs/size.md."""
 
 SHORTER = (1, 2, 4)
 """Lengths of vectors that are tried then, the one first that most features fit with."""
