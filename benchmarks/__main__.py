@@ -36,6 +36,7 @@ BENCHMARKS = {
     "epoch": ("epoch.py", CRITEO),
     "memory": ("memory.py",),
     "size_at_scale": ("size_at_scale.py",),
+    "field_split": ("field_split.py", "--data", DATA),
     "row_state": (
         "row_state.py",
         *(f"{DATA}/{name}" for name in ("criteo_sample.txt.xz", "avazu_sample.csv.xz", "globo_clicks.csv.xz")),

@@ -115,3 +115,19 @@ def test_pairs_are_given_by_name(place: Path, run: Run) -> None:
     assert names["value"].n_unique() == len(names)
     run("train", place / "log.csv", *options[:2], "--pairs", "none", *options[4:-1], "without")
     assert len(summary(Path("without"))["fields"]) == 5
+
+
+def test_where_few_features_fit_vectors_become_shorter_and_are_served(place: Path, run: Run) -> None:
+    done = run(
+        "train", place / "log.csv", "--model", "dcn", "--target-bytes", "600", "--pairs", "b*d", "--out", "small"
+    )
+    found = summary(Path("small"))
+    (chosen,) = [one for one in found["trials"] if one["is_chosen"]]
+    assert {one["dim"] for one in found["trials"]} == {8, 1, 2, 4}
+    assert chosen["dim"] < 8
+    assert f", vectors of {chosen['dim']}, " in done.stderr
+    run("predict", "small", place / "later.csv", "--out", "run.parquet")
+    run("export", "small", "served", "--no-onnx")
+    run("predict", "served", place / "later.csv", "--out", "export.parquet")
+    ours, theirs = (pl.read_parquet(name)["probability"] for name in ("run.parquet", "export.parquet"))
+    assert (ours - theirs).abs().max() < 1e-6  # type: ignore[operator]

@@ -151,6 +151,22 @@ def test_the_documentation_shows_what_int8_leaves_room_for(log: str) -> None:
     assert found == expected
 
 
+def test_the_documentation_shows_that_bytes_by_field_are_no_better_than_shorter_vectors() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "field_split.json").read_text())
+    page = (ROOT / "docs" / "size.md").read_text()
+    contenders = [("one_dim", "today"), *((way, "one_dim") for way in ("by_size", "by_loss", "by_loss_rows", "rows"))]
+    for share in (0.1, 0.03, 0.01, 0.003, 0.001):
+        counts = [
+            [figures[f"logs.{share:g}.{way}.loss_{word}_than_{base}"] for word in ("better", "worse")]
+            for way, base in contenders
+        ]
+        cells = " | ".join(f"{better} / {worse}" for better, worse in counts)
+        assert f"| {100 * share:g} % | {cells} |" in page
+    for log, share in (("criteo_shape", "0.03"), ("criteo_shape", "0.003"), ("criteo_shape", "0.001")):
+        long, short = (f"{figures[f'{log}.{share}.{way}.auc']:.4f}"[1:] for way in ("today", "one_dim_1"))
+        assert re.search(rf"{long} (with 8 numbers )?and {short}", " ".join(page.split()))
+
+
 def test_the_documentation_shows_what_a_size_is_worth_on_a_long_log() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "size_at_scale.json").read_text())
     page = (ROOT / "docs" / "measured-size.md").read_text()

@@ -241,7 +241,9 @@ def _chosen_in_words(trials: Sequence[Trial]) -> str:
         what += f", the pairs {' and '.join(chosen.pairs)}"
     if chosen.l2:
         what += f", l2 {chosen.l2:.2g}"
-    what += f", {chosen.feature_rate:.0%} of the features"
+    if chosen.dim != first.dim:
+        what += f", vectors of {chosen.dim}"
+    what += f", {chosen.feature_rate:.{0 if chosen.feature_rate >= 0.01 else 1}%} of the features"
     worth = f"{'loss' if isnan(chosen.auc) else 'log loss'} {chosen.log_loss:.4f}"
     if chosen != first:
         worth += f" against {first.log_loss:.4f} of one pass with the defaults"

@@ -190,6 +190,7 @@ class Trial:
     auc: Number  # NaN of numbers and of an order
     log_loss: Number  # of these their loss, see `NumberMetrics` and `RankMetrics`
     is_chosen: Flag = False
+    dim: Count | None = None  # the length of the longest vectors; None in records that lack it
 
 
 @dataclass(frozen=True)

@@ -422,8 +422,8 @@ class TrainingSettings(StrictSettings):
     """In the end, shift all logits by what makes the predictions for the last 200,000 rows trained on add up to their
     positives."""
     selection: Literal["auto", "never"] = setting("auto", TRAINING)
-    """Choose pairs, passes, l2 and size, where not given, by trials on held-out training rows; of more than 500,000
-    rows pairs alone, on the last 300,000."""
+    """Choose pairs, passes, l2 and size, or the vectors' length for a small target_bytes, where not given, by trials on
+    held-out training rows; of more than 500,000 rows pairs alone, on the last 300,000."""
     seed: int = setting(0, TRAINING, ge=0)
     """Seed of the initialization, the dropout, the row order and the synthetic log."""
     device: Annotated[str, BeforeValidator(_device)] = setting("cpu", TRAINING, kind=str, metavar="cpu|cuda|cuda:N")

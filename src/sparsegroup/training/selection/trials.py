@@ -1,4 +1,4 @@
-"""What the last training rows say of the settings that are not given: passes, shrinkage and size, by short trials."""
+"""What the last training rows say of the settings that are not given: passes, shrinkage and sizes, by short trials."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -36,8 +36,14 @@ SHRINKAGE = 0.25
 LARGER = 0.3
 """The size that is tried between the default and all features, where the default is too small."""
 
+FEW = 0.01
+"""The share of features left by `target_bytes` up to which shorter vectors are tried; see docs/size.md."""
+
+SHORTER = (1, 2, 4)
+"""Lengths of vectors that are tried then, the one first that most features fit with."""
+
 SPARE = 450_000
-"""Samples that the trials of resets, λ2 and size may take together."""
+"""Samples that the trials of resets, shorter vectors, λ2 and size may take together."""
 
 MOST_RESET = 200_000
 """Rows of a pass up to which resets are tried: of longer logs none has needed them, and λ2 and size are worth more."""
@@ -78,10 +84,13 @@ def settings_by_trials(
     1. pairs of fields (`model.pairs`): none, or the up to five that `PairGains` finds in the first pass;
     2. passes, and whether the embeddings are reset in each (`training.epochs`, `training.after_first_epoch`): fewer
        passes first. A trial ends with the first pass that makes the log loss no lower;
-    3. shrinkage (`optimizer.l2`): none, or 1/4 over the batch size;
-    4. size (`optimizer.target_rate`): the default, .3 or all features.
+    3. shorter vectors (`model.dims`), where `target_bytes` leaves up to 1 % of the features: 1, 2 or 4 numbers for all
+       fields, so that more features fit. The lowest loss decides, also within noise;
+    4. shrinkage (`optimizer.l2`): none, or 1/4 over the batch size;
+    5. size (`optimizer.target_rate`): the default, .3 or all features.
 
-    Resets, λ2 and size are tried as long as that takes about 450,000 samples together, resets on up to 200,000 rows.
+    Resets, vectors, λ2 and size are tried as long as that takes about 450,000 samples together, resets on up to 200,000
+    rows.
     On a log of more than 500,000 training rows only pairs are tried, on the last 300,000.
 
     Given settings are not tried; nor are any where `training.selection` is "never", rows are held out or
@@ -108,6 +117,8 @@ def settings_by_trials(
         return config, ()
     search = _Search(log, reporting, tried)
     best = search.passes(config)
+    if "model.dims" in tried:
+        best = search.vectors(best)
     if "optimizer.l2" in tried:
         best = search.shrinkage(best)
     if "optimizer.target_rate" in tried:
@@ -127,6 +138,13 @@ def _tried(config: Config) -> set[str]:
         tried.add("optimizer.l2")
     if has_default_target(given):
         tried.add("optimizer.target_rate")
+    can_be_shorter = config.model.name != "lr" and config.model.max_table_bytes is None
+    if (
+        config.optimizer.target_bytes is not None
+        and can_be_shorter
+        and not {"dim", "dims"} & given.get("model", {}).keys()
+    ):
+        tried.add("model.dims")
     is_of_a_score = config.objective.outputs == 1 and not config.objective.takes_groups
     if "pairs" not in given.get("model", {}) and is_of_a_score:  # by whose loss pairs are compared
         tried.add("model.pairs")
@@ -194,6 +212,15 @@ class _Search:
             return _simplest([best, *whole], BEYOND_NOISE)
         larger = self._trained(best.config.decided({"optimizer.target_rate": LARGER}), epochs)
         return _simplest([best, *larger, *whole], BEYOND_NOISE)
+
+    def vectors(self, best: _Score) -> _Score:
+        """The best length of all vectors where few features fit, and more of shorter ones would."""
+        scores, epochs, model = [best], best.trial.epochs, best.config.model
+        for dim in SHORTER if best.trial.feature_rate <= FEW else ():
+            if dim < model.vector_dim and self._pays(epochs * self.log.train_rows):
+                dims = dict.fromkeys(model.features(self.log.schema), dim)
+                scores += self._trained(best.config.decided({"model.dims": dims}), epochs)
+        return _simplest(scores, 0.0)
 
     def _trained(self, config: Config, epochs: int) -> list[_Score]:
         with TemporaryDirectory(prefix="sparsegroup-trials-") as folder:
@@ -278,6 +305,8 @@ class _Training:
             parts.append(f"l2 {optimizer.l2:.2g}")
         if optimizer.target_rate is not None:
             parts.append(f"{optimizer.target_rate:.0%} of the features")
+        if dims := self.config.model.dims:
+            parts.append(f"vectors of {max(dims.values())}")
         return ", ".join(parts)
 
 
@@ -306,6 +335,7 @@ class _Curve(Callback):
         # The level of a model's predictions hangs on its last batches, and is mended in the end of a run.
         calibrated = predictions_of([torch.from_numpy(window.logits() + window.shift())], window.objective)
         auc = getattr(metrics, "auc", nan)
-        trial = Trial(epochs, mode, pairs, optimizer.l2, rate, auc, window.measured(calibrated).loss)
+        dim = max(self.config.model.dims.values(), default=self.config.model.vector_dim)
+        trial = Trial(epochs, mode, pairs, optimizer.l2, rate, auc, window.measured(calibrated).loss, dim=dim)
         losses = [one.loss for one in by_block(window, calibrated) if one.loss == one.loss]  # NaN: without a pair
         self.scores.append(_Score(self.config.decided({"training.epochs": epochs}), trial, metrics, np.array(losses)))
