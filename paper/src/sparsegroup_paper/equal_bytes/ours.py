@@ -51,7 +51,7 @@ class Variant:
         hashed: Whether each field has several, in int8: a feature without a row has the one that its hash names. As
             many as a quarter of the bytes holds.
         quantized: Whether a row's vector is one of up to 256 centroids, which k-means finds after the training.
-        shrinks: How many times shorter than the network's the vectors are; a learned matrix makes them longer.
+        length: Length of the vectors, at least 1, as a share of the network's; a learned matrix makes them longer.
     """
 
     words: str
@@ -60,7 +60,7 @@ class Variant:
     fallback: bool = False
     hashed: bool = False
     quantized: bool = False
-    shrinks: int = 1
+    length: float = 1.0
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class _Form:
 
     def __init__(self, variant: Variant, task: Task, budget: int) -> None:
         self.variant, self.task = variant, task
-        self.fields, self.dim = len(task.log.fields), max(1, task.dim // variant.shrinks)
+        self.fields, self.dim = len(task.log.fields), max(1, round(variant.length * task.dim))
         self.vectors = int(HASHED * budget / (self.fields * row_bytes(self.dim, "int8"))) if variant.hashed else 0
         self.centroids = 256
         while self.centroids > 1 and self._centroid_bytes > CENTROID_BYTES * budget:
@@ -247,15 +247,15 @@ VARIANTS: Mapping[str, Variant] = {
         *("float32", "fingerprints"),
         quantized=True,
     ),
-    "Ours, keyless, fallback, centroids": Variant(
-        "The same with fallback vectors.", *("float32", "fingerprints"), fallback=True, quantized=True
-    ),
     "Ours, keyless, fallback, short": Variant(
         "Keyless in int8, with fallback vectors; all vectors have a quarter of the numbers, and a learned matrix "
         "(`dims`).",
         *("int8", "fingerprints"),
         fallback=True,
-        shrinks=4,
+        length=0.25,
+    ),
+    "Ours, keyless, fallback, one number": Variant(
+        "The same with vectors of one number.", *("int8", "fingerprints"), fallback=True, length=0.0
     ),
 }
 """As many as other methods have trials."""
