@@ -1,10 +1,14 @@
 """Number formats of exported vectors: how far off, and what cannot be had."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from over import over
 from sparsegroup.serving import ExportError
-from sparsegroup.serving.rows import SCALES, Embeddings
+from sparsegroup.serving.rows import SCALES, Embeddings, load_embeddings
+from sparsegroup.settings.names import Dtype
 
 VECTORS = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 500).unsqueeze(1)
 
@@ -60,3 +64,24 @@ def test_float16_has_no_large_numbers_and_no_format_has_nan() -> None:
         for dtype in ("float32", "int8", "int4"):
             with pytest.raises(ExportError, match="not finite"):
                 encode(torch.tensor([[1.0, value]]), dtype)
+
+
+@over("dtype", ["float32", "float16", "int8", "int4"])
+@over("dim", [1, 5, 8])
+def test_fallback_vectors_have_the_format_of_the_others(dtype: Dtype, dim: int, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(dim)
+    vectors, fallback = torch.randn(20, dim, generator=generator), torch.randn(8, dim, generator=generator)
+    fallback[5:] = 0
+    rows = Embeddings.of(torch.arange(20), vectors, dtype, fallback)
+    assert rows.fallback is not None
+    expected = Embeddings.of(torch.arange(8), fallback, dtype)
+    assert torch.equal(rows.fallback, expected.decode())
+    rows.save(tmp_path / "rows")
+    again = load_embeddings(tmp_path / "rows", dim, dtype)
+    assert again.fallback is not None
+    assert torch.equal(again.fallback, rows.fallback)
+    stored = rows.tensors()
+    assert torch.equal(stored["fallback"], expected.vectors[:5])
+    assert sum(of.nbytes for name, of in stored.items() if name.startswith("fallback")) == 8 + 5 * (
+        stored["vectors"].nbytes + (stored["scale"].nbytes if "scale" in stored else 0)
+    ) // len(rows)

@@ -182,8 +182,9 @@ def test_an_export_scores_as_the_run_and_deltas_lead_to_the_next(tmp_path: Path,
         assert test["export" if dtype == "int8" else "onnx"]["max_abs_difference"] < (0.02 if dtype == "int8" else 1e-6)
         assert 0.6 < test["training"]["auc"] < 0.9
         served = open_trained(dtype).model
-        torch.testing.assert_close(served.embedding(unknown)[0], fallback[:3].detach(), rtol=0, atol=0)
-        torch.testing.assert_close(served(unknown), trained(unknown), rtol=0, atol=1e-6)
+        half_a_step = float(fallback[:3].detach().abs().max()) / 220 if dtype == "int8" else 0.0
+        torch.testing.assert_close(served.embedding(unknown)[0], fallback[:3].detach(), rtol=0, atol=half_a_step)
+        torch.testing.assert_close(served(unknown), trained(unknown), rtol=0, atol=1e-6 + 10 * half_a_step)
 
     done = run("train", log, "--continue", "runs/log", "--out", "next")
     assert done.returncode == 0, done.stderr

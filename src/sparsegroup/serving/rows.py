@@ -59,8 +59,8 @@ class Embeddings:
         vectors: `[n, dim]` of a format's dtype; of int4 `[n, ⌈dim / 2⌉]` uint8, two elements plus 8 in a byte: in the
             upper half of byte i element i + ⌈dim / 2⌉, or a zero. Without fallback vectors, none is all zeros.
         scale: `[n]` uint8, only of int8 and int4: a vector is `SCALES[scale]` × integers.
-        fallback: `[2**bits, dim]` float32, by the number in a key's top bits, the vectors of absent keys; None for
-            zeros.
+        fallback: `[2**bits, dim]` float32, rounded to what the format has, by the number in a key's top bits, the
+            vectors of absent keys; None for zeros.
         bits: `[256]` uint8, only of fingerprints: how many bits of the hash are kept of the keys of each field.
         is_odd: Whether int4 has half a byte more than elements.
         merged: Rows that were left out because another one has the same fingerprint, or their bucket is full.
@@ -110,22 +110,10 @@ class Embeddings:
                     "are for keys that are hashes of values; export with `keys` full"
                 )
             keys, vectors = kept[remains], vectors[remains]
-        largest = float(vectors.abs().max()) if vectors.numel() else 0.0
-        if (most := LARGEST_INTEGER.get(dtype)) is not None:
-            if largest > (limit := float(SCALES[-1]) * (most + 0.5)):
-                raise ExportError(f"{dtype} has no numbers above {limit:g}; the table holds {largest:g}, take float32")
-            rounded, scale = _rounded(vectors, most)
-            if dtype == "int8":
-                return cls(keys, rounded.to(torch.int8), scale, fallback, bits, merged=merged)
-            is_odd = vectors.shape[1] % 2
-            halves = torch.nn.functional.pad(rounded, (0, is_odd)).to(torch.int16) + 8
-            width = halves.shape[1] // 2
-            packed = (halves[:, :width] + 16 * halves[:, width:]).to(torch.uint8)
-            return cls(keys, packed, scale, fallback, bits, bool(is_odd), merged)
-        encoded = vectors.to(TORCH_DTYPES[dtype])
-        if not bool(torch.isfinite(encoded).all()):
-            raise ExportError(f"{dtype} has no {largest:g}, which the table holds; take float32")
-        return cls(keys, encoded, None, fallback, bits, merged=merged)
+        dim = vectors.shape[1]
+        if fallback is not None:
+            fallback = decoded(*_encoded(fallback.detach().to(torch.float32), dtype), dim)
+        return cls(keys, *_encoded(vectors, dtype), fallback, bits, dtype == "int4" and dim % 2 == 1, merged)
 
     def decode(self) -> Tensor:
         """The vectors as `[n, dim]` float32."""
@@ -138,9 +126,10 @@ class Embeddings:
     def tensors(self) -> dict[str, Tensor]:
         """The content of the file.
 
-        The attributes that there are, except: the last fallback vectors if they are all zeros, with their number before
-        that, `fallback_rows`; and of fingerprints, `fingerprints` `[n]` int16 and the number of rows in each
-        bucket, `sizes` uint8, instead of `keys`, where that is smaller.
+        The attributes that there are, except: fallback vectors are in the format of the vectors, with their
+        `fallback_scale` and their number, `fallback_rows`, and the last ones are left out if they are all zeros; of
+        fingerprints, `fingerprints` `[n]` int16 and the number of rows in each bucket, `sizes` uint8, replace `keys`
+        where that is smaller.
         """
         found = {"vectors": self.vectors, "scale": self.scale, "bits": self.bits}
         if self.bits is not None and 2 * len(self) + (buckets := buckets_in(self.bits)) < 8 * len(self):
@@ -150,7 +139,8 @@ class Embeddings:
             found["keys"] = self.keys
         if self.fallback is not None:
             used = self.fallback.ne(0).any(1).nonzero()
-            found["fallback"] = self.fallback[: int(used.max()) + 1 if len(used) else 0]
+            written = self.fallback[: int(used.max()) + 1 if len(used) else 0]
+            found["fallback"], found["fallback_scale"] = _encoded(written, self.dtype)
             found["fallback_rows"] = torch.tensor([len(self.fallback)])
         return {name: tensor.contiguous() for name, tensor in found.items() if tensor is not None}
 
@@ -173,6 +163,11 @@ class Embeddings:
         """Length of a vector."""
         width = self.vectors.shape[1]
         return 2 * width - self.is_odd if self.vectors.dtype == torch.uint8 else width
+
+    @property
+    def dtype(self) -> Dtype:
+        """The format of the vectors."""
+        return next(name for name, dtype in TORCH_DTYPES.items() if dtype == self.vectors.dtype)
 
     @property
     def false_hits(self) -> float:
@@ -204,6 +199,24 @@ def decoded(vectors: Tensor, scale: Tensor | None, dim: int) -> Tensor:
     """Stored vectors `[n, …]` and their scales `[n]` uint8, if they have any, as `[n, dim]` float32."""
     numbers = integers(vectors, dim)
     return numbers if scale is None else numbers * SCALES[scale.to(torch.int32)].unsqueeze(1)
+
+
+def _encoded(vectors: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor | None]:
+    """Vectors `[n, dim]` float32 as stored, and their scales `[n]`, if the format has any."""
+    largest = float(vectors.abs().max()) if vectors.numel() else 0.0
+    if (most := LARGEST_INTEGER.get(dtype)) is None:
+        encoded = vectors.to(TORCH_DTYPES[dtype])
+        if not bool(torch.isfinite(encoded).all()):
+            raise ExportError(f"{dtype} has no {largest:g}, which the table holds; take float32")
+        return encoded, None
+    if largest > (limit := float(SCALES[-1]) * (most + 0.5)):
+        raise ExportError(f"{dtype} has no numbers above {limit:g}; the table holds {largest:g}, take float32")
+    rounded, scale = _rounded(vectors, most)
+    if dtype == "int8":
+        return rounded.to(torch.int8), scale
+    halves = torch.nn.functional.pad(rounded, (0, vectors.shape[1] % 2)).to(torch.int16) + 8
+    width = halves.shape[1] // 2
+    return (halves[:, :width] + 16 * halves[:, width:]).to(torch.uint8), scale
 
 
 def _rounded(vectors: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -313,8 +326,9 @@ def load_embeddings(path: Path, dim: int, dtype: Dtype, keys: KeyFormat = "full"
     tensors = read_tensors(path, ExportError)
     names = {"vectors", *(["scale"] if dtype in LARGEST_INTEGER else []), *(["bits"] if keys == "fingerprints" else [])}
     names |= {"fingerprints", "sizes"} if keys == "fingerprints" and "keys" not in tensors else {"keys"}
-    names |= {"fallback", "fallback_rows"} & set(tensors)
-    if (found := set(tensors)) != names or ("fallback" in found) != ("fallback_rows" in found):
+    if "fallback" in tensors:
+        names |= {"fallback", "fallback_rows", *(["fallback_scale"] if dtype in LARGEST_INTEGER else [])}
+    if (found := set(tensors)) != names:
         raise ExportError(f"{path}: damaged (it holds {', '.join(sorted(found))}, not {', '.join(sorted(names))})")
 
     def check(name: str, what: str, holds: bool) -> None:
@@ -345,17 +359,22 @@ def load_embeddings(path: Path, dim: int, dtype: Dtype, keys: KeyFormat = "full"
         fits = bool((truncated(rows, bits) == rows).all()) and bool((counts <= BUCKET_CAPACITY).all())
         check("keys", "fingerprints with the bits of their fields, up to 25 in a bucket", fits)
     width = -(-dim // 2) if dtype == "int4" else dim
-    fits = vectors.dtype == TORCH_DTYPES[dtype] and vectors.shape == (len(rows), width)
-    check("vectors", f"{str(TORCH_DTYPES[dtype]).removeprefix('torch.')} [{len(rows)}, {width}]", fits)
-    if "scale" in tensors:
-        check("scale", f"uint8 [{len(rows)}]", is_list("scale", torch.uint8, len(rows)))
+
+    def check_vectors(name: str, scale: str, length: int) -> None:
+        fits = tensors[name].dtype == TORCH_DTYPES[dtype] and tensors[name].shape == (length, width)
+        check(name, f"{str(TORCH_DTYPES[dtype]).removeprefix('torch.')} [{length}, {width}]", fits)
+        if scale in tensors:
+            check(scale, f"uint8 [{length}]", is_list(scale, torch.uint8, length))
+
+    check_vectors("vectors", "scale", len(rows))
     fallback = tensors.get("fallback")
     if fallback is not None:
         check("fallback_rows", "int64 [1]", is_list("fallback_rows", torch.int64, 1))
         count = int(tensors["fallback_rows"])
-        is_table = fallback.dtype == torch.float32 and fallback.ndim == 2 and fallback.shape[1] == dim
-        fits = is_table and count.bit_count() == 1 and len(fallback) <= count <= _MOST_FALLBACKS
-        check("fallback", f"float32, up to [2**bits, {dim}]", fits)
+        fits = count.bit_count() == 1 and len(fallback) <= count <= _MOST_FALLBACKS
+        check("fallback", f"vectors of up to 2**bits fields, here {count}", fits)
+        check_vectors("fallback", "fallback_scale", len(fallback))
+        fallback = decoded(fallback, tensors.get("fallback_scale"), dim)
         fallback = torch.cat([fallback, fallback.new_zeros(count - len(fallback), dim)])
     return Embeddings(rows, vectors, tensors.get("scale"), fallback, bits, dtype == "int4" and dim % 2 == 1)
 

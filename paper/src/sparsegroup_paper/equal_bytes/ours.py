@@ -47,9 +47,9 @@ class Variant:
         words: What it is.
         dtype: Format of the rows' vectors.
         keys: Whole keys, or fingerprints.
-        fallback: Whether each field has a fallback vector, in float32.
-        hashed: Whether each field has several, in int8: a feature without a row has the one that its hash names. As
-            many as a quarter of the bytes holds.
+        fallback: Whether each field has a fallback vector, in the same format.
+        hashed: Whether each field has several: a feature without a row has the one that its hash names. As many as a
+            quarter of the bytes holds.
         quantized: Whether a row's vector is one of up to 256 centroids, which k-means finds after the training.
         length: Length of the vectors, at least 1, as a share of the network's; a learned matrix makes them longer.
     """
@@ -87,7 +87,7 @@ class _Form:
     def __init__(self, variant: Variant, task: Task, budget: int) -> None:
         self.variant, self.task = variant, task
         self.fields, self.dim = len(task.log.fields), max(1, round(variant.length * task.dim))
-        self.vectors = int(HASHED * budget / (self.fields * row_bytes(self.dim, "int8"))) if variant.hashed else 0
+        self.vectors = int(HASHED * budget / (self.fields * self._vector_bytes)) if variant.hashed else 0
         self.centroids = 256
         while self.centroids > 1 and self._centroid_bytes > CENTROID_BYTES * budget:
             self.centroids //= 2
@@ -104,14 +104,18 @@ class _Form:
     @property
     def _fixed_bytes(self) -> int:
         """Bytes of what is not a row."""
-        fallback = self.fields * (self.vectors * row_bytes(self.dim, "int8") + self.variant.fallback * self.dim * 4)
+        fallback = self.fields * (self.vectors + self.variant.fallback) * self._vector_bytes
         return fallback + self._centroid_bytes + (self.dim < self.task.dim) * self.dim * self.task.dim * 4
+
+    @property
+    def _vector_bytes(self) -> int:
+        sizes: Mapping[Dtype, int] = {"float32": 4 * self.dim, "int8": self.dim + 1, "int4": (self.dim + 1) // 2 + 1}
+        return sizes[self.variant.dtype]
 
     @property
     def _row_bytes(self) -> float:
         """Bytes of a row and its key, at most."""
-        sizes: Mapping[Dtype, int] = {"float32": 4 * self.dim, "int8": self.dim + 1, "int4": (self.dim + 1) // 2 + 1}
-        vector = 1 if self.variant.quantized else sizes[self.variant.dtype]
+        vector = 1 if self.variant.quantized else self._vector_bytes
         return vector + (2 + 1 / BUCKET_ROWS if self._is_short else KEY_BYTES)
 
     def train(self, rows: int) -> Served:
@@ -155,10 +159,7 @@ class _Form:
             known = _Truncated(known, of_table.bits)
         if of_table.fallback is None:
             return known, size
-        fallback = of_table.fallback
-        if self.vectors > 1:
-            fallback = Embeddings.of(torch.arange(len(fallback)), fallback, "int8").decode()
-        return _WithFallback(known, fallback, max(1, self.vectors)), size
+        return _WithFallback(known, of_table.fallback, max(1, self.vectors)), size
 
     def _bytes_of(self, rows: Embeddings) -> int:
         """Bytes of rows and keys; of fingerprints without what an export has for fields that a log does not have."""
@@ -226,7 +227,7 @@ class HashedFallbacks(HashEmbedding):
 VARIANTS: Mapping[str, Variant] = {
     "Ours": Variant("The target size of the recipe, without fallback vectors, as the library exports it."),
     "Ours, int8": Variant("The same with rows in int8, so that there are more of them.", "int8"),
-    "Ours, fallback": Variant("With a float32 vector per field for features without a row.", fallback=True),
+    "Ours, fallback": Variant("With a vector per field for features without a row.", fallback=True),
     "Ours, fallback, int8": Variant("The same with rows in int8.", "int8", fallback=True),
     "Ours, keyless, int8": Variant(
         "int8, and a fingerprint of 16 bits and a bucket in place of the key: `--keys fingerprints`. An export has up "
@@ -237,7 +238,7 @@ VARIANTS: Mapping[str, Variant] = {
     "Ours, keyless, fallback, int8": Variant("Keyless in int8, with fallback vectors.", "int8", "fingerprints", True),
     "Ours, keyless, fallback, int4": Variant("Keyless in int4, with fallback vectors.", "int4", "fingerprints", True),
     "Ours, keyless, hashed fallbacks": Variant(
-        "Keyless in int8, with several int8 fallback vectors for each field, which together take a quarter of the "
+        "Keyless in int8, with several fallback vectors for each field, which together take a quarter of the "
         "bytes; the hash of a feature chooses one. Not in the library.",
         *("int8", "fingerprints"),
         hashed=True,
