@@ -155,7 +155,7 @@ def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
     changes = {name: _read_change(folder, name, table.dim, manifest) for name, table in manifest.tables.items()}
     for name, change in changes.items():
         if not has_same_bits(change.upserts, export.tables[name]):
-            raise ExportError(f"{folder / file_of(name, UPSERTS)}: damaged (bits: are not those of what it follows)")
+            raise ExportError(f"{folder / file_of(name, UPSERTS)}: damaged (bits: what it follows has others)")
     merged = {name: merge(export.tables[name], change) for name, change in changes.items()}
     assert manifest.changes is not None
     for field, recorded, found in (
