@@ -144,7 +144,7 @@ class _Form:
         return Served(LookupModel(embedding, learner.model.network).eval(), served, peak, seconds)
 
     def _served(self, model: ClickModel) -> tuple[nn.Module, int]:
-        """The embedding of a trained model as it is served, and its bytes."""
+        """The served embedding of a trained model, and its bytes."""
         variant = self.variant
         rows = {name: live_rows(table, variant.dtype, variant.keys) for name, table in tables_in(model).items()}
         size = self._fixed_bytes + sum(map(self._bytes_of, rows.values()))
