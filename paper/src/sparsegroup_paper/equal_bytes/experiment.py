@@ -204,7 +204,7 @@ def equal_bytes(lab: Lab) -> Section:
                     "bytes; training, s|.2f; latency of 1 row, µs|.0f; of 512 rows, µs|.0f"
                 ),
                 tuple(point.cells for point in points),
-                "Empty where a method cannot be so small, or has diverged, or has no keys while the keys of the log are no "
+                "Empty where a method cannot be so small or has diverged, or is keyless and the log's keys are no "
                 "hashes.",
             ),
             SectionTable(
