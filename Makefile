@@ -8,7 +8,8 @@ new-venv = $(PYTHON) -m venv $(1) || { $(PYTHON) -m pip install --quiet virtuale
 NEW_PIP = -m pip install --quiet --upgrade 'pip>=25.1'
 INSTALL := $(CONSTRAINED) $(RUN)/python -m pip install --quiet
 
-.PHONY: help demo test suite test-fast test-slow test-wheel test-torch test-clients check bench docs paper-small paper-criteo clean
+.PHONY: help demo test suite test-fast test-slow test-wheel test-torch test-clients check bench docs paper-small \
+  paper-bytes paper-criteo clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
@@ -109,6 +110,22 @@ paper-small: $(VENV)/.installed  ## All experiments on the small logs in DATA=fo
 	  --dataset globo --data $(DATA)/globo_clicks.csv.xz
 	$(PAPER) run all --scale small --out $(RUNS)/synthetic --report $(RESULTS)/synthetic --dataset synthetic
 	$(PAPER) run regret --out $(RUNS)/regret --report $(RESULTS)/regret
+	$(PAPER) overview $(RESULTS) --into docs/paper.md
+
+BYTES = $(PAPER) run bytes
+BYTES_TO = --out $(RUNS)/bytes-$(1) --report $(RESULTS)/bytes-$(1)
+LONG = $(RUNS)/bytes-synthetic-5M
+
+paper-bytes: $(VENV)/.installed  ## The contest at equal served bytes on all logs: DATA=…; a night
+	$(BYTES) $(call BYTES_TO,criteo_sample) --dataset criteo --data $(DATA)/criteo_sample.txt.xz
+	$(BYTES) $(call BYTES_TO,avazu_sample) --dataset avazu --data $(DATA)/avazu_sample.csv.xz
+	$(BYTES) $(call BYTES_TO,ipinyou_sample) --dataset ipinyou --data $(DATA)/ipinyou_sample.train.libsvm.xz \
+	  --test $(DATA)/ipinyou_sample.test.libsvm.xz
+	$(BYTES) $(call BYTES_TO,globo_clicks) --runs 2 --scale small --dataset globo --data $(DATA)/globo_clicks.csv.xz
+	$(BYTES) $(call BYTES_TO,nycflights13) --runs 2 --scale small --dataset nycflights --data $(DATA)/nycflights13.csv.xz
+	test -f $(LONG)/log/log.json || $(RUN)/sparsegroup-paper synthesize criteo $(LONG)/log --rows 5000000
+	$(BYTES) $(call BYTES_TO,synthetic-criteo) --runs 2 --scale small --dataset criteo --data $(LONG)/log
+	$(BYTES) $(call BYTES_TO,synthetic-5M) --runs 1 --dataset criteo --data $(LONG)/log
 	$(PAPER) overview $(RESULTS) --into docs/paper.md
 
 CRITEO = $(RUNS)/synthetic-criteo

@@ -111,6 +111,8 @@ def _summary(reports: Mapping[str, Report]) -> Section:
     if frontiers := rows_of("frontier", "compared"):
         tables += [_methods(frontiers), _recipe(frontiers)]
         findings.append(_higher(frontiers))
+    if contests := rows_of("bytes", "compared"):
+        tables += [_contest(contests), _contestants(contests)]
     return Section("overview", "What came out", tuple(findings), (), tuple(tables))
 
 
@@ -245,6 +247,40 @@ def _higher(frontiers: Mapping[str, Sequence[Row]]) -> str:
         if ahead := [gap for gap in gaps if gap > 0]:
             words.append(f"{len(ahead)} of {len(gaps)} rates of {report} (by {max(ahead):.4f} at most)")
     return f"Another method has a higher mean AUC than the recommended recipe at {', '.join(words) or 'no rate'}."
+
+
+def _contest(contests: Mapping[str, Sequence[Row]]) -> SectionTable:
+    """This library and the best of the other methods, at equal served bytes, by report and budget."""
+    lines: list[tuple[Cell, ...]] = []
+    for report, rows in contests.items():
+        for budget in dict.fromkeys(row["budget"] for row in rows):
+            best = max((row for row in rows if row["budget"] == budget), key=lambda row: _number(row["test AUC"]))
+            shown = ("ours", "its AUC", "method", "served in", "test AUC", "difference", "verdict")
+            lines.append((report, budget, *(best[name] for name in shown)))
+    return SectionTable(
+        "contest",
+        "At equal served bytes: this library, in the form that held-out rows chose, and the best of the others",
+        columns(
+            "report; share of the dense table|.1%; this library; its AUC|.4f; best of the others; served in; AUC|.4f; "
+            "difference|+.4f; verdict"
+        ),
+        tuple(lines),
+        "The best of the others is the one with the highest mean test AUC, in part by luck.",
+    )
+
+
+def _contestants(contests: Mapping[str, Sequence[Row]]) -> SectionTable:
+    """This library against each method at equal served bytes, over all reports and budgets."""
+    verdicts: dict[str, Counter[str]] = {}
+    for row in chain(*contests.values()):
+        verdicts.setdefault(str(row["method"]), Counter())[_verdict(row)] += 1
+    words = ("better", "within noise", "worse")
+    return SectionTable(
+        "contestants",
+        "This library against each method at equal served bytes, over all reports and budgets",
+        columns("; ".join(["against", *words])),
+        tuple((method, *(count[word] for word in words)) for method, count in verdicts.items()),
+    )
 
 
 def _verdict(row: Row) -> str:
