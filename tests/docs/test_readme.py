@@ -3,10 +3,13 @@
 import json
 import re
 import runpy
+import statistics
 from itertools import product
 from pathlib import Path
 
 import pytest
+
+from sparsegroup_paper.equal_bytes.ours import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -165,6 +168,33 @@ def test_the_documentation_shows_that_bytes_by_field_are_no_better_than_shorter_
     for log, share in (("criteo_shape", "0.03"), ("criteo_shape", "0.003"), ("criteo_shape", "0.001")):
         long, short = (f"{figures[f'{log}.{share}.{way}.auc']:.4f}"[1:] for way in ("today", "one_dim_1"))
         assert re.search(rf"{long} (with 8 numbers )?and {short}", " ".join(page.split()))
+
+
+def test_the_documentation_shows_what_each_form_is_worth_at_equal_bytes() -> None:
+    aucs: dict[tuple[str, float], list[float | None]] = {}
+    for path in (ROOT / "docs" / "results").glob("bytes-*/report.json"):
+        tables = [one for section in json.loads(path.read_text())["sections"] for one in section["tables"]]
+        for row in next(one["rows"] for one in tables if one["name"] == "points"):
+            if row[0] in VARIANTS:
+                aucs.setdefault((row[0], row[2]), []).append(row[4])
+    lines = (ROOT / "docs" / "equal-bytes.md").read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("| form |"))
+    for line, name in zip(lines[first + 2 :], VARIANTS, strict=False):
+        of_budgets = [aucs[name, share] for share in (0.1, 0.03, 0.01, 0.003, 0.001)]
+        means = ["–" if None in of else f"{statistics.mean(one for one in of if one):.4f}" for of in of_budgets]
+        assert line.endswith(f"| {' | '.join(means)} |"), name
+
+
+def test_the_documentation_shows_what_exports_without_keys_cost() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "compact_export.json").read_text())
+    page = (ROOT / "docs" / "measured-size.md").read_text()
+    logs = ("avazu_sample", "criteo_sample", "criteo_shape_5M")
+    for name in ("int8_full", "int8_fp", "int4_fp", "pq2_fp", "pq4_fp", "int4_as_pq4_fp"):
+        cells = [
+            f"{figures[f'{log}.{name}.bytes_a_row']:.1f}, {figures[f'{log}.{name}.auc_gap']:+.5f}".replace("-", "−")
+            for log in logs
+        ]
+        assert f"| {' | '.join(cells)} |" in page, name
 
 
 def test_the_documentation_shows_what_a_size_is_worth_on_a_long_log() -> None:

@@ -9,7 +9,7 @@ from sparsegroup.data import ClickLogError
 from sparsegroup.training import Config
 from sparsegroup_paper.choices import NO_PENALTY
 from sparsegroup_paper.equal_bytes.methods import CONTESTANTS, FULL
-from sparsegroup_paper.equal_bytes.ours import VARIANTS
+from sparsegroup_paper.equal_bytes.ours import FIXED, VARIANTS
 from sparsegroup_paper.equal_bytes.parts import Precision
 from sparsegroup_paper.equal_bytes.training import CALLS
 from sparsegroup_paper.lab import Lab
@@ -191,10 +191,10 @@ def equal_bytes(lab: Lab) -> Section:
             SectionTable(
                 "compared",
                 "This library's variant that was chosen for a budget, against each method's better precision",
-                (*columns("budget|.1%; ours; its AUC|.4f; method; served in; test AUC|.4f"), *COLUMNS),
+                (*columns("budget|.1%; ours; its AUC|.4f; int4 AUC|.4f; method; served in; test AUC|.4f"), *COLUMNS),
                 compared,
                 "The precision, and the best of the others in the first sentences, have the highest mean test AUC, in "
-                "part by luck.",
+                f"part by luck. “int4 AUC” is that of the variant “{FIXED}”, where nothing is chosen.",
             ),
             SectionTable(
                 "points",
@@ -258,6 +258,7 @@ def _verdicts(
     for share in _shares():
         there = [point for point in points if point.share == share and point.exists]
         ours = of_this_library.get(share)
+        fixed = next((point.sample.auc for point in there if point.name == FIXED), None)
         names = dict.fromkeys(point.name for point in there if not point.is_ours)
         others = [point for name in names if (point := _highest(one for one in there if one.name == name)) is not None]
         best = _highest(others)
@@ -267,11 +268,12 @@ def _verdicts(
             comparison = versus(ours.sample, point.sample)
             verdicts.setdefault(point.name, []).append(comparison)
             of_point = point.name, point.precision, point.sample.auc
-            rows.append((share, ours.name, ours.sample.auc, *of_point, *comparison.cells))
+            rows.append((share, ours.name, ours.sample.auc, fixed, *of_point, *comparison.cells))
         of_best = versus(ours.sample, best.sample)
         sentences.append(
             f"At {100 * share:g} %: {ours.name} {ours.sample.auc:.4f}, and the best of the others, {best.name} in "
             f"{best.precision}, {best.sample.auc:.4f}: {of_best.verdict} ({of_best.difference:+.4f})."
+            + ("" if fixed is None or ours.name == FIXED else f" “{FIXED}”, without a choice: {fixed:.4f}.")
         )
     return sentences, tuple(rows), verdicts
 

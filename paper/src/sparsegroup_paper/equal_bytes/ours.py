@@ -261,6 +261,9 @@ VARIANTS: Mapping[str, Variant] = {
 }
 """As many as other methods have trials."""
 
+FIXED = "Ours, keyless, fallback, int4"
+"""The variant that is also shown where another one was chosen."""
+
 
 def _give_hashed(learner: Learner, config: Config, fields: int, vectors: int) -> None:
     """Replace the table of a learner that has not begun."""
