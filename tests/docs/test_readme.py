@@ -188,7 +188,7 @@ def test_the_documentation_shows_what_each_form_is_worth_at_equal_bytes() -> Non
 def test_the_documentation_shows_what_exports_without_keys_cost() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "compact_export.json").read_text())
     page = (ROOT / "docs" / "measured-size.md").read_text()
-    logs = ("avazu_sample", "criteo_sample", "criteo_shape_5M")
+    logs = ("avazu_sample", "criteo_sample", "synthetic")
     for name in ("int8_full", "int8_fp", "int4_fp", "pq2_fp", "pq4_fp", "int4_as_pq4_fp"):
         cells = [
             f"{figures[f'{log}.{name}.bytes_a_row']:.1f}, {figures[f'{log}.{name}.auc_gap']:+.5f}".replace("-", "−")
