@@ -183,6 +183,19 @@ def test_the_documentation_shows_what_each_form_is_worth_at_equal_bytes() -> Non
         of_budgets = [aucs[name, share] for share in (0.1, 0.03, 0.01, 0.003, 0.001)]
         means = ["–" if None in of else f"{statistics.mean(one for one in of if one):.4f}" for of in of_budgets]
         assert line.endswith(f"| {' | '.join(means)} |"), name
+    rows = re.findall(
+        r"^\| bytes-\S+ \|[^|]+\|[^|]+\|[^|]+\| (\S+) \|[^|]+\|[^|]+\| (\S+) \|[^|]+\| (.+?) \|$",
+        (ROOT / "docs" / "paper.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    ahead = [float(fixed) - float(best) for fixed, best, _ in rows]
+    page = " ".join(" ".join(lines).split())
+    assert f"at {sum(gap > 0 for gap in ahead)} of {len(rows)} points" in page
+    assert f"behind by {-min(ahead):.4f} at most" in page
+    verdicts = [
+        sum(verdict.split(",")[0] == word for *_, verdict in rows) for word in ("better", "within noise", "worse")
+    ]
+    assert "at {} points, within noise at {}, and worse at {}".format(*verdicts) in page
 
 
 def test_the_documentation_shows_what_exports_without_keys_cost() -> None:
