@@ -105,6 +105,8 @@ def expected(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any],
         if isinstance(module, HashEmbedding):
             rows = live_rows(module, dtype)  # type: ignore[arg-type]
             module.assign(rows.keys, rows.decode())
+            if module.fallback is not None and rows.fallback is not None:
+                module.fallback.data.copy_(rows.fallback)
     return model.eval()(*args, **kwargs)
 
 
