@@ -208,6 +208,14 @@ def test_the_documentation_shows_what_exports_without_keys_cost() -> None:
             for log in logs
         ]
         assert f"| {' | '.join(cells)} |" in page, name
+    ratios = [
+        figures[f"speed.{name}.batch_{size}_over_float32_full"] for size in (1, 512) for name in ("int8_fp", "int4_fp")
+    ]
+    text = (
+        "takes {:.2f} times as long in int8 and {:.2f} times in int4 as in float32 with whole keys for one row, "
+        "and {:.2f} and {:.2f} times"
+    )
+    assert text.format(*ratios) in " ".join(page.split())
 
 
 def test_the_documentation_shows_what_a_size_is_worth_on_a_long_log() -> None:
