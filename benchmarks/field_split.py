@@ -187,7 +187,7 @@ def split_ways(counts: Sequence[int], size: int, live: Sequence[int], both: Allo
     """Contenders by field; `live`: the rows of each field that one λ21 leaves, `both`, `rows`: what was searched."""
 
     def filled(state: Allotted) -> list[float]:
-        """Bytes of each field; what is left of all is spread as one λ21 spreads it."""
+        """Bytes of each field; the remaining bytes are spread as one λ21 spreads them."""
         own = [cost(*one) for one in state]
         rest = max(0.0, size - sum(own)) / max(1, sum(live))
         return [one + rest * more for one, more in zip(own, live, strict=True)]

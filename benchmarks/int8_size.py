@@ -4,7 +4,7 @@ The recipe of the guide (`TargetRate`, hard threshold, fallback vectors, Group A
 a model for each feature rate, with several seeds. Its live vectors are then quantized as `sparsegroup export --dtype
 int8` does, and the test rows are predicted again. A feature takes its vector and 8 bytes for its key: 4 d + 8 bytes in
 float32, d + 1 + 8 in int8, with a scale for each vector. So the same bytes hold (4 d + 8) / (d + 9) times as many
-features in int8, 2.9 at d = 16. Four times as many would be if keys and scales took nothing; they are shown beside.
+features in int8, 2.9 at d = 16. Four times as many would be if keys and scales took nothing; they are shown as well.
 
     python benchmarks/int8_size.py avazu.csv --model mlp
 """

@@ -11,7 +11,7 @@ from sparsegroup.artifact.tensor_file import facts_of_tensors
 from sparsegroup.data.batches import Batch
 from sparsegroup.reporting.formatting import size as shown
 from sparsegroup.serving.evaluation import TestRows
-from sparsegroup.serving.exporting import check_target, draft_of, write_draft
+from sparsegroup.serving.exporting import check_target, draft_of, snapshot_of, write_draft
 from sparsegroup.serving.frozen import live_rows, sorted_rows
 from sparsegroup.serving.frozen_model import frozen_copy, other_weights, tables_of
 from sparsegroup.serving.manifest import Candidate, ExportManifest
@@ -55,7 +55,6 @@ def export_within(
     middle = test.start + len(test) // 2
     if middle == test.start:
         raise ExportError(f"{test.log.name}: has {len(test)} test rows; a choice by `bytes` needs two or more")
-    trained.check_rows()
     choice = _Choice.of(trained, keys)
     found: list[tuple[Candidate, Mapping[str, Tensor]]] = []
     for dtype in FORMATS:
@@ -81,7 +80,7 @@ def export_within(
         )
     found.sort(key=lambda one: (one[0].loss, one[0].bytes))
     best, kept = found[0]
-    draft = draft_of(trained, best.dtype, keys, None, kept)
+    draft = draft_of(trained, snapshot_of(trained, best.dtype, keys, kept=kept))
     draft = replace(draft, manifest=replace(draft.manifest, candidates=tuple(one for one, _ in found)))
     return write_draft(draft, trained, out, formats, TestRows(test.log, middle), threads, overwrite=overwrite)
 

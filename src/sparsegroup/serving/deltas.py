@@ -8,7 +8,7 @@ from pathlib import Path
 from sparsegroup.artifact.manifest import Parent, chain_of
 from sparsegroup.artifact.tensor_file import write_tensors
 from sparsegroup.serving.evaluation import TestRows
-from sparsegroup.serving.exporting import Draft, check_request, completed, draft_of, save_vocabulary
+from sparsegroup.serving.exporting import Draft, check_request, completed, draft_of, save_vocabulary, snapshot_of
 from sparsegroup.serving.manifest import (
     EXPORT,
     TOMBSTONES,
@@ -60,7 +60,8 @@ def export_delta(
         raise ExportError(f"{since}: its vectors are {base.manifest.dtype}; a delta to {dtype} cannot be made")
     if keys is not None and keys != base.manifest.keys:
         raise ExportError(f"{since}: its keys are {base.manifest.keys}; a delta to {keys} cannot be made")
-    draft = draft_of(trained, base.manifest.dtype, base.manifest.keys, base.tables)
+    trained.check_rows()
+    draft = draft_of(trained, snapshot_of(trained, base.manifest.dtype, base.manifest.keys, base.tables))
     if (what := obstacle(base, draft.manifest, draft.rows)) is not None:
         raise ExportError(f"{since}: has {what}; no delta leads from it to this model. Export that as a whole")
 

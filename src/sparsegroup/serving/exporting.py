@@ -300,7 +300,8 @@ def export_trained(
     check_target(trained, out, formats, test, overwrite=overwrite)
     if keys is None:
         keys = "full" if trained.manifest is None else trained.manifest.keys
-    return write_draft(draft_of(trained, dtype, keys), trained, out, formats, test, threads, overwrite=overwrite)
+    draft = draft_of(trained, snapshot_of(trained, dtype, keys))
+    return write_draft(draft, trained, out, formats, test, threads, overwrite=overwrite)
 
 
 def write_draft(
@@ -327,11 +328,12 @@ def check_target(
     *,
     overwrite: bool,
 ) -> None:
-    """Raise unless a model can be exported to a folder, in these formats, and tested on these rows."""
+    """Raise unless a model has rows to export to a folder, in these formats, and fits these test rows."""
     check_free(Path(out), overwrite)
     if os.path.realpath(out) == os.path.realpath(trained.path):
         raise ExportError(f"{out}: an export cannot take the place of what it is made of")
     check_request(trained.columns, formats, test)
+    trained.check_rows()
 
 
 def check_request(columns: LogSchema, formats: Collection[str], test: TestRows | None) -> None:
@@ -351,16 +353,8 @@ def check_formats(formats: Collection[str]) -> None:
         require_onnx()
 
 
-def draft_of(
-    trained: TrainedModel,
-    dtype: Dtype,
-    keys: KeyFormat = "full",
-    base: Mapping[str, Embeddings] | None = None,
-    kept: Mapping[str, Tensor] | None = None,
-) -> Draft:
-    """The export of a trained model; see `snapshot_of`."""
-    trained.check_rows()
-    export = snapshot_of(trained, dtype, keys, base, kept)
+def draft_of(trained: TrainedModel, export: Export) -> Draft:
+    """The draft of a trained model's export in memory."""
     return Draft(export.manifest, export.tables, frozen_copy(trained.model, export.tables), export.vocabularies)
 
 

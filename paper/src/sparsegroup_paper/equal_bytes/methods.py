@@ -87,7 +87,7 @@ class Contestant:
 
 
 def _each(build: Build) -> Callable[[Task, Sequence[Compact]], Trained]:
-    """Train each method by itself."""
+    """Train the methods one after the other, without sharing anything."""
 
     def train(task: Task, methods: Sequence[Compact]) -> Trained:
         for method in methods:

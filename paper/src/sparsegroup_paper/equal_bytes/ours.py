@@ -266,7 +266,7 @@ FIXED = "Ours, keyless, fallback, int4"
 
 
 def _give_hashed(learner: Learner, config: Config, fields: int, vectors: int) -> None:
-    """Replace the table of a learner that has not begun."""
+    """Replace the table of a learner before its training."""
     table = learner.model.table
     torch.manual_seed(config.training.seed)
     hashed = HashedFallbacks(table.dim, fields, vectors, seed=config.training.seed)
