@@ -33,6 +33,7 @@ from sparsegroup_paper.equal_bytes.embeddings import (
 )
 from sparsegroup_paper.equal_bytes.experiment import equal_bytes
 from sparsegroup_paper.equal_bytes.methods import CONTESTANTS, PRUNED_ELEMENTS, contest, element_mask
+from sparsegroup_paper.equal_bytes.ours import FIXED
 from sparsegroup_paper.equal_bytes.parts import (
     Keyed,
     Precision,
@@ -50,10 +51,10 @@ from sparsegroup_paper.equal_bytes.parts import (
     shares_of,
 )
 from sparsegroup_paper.equal_bytes.training import Task, Training
-from sparsegroup_paper.lab import Lab, jobs_of
+from sparsegroup_paper.lab import Lab, Worker, jobs_of
 from sparsegroup_paper.pruning import count_keys
 from sparsegroup_paper.report import read_report
-from sparsegroup_paper.runs import Compact, Results, Run
+from sparsegroup_paper.runs import PLAIN, Compact, Results, Run
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
 KEYS = torch.arange(1000) * 7919
@@ -415,3 +416,23 @@ def test_the_command_runs_the_contest(tmp_path: Path, run: Command, monkeypatch:
         assert f"{name}: {one.words}" in section.method
     assert run(*command, "--out", "out").returncode == 0
     assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == files
+
+    monkeypatch.setattr(experiment, "LONG_ROWS", 100)
+    assert run(*command, "--out", "out").returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in (out / "runs").iterdir()} == files  # less, not other, than before
+    (section,) = read_report(out).sections
+    ours = {row[0] for row in section.tables[1].rows if CONTESTANTS[str(row[0])].is_ours}
+    assert FIXED in ours
+    assert len(ours) <= 2
+    others = [row for row in section.tables[1].rows if row[0] not in ours]
+    assert {row[:2] for row in others} == {
+        (name, one.precisions[-1]) for name, one in CONTESTANTS.items() if not one.is_ours
+    }
+
+
+def test_trials_take_the_first_rows_of_a_long_log(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, trial = Worker(log), Run(BASE, Compact("Hashing trick", 0.1), validate=True)
+    assert worker.extent(trial) == worker.extent(replace(trial, method=PLAIN))
+    monkeypatch.setattr("sparsegroup_paper.lab.TRIAL_ROWS", 100)
+    assert worker.extent(trial) == (90, 100)
+    assert worker.extent(replace(trial, validate=False)) == worker.extent(Run(BASE))

@@ -42,6 +42,9 @@ from sparsegroup_paper.runs import (
 REPLICATES = 1000
 """Resamplings of the rows that a run is measured on."""
 
+TRIAL_ROWS = 500_000
+"""A trial of the contest takes these first training rows of a longer log for all of them."""
+
 Recipe = Literal["searched", "paper"]
 
 Wanted = Iterable[tuple[Config, Method | Sequence[Method]]]
@@ -114,6 +117,8 @@ class Worker:
     def extent(self, run: Run) -> tuple[int, int]:
         """Where its training rows end, and the rows after them that it is measured on."""
         train_rows = self.log.train_rows
+        if run.validate and isinstance(run.method, Compact):
+            train_rows = min(train_rows, TRIAL_ROWS)
         return (train_rows - train_rows // 10, train_rows) if run.validate else (train_rows, len(self.log))
 
     def _measure(self, run: Run, learner: Learner, begin: float) -> Outcome:

@@ -12,7 +12,7 @@ from sparsegroup_paper.equal_bytes.methods import CONTESTANTS, FULL
 from sparsegroup_paper.equal_bytes.ours import FIXED, VARIANTS
 from sparsegroup_paper.equal_bytes.parts import Precision
 from sparsegroup_paper.equal_bytes.training import CALLS
-from sparsegroup_paper.lab import Lab
+from sparsegroup_paper.lab import TRIAL_ROWS, Lab
 from sparsegroup_paper.runs import Compact, Method, Sample
 from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, columns
 from sparsegroup_paper.statistics import COLUMNS, STATISTICS, Versus, tally, versus
@@ -29,6 +29,8 @@ RATES = (
 FINER = (0.5, 0.7, 1.4, 2.0)
 """Learning rates tried next to the best one, relative to it, of methods without a main setting."""
 
+LONG_ROWS = 1_000_000
+"""Above so many training rows, methods are run in int8 only, and of our variants the chosen and the fixed."""
 
 Trial = tuple[Config, Method]
 
@@ -148,11 +150,12 @@ def equal_bytes(lab: Lab) -> Section:
     """Run it."""
     check(lab)
     chosen = [one for share in SHARES for one in choices(lab, share)]
+    is_long = lab.log.train_rows > LONG_ROWS
     wanted = [
         (one, share, precision)
-        for one in chosen
+        for one in (_leading(chosen) if is_long else chosen)
         for share in (SHARES[one.share] if CONTESTANTS[one.name].by_share else (1.0,))
-        for precision in CONTESTANTS[one.name].precisions
+        for precision in CONTESTANTS[one.name].precisions[-1 if is_long else 0 :]
     ]
     samples = lab.samples([one.at(share, precision) for one, share, precision in wanted], name="all methods and sizes")
     points = [
@@ -179,7 +182,9 @@ def equal_bytes(lab: Lab) -> Section:
             f"{len(RATES)} of an optimizer (Adam or Adagrad, of the rows of a batch only) and its learning rate, then "
             f"{len(FINER)} of the main setting, or of finer learning rates where there is "
             "none. This library is trained by the recipe of the frontier, Group Adagrad at .03, hard threshold, with a "
-            f"target size; its {len(VARIANTS)} trials are of the forms in which that is served.",
+            f"target size; its {len(VARIANTS)} trials are of the forms in which that is served. A trial takes the "
+            f"first {TRIAL_ROWS:,} training rows for all of them; on a log of more than {LONG_ROWS:,}, the others are "
+            f"served in int8 only, and of this library the chosen form and “{FIXED}”.",
             "Peak memory is the training's, on the table's side, counted from its tensors: parameters, optimizer's "
             "state, the largest gradients, indices and scores. Seconds are the training's, with all passes that a "
             f"method takes. Latency is the median of {CALLS} calls of the served model, network included, in one "
@@ -224,6 +229,19 @@ def equal_bytes(lab: Lab) -> Section:
     )
 
 
+def _leading(chosen: Sequence[Chosen]) -> list[Chosen]:
+    """All but the variants of this library that are neither the best of a budget in the trials nor the fixed one."""
+    best = {
+        share: max((one for one in chosen if one.share == share and CONTESTANTS[one.name].is_ours), key=_auc_of)
+        for share in SHARES
+    }
+    return [one for one in chosen if not CONTESTANTS[one.name].is_ours or one.name in (FIXED, best[one.share].name)]
+
+
+def _auc_of(trial: Chosen) -> float:
+    return -1.0 if trial.auc is None else trial.auc
+
+
 def _shares() -> list[float]:
     return [share for shares in SHARES.values() for share in shares]
 
@@ -241,7 +259,7 @@ def _of_this_library(chosen: Sequence[Chosen], points: Sequence[Point]) -> dict[
     found: dict[float, Point] = {}
     for group, shares in SHARES.items():
         variants = [one for one in chosen if one.share == group and CONTESTANTS[one.name].is_ours]
-        names = [one.name for one in sorted(variants, key=lambda one: 0.0 if one.auc is None else -one.auc)]
+        names = [one.name for one in sorted(variants, key=_auc_of, reverse=True)]
         for share in shares:
             there = {one.name: one for one in points if one.share == share and one.exists}
             if first := next((name for name in names if name in there), None):
