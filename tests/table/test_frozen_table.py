@@ -1,6 +1,7 @@
 """The lookup of exported keys: a dictionary, whatever the keys."""
 
 import math
+from copy import deepcopy
 
 import torch
 from hypothesis import given, settings
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from over import over
 from serving_cases import random_keys
 from sparsegroup.serving.frozen import FrozenTable
-from sparsegroup.serving.rows import Embeddings
+from sparsegroup.serving.rows import Embeddings, bits_for
+from table_cases import threads
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 EDGES = [LOWEST, LOWEST + 1, -1, 0, 1, HIGHEST - 1, HIGHEST, (1 << 56) - 1, 1 << 56, -(1 << 56), (1 << 56) + 1]
@@ -69,3 +71,37 @@ def test_keys_that_crowd_cost_steps_but_are_found(keys: torch.Tensor) -> None:
     assert torch.equal(lookup(keys), vectors)
     assert not lookup(torch.tensor([123 << 54, -7_777_777, keys[0] + (1 << 40)])).any()
     assert len(lookup.index.halves) <= math.ceil(math.log2(len(keys) / 16))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sets(any_key, max_size=200),
+    st.lists(any_key, max_size=30),
+    st.sampled_from(["float32", "int8", "int4"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_keys_found_ahead_have_the_rows_that_the_operators_find(
+    keys: set[int], others: list[int], dtype: str, fallback: bool, fingerprints: bool
+) -> None:
+    live = random_keys(len(keys), fields=256) if fingerprints else torch.tensor(sorted(keys), dtype=torch.int64)
+    generator = torch.Generator().manual_seed(len(keys))
+    vectors, absent = (torch.randn(count, 3, generator=generator) for count in (len(live), 256))
+    bits = bits_for(live) if fingerprints else None
+    lookup = FrozenTable(
+        Embeddings.of(live, vectors, dtype, absent if fallback else None, bits)  # type: ignore[arg-type]
+    )
+    some = torch.cat([live, torch.tensor([*others, *EDGES], dtype=torch.int64), random_keys(50, fields=256)])
+    asked = some.repeat(2, 20_000 // len(some))[:, :-1]
+    with threads(2):
+        wanted = lookup(asked)
+        lookup.prefetch(asked)
+        assert lookup._ahead is not None
+        assert torch.equal(deepcopy(lookup)(asked), wanted)  # a copy has no thread to wait for
+        assert torch.equal(lookup(asked), wanted)
+        assert lookup._ahead is None
+        lookup.prefetch(asked)
+        assert torch.equal(lookup(asked[:, :7]), wanted[:, :7])  # other keys than those
+        assert torch.equal(lookup(asked), wanted)
+        lookup.prefetch(asked[:, :7])
+        assert lookup._ahead is None  # too few to pay

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from over import over
 from plain_settings import plain
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu.threads import set_num_threads
+from sparsegroup.serving.frozen import FrozenTable, live_rows
+from sparsegroup.serving.frozen_model import frozen_copy
 from sparsegroup.table import HashEmbedding
+from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training.model import ClickModel
 from sparsegroup.training.predictions import logits_over
 
@@ -40,10 +44,15 @@ def model() -> ClickModel:
     return built.eval()
 
 
-def test_logits_are_those_of_the_model(model: ClickModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@over("exported", [False, True])
+def test_logits_are_those_of_the_model(model: ClickModel, exported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead: list[int] = []
-    own = HashEmbedding.prefetch
-    monkeypatch.setattr(HashEmbedding, "prefetch", lambda table, keys: ahead.append(len(keys)) or own(table, keys))
+    kind = FrozenTable if exported else HashEmbedding
+    own = kind.prefetch
+    monkeypatch.setattr(kind, "prefetch", lambda table, keys: ahead.append(len(keys)) or own(table, keys))
+    if exported:
+        rows = {name: live_rows(table, "int8") for name, table in tables_in(model).items()}
+        model = frozen_copy(model, rows)
     with torch.no_grad():
         expected = [model(batch.keys, batch.numbers, batch.bags) for batch in batches()]
     found = list(logits_over(model, batches()))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from sparsegroup.bags import BagMode, pool, pool_ragged
 from sparsegroup.data.keys import MOST_FIELDS, VALUE_BITS, Int64s, fields_of
+from sparsegroup.kernels.cpu import threads
 from sparsegroup.serving.rows import (
     BUCKET_CAPACITY,
     FINGERPRINT_BITS,
@@ -26,9 +28,12 @@ from sparsegroup.serving.rows import (
     first_buckets,
     integers,
     keys_of_fingerprints,
+    truncated,
 )
 from sparsegroup.settings.names import Dtype, KeyFormat
 from sparsegroup.table import FieldCount, HashEmbedding, TableMemory
+from sparsegroup.table.directory.index import Index
+from sparsegroup.table.lookup.lookup import pays_ahead
 from sparsegroup.table.rows.rows import WEIGHT
 
 BLOCK = 16
@@ -325,6 +330,8 @@ class FrozenTable(nn.Module):
             by_sign = torch.cat([fallback[half:], fallback[:half]])
             fallback = torch.cat([by_sign, by_sign[-1:], torch.zeros_like(by_sign[-1:])]).to(torch.float32)
         self.register_buffer("fallback", fallback)
+        self._compiled: Index | None = None
+        self._ahead: tuple[Tensor, Future[Tensor]] | None = None
         self.is_scaled = rows.scale is not None
         if rows.scale is not None:
             self.register_buffer("scales", self._placed(rows.scale))
@@ -384,14 +391,57 @@ class FrozenTable(nn.Module):
         """Bytes that it takes."""
         parts = {WEIGHT: self.vectors.nbytes} | ({"scale": self.scales.nbytes} if self.is_scaled else {})
         index = sum(tensor.nbytes for tensor in self.index.buffers())
+        index += 0 if self._compiled is None else self._compiled.bytes
         return TableMemory(index, sum(parts.values()), 0, parts)
 
     def forward(self, keys: Tensor) -> Tensor:
         """Vectors `[*keys.shape, dim]` of int64 keys of any shape."""
         return self._find(keys.flatten()).view(*keys.shape, self.dim).to(self.dtype)
 
+    def prefetch(self, keys: Tensor) -> None:
+        """Find keys that the next `forward` will be given, in another thread if there are several.
+
+        By the index of a `HashEmbedding`, which is built for it: many times as fast as by the operators, with the same
+        result. Nothing happens where it would not pay, see `HashEmbedding.prefetch`.
+        """
+        self._ahead = None
+        if keys.device.type != "cpu" or not pays_ahead(keys.numel()):
+            return
+        copied = keys.flatten().clone()
+        rows: Future[Tensor] = Future()
+
+        def search() -> None:
+            try:
+                rows.set_result(self._search(copied))
+            except Exception as error:
+                rows.set_exception(error)
+
+        self._ahead = copied, rows
+        threads.submit(search)
+
+    def _search(self, keys: Tensor) -> Tensor:
+        """As `index`, by compiled code."""
+        if self._compiled is None:
+            index = Index(huge_pages=False, buckets=Index.buckets_for(self.num_live))
+            index.insert(self.index.keys.numpy(), self.index.first_row + np.arange(self.num_live))
+            self._compiled = index
+        if self.bits is not None:
+            keys = truncated(keys, self.bits)
+        return torch.from_numpy(self._compiled.find(keys.numpy())).clamp_(min=0)
+
+    def _rows_of(self, keys: Tensor) -> Tensor:
+        if self._ahead is not None:
+            (ahead, rows), self._ahead = self._ahead, None
+            if torch.equal(ahead, keys):
+                return rows.result()
+        found: Tensor = self.index(keys)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_compiled": None, "_ahead": None}
+
     def _find(self, keys: Tensor) -> Tensor:
-        row = self.index(keys)
+        row = self._rows_of(keys)
         vectors = integers(self.vectors.index_select(0, row), self.dim)
         if self.is_scaled:
             vectors = vectors * self.steps.index_select(0, self.scales.index_select(0, row).to(torch.int32))

@@ -24,7 +24,7 @@ from sparsegroup.errors import UserError
 from sparsegroup.models import NumberEncoder
 from sparsegroup.objectives import LOGISTIC, Objective
 from sparsegroup.reporting.run_record import AnyMetrics
-from sparsegroup.table import FieldTables, HashEmbedding
+from sparsegroup.table import FieldTables
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.tensors import shape_of
 from sparsegroup.training.metrics import measure
@@ -162,13 +162,13 @@ def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[
     """Each batch of a stream and the model's logits; another thread looks up the keys of the next batch ahead."""
     model.eval()
     embedding, rows = model.embedding, 0
-    tables = tables_in(embedding).values()  # none of an export
-    is_here = bool(tables) and all(table.across is None for table in tables)  # other ranks would have to join in
+    is_here = all(table.across is None for table in tables_in(embedding).values())  # else other ranks have to join in
+    prefetch = getattr(embedding, "prefetch", None) if is_here else None
     for batch, following in pairwise(chain(map(as_batch, stream), (None,))):
         assert batch is not None
         vectors = embedding(keys_to_look_up(model.network, batch.keys, batch.bags))
-        if is_here and following is not None and isinstance(embedding, HashEmbedding | FieldTables):
-            embedding.prefetch(keys_to_look_up(model.network, following.keys, following.bags))
+        if prefetch is not None and following is not None:
+            prefetch(keys_to_look_up(model.network, following.keys, following.bags))
         logits = logits_of(model.network, vectors, batch.keys, batch.numbers, batch.bags)
         check_logits(model, batch, logits, rows)
         rows += len(batch)

@@ -30,7 +30,7 @@ FINER = (0.5, 0.7, 1.4, 2.0)
 """Learning rates tried next to the best one, relative to it, of methods without a main setting."""
 
 LONG_ROWS = 1_000_000
-"""Above so many training rows, methods are run in int8 only, and of our variants the chosen and the fixed."""
+"""On a log of more training rows, methods are run in int8 only, and of our variants the chosen and the fixed."""
 
 Trial = tuple[Config, Method]
 
