@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -37,13 +38,18 @@ Trial = tuple[Config, Method]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The optimizer, its learning rate and the main setting of a method, chosen at a budget; and its validation AUC."""
+    """The optimizer, its learning rate and the main setting of a method, chosen at a budget by its `trial`."""
 
     name: str
     share: float
     config: Config
-    setting: float | None
-    auc: float | None
+    setting: float | None = None
+    trial: Sample | None = None
+
+    @property
+    def auc(self) -> float:
+        """On the held-out rows; -1 where there is none."""
+        return -1.0 if self.trial is None else float(np.nan_to_num(self.trial.auc, nan=-1.0))
 
     def at(self, share: float, precision: Precision) -> Trial:
         """What is run at a budget."""
@@ -52,8 +58,8 @@ class Chosen:
     @property
     def cells(self) -> tuple[Cell, ...]:
         """A row of the table of choices."""
-        optimizer, contestant = self.config.optimizer, CONTESTANTS[self.name]
-        return self.share, self.name, optimizer.name, optimizer.lr, contestant.setting or None, self.setting, self.auc
+        optimizer, contestant, auc = self.config.optimizer, CONTESTANTS[self.name], self.auc if self.auc >= 0 else None
+        return self.share, self.name, optimizer.name, optimizer.lr, contestant.setting or None, self.setting, auc
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ def choices(lab: Lab, share: float) -> list[Chosen]:
     others = {name: one for name, one in CONTESTANTS.items() if not one.is_ours and (one.by_share or has_share)}
     configs = [lab.config.replace(optimizer=name, lr=rate, **NO_PENALTY) for name, rate in RATES]
     middle = {name: one.settings[len(one.settings) // 2] if one.settings else None for name, one in others.items()}
-    first = {name: [Chosen(name, share, config, middle[name], None) for config in configs] for name in others}
+    first = {name: [Chosen(name, share, config, middle[name]) for config in configs] for name in others}
     best = _best(lab, first, f"learning rates at {share:.1%}")
     second = {
         name: [replace(chosen, setting=setting) for setting in others[name].settings]
@@ -118,7 +124,7 @@ def choices(lab: Lab, share: float) -> list[Chosen]:
     }
     best = _best(lab, {name: [best[name], *second[name]] for name in others}, f"main settings at {share:.1%}")
     variants = {
-        name: [Chosen(name, share, lab.config.replace(**one.changes), None, None)]
+        name: [Chosen(name, share, lab.config.replace(**one.changes))]
         for name, one in CONTESTANTS.items()
         if one.is_ours
     }
@@ -138,12 +144,8 @@ def _best(lab: Lab, trials: dict[str, list[Chosen]], words: str) -> dict[str, Ch
         for one in trials[name]
     ]
     found = iter(lab.samples(flat, validate=True, name=words, seeds=lab.seeds[:1]))
-    best = {}
-    for name, of_name in trials.items():
-        aucs = [np.nan_to_num(next(found).auc, nan=-1.0) for _ in of_name]
-        number = int(np.argmax(aucs))
-        best[name] = replace(of_name[number], auc=float(aucs[number]) if aucs[number] >= 0 else None)
-    return best
+    tried = {name: [replace(one, trial=next(found)) for one in of_name] for name, of_name in trials.items()}
+    return {name: max(of_name, key=attrgetter("auc")) for name, of_name in tried.items()}
 
 
 def equal_bytes(lab: Lab) -> Section:
@@ -182,9 +184,10 @@ def equal_bytes(lab: Lab) -> Section:
             f"{len(RATES)} of an optimizer (Adam or Adagrad, of the rows of a batch only) and its learning rate, then "
             f"{len(FINER)} of the main setting, or of finer learning rates where there is "
             "none. This library is trained by the recipe of the frontier, Group Adagrad at .03, hard threshold, with a "
-            f"target size; its {len(VARIANTS)} trials are of the forms in which that is served. A trial takes the "
-            f"first {TRIAL_ROWS:,} training rows for all of them; on a log of more than {LONG_ROWS:,}, the others are "
-            f"served in int8 only, and of this library the chosen form and “{FIXED}”.",
+            f"target size; its {len(VARIANTS)} trials are of the forms in which that is served; “{FIXED}” is taken "
+            "unless another is better by more than a standard error over resamplings of the held-out rows.",
+            f"A trial takes the first {TRIAL_ROWS:,} training rows for all of them; on a log of more than "
+            f"{LONG_ROWS:,}, the others are served in int8 only, and of this library the chosen form and “{FIXED}”.",
             "Peak memory is the training's, on the table's side, counted from its tensors: parameters, optimizer's "
             "state, the largest gradients, indices and scores. Seconds are the training's, with all passes that a "
             f"method takes. Latency is the median of {CALLS} calls of the served model, network included, in one "
@@ -229,17 +232,26 @@ def equal_bytes(lab: Lab) -> Section:
     )
 
 
+def _by_preference(chosen: Sequence[Chosen], share: float) -> list[Chosen]:
+    """This library's variants by their trials at a budget; the fixed one first, unless the best is clearly better.
+
+    That is, by more than a standard error of the difference over resamplings of the held-out rows.
+    """
+    ours = [one for one in chosen if one.share == share and CONTESTANTS[one.name].is_ours]
+    best, *_ = ranked = sorted(ours, key=attrgetter("auc"), reverse=True)
+    fixed = next(one for one in ranked if one.name == FIXED)
+    if fixed.auc >= 0 and best.trial is not None and fixed.trial is not None:
+        error = np.nanstd(best.trial.resampled - fixed.trial.resampled)
+        if best.auc - fixed.auc <= error:
+            ranked.remove(fixed)
+            ranked.insert(0, fixed)
+    return ranked
+
+
 def _leading(chosen: Sequence[Chosen]) -> list[Chosen]:
-    """All but the variants of this library that are neither the best of a budget in the trials nor the fixed one."""
-    best = {
-        share: max((one for one in chosen if one.share == share and CONTESTANTS[one.name].is_ours), key=_auc_of)
-        for share in SHARES
-    }
-    return [one for one in chosen if not CONTESTANTS[one.name].is_ours or one.name in (FIXED, best[one.share].name)]
-
-
-def _auc_of(trial: Chosen) -> float:
-    return -1.0 if trial.auc is None else trial.auc
+    """All but the variants of this library that are neither preferred nor the fixed one."""
+    kept = {(share, name) for share in SHARES for name in (FIXED, _by_preference(chosen, share)[0].name)}
+    return [one for one in chosen if not CONTESTANTS[one.name].is_ours or (one.share, one.name) in kept]
 
 
 def _shares() -> list[float]:
@@ -255,11 +267,10 @@ def _highest(points: Iterable[Point]) -> Point | None:
 
 
 def _of_this_library(chosen: Sequence[Chosen], points: Sequence[Point]) -> dict[float, Point]:
-    """Budget → this library's point: of the variant with the best validation AUC that can be so small."""
+    """Budget → this library's point: of the first of `_by_preference` that can be so small."""
     found: dict[float, Point] = {}
     for group, shares in SHARES.items():
-        variants = [one for one in chosen if one.share == group and CONTESTANTS[one.name].is_ours]
-        names = [one.name for one in sorted(variants, key=_auc_of, reverse=True)]
+        names = [one.name for one in _by_preference(chosen, group)]
         for share in shares:
             there = {one.name: one for one in points if one.share == share and one.exists}
             if first := next((name for name in names if name in there), None):
