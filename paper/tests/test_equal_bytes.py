@@ -411,6 +411,11 @@ def test_the_command_runs_the_contest(tmp_path: Path, run: Command, monkeypatch:
     best = max(float(row[4] or 0) for row in points.rows)
     assert best > 0.99  # the label is a function of one field
     assert {row[0] for row in compared.rows} == {0.3, 0.1}
+    aucs = {row[1]: float(row[-1] or 0) for row in choices.rows}
+    for share in (0.3, 0.1):
+        places = {row[6]: aucs[row[4]] for row in compared.rows if row[0] == share}
+        assert [*places] == [*range(1, len(places) + 1)]
+        assert [*places.values()] == sorted(places.values(), reverse=True)
     assert any(sentence.startswith("At 30 %") for sentence in section.findings)
     for name, one in CONTESTANTS.items():
         assert f"{name}: {one.words}" in section.method
