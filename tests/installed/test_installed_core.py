@@ -18,7 +18,7 @@ from sparsegroup.models import DCN
 def test_it_is_the_wheel_and_the_core_alone() -> None:
     assert "site-packages" in Path(sparsegroup.__file__).parts
     needed = [line for line in requires("sparsegroup") or [] if "extra ==" not in line]
-    assert {line.split(">")[0].split("<")[0] for line in needed} == {"numba", "numpy", "torch"}
+    assert {line.split(">")[0].split("<")[0] for line in needed} == {"filelock", "numba", "numpy", "torch"}
     assert not [name for name in ("polars", "typer", "sklearn", "safetensors", "xxhash") if find_spec(name)]
 
 

@@ -62,10 +62,13 @@ def test_the_readme_example_compiles_one_kernel_and_the_next_process_none_of_the
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == kept
 
 
-@pytest.mark.slow
-def test_two_processes_that_find_no_kernels_both_compile_them(tmp_path: Path) -> None:
-    for process in [started(tmp_path, "-c", EXAMPLE) for _ in range(2)]:
-        output(process)
+def test_of_two_processes_that_find_no_kernels_one_compiles_them_and_the_other_waits(tmp_path: Path) -> None:
+    saves = (
+        "save = jit.KernelCache.save_overload\njit.KernelCache.save_overload = lambda *a: (print('saved'), save(*a))"
+    )
+    text = EXAMPLE.replace("example()\n", f"{saves}\nexample()\n")
+    outputs = [output(process)[0] for process in [started(tmp_path, "-c", text) for _ in range(2)]]
+    assert "".join(outputs).split().count("saved") == len(compiled_in(tmp_path)) == 1
     assert printed(tmp_path, EXAMPLE)[0].split() == []
 
 

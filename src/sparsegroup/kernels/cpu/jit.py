@@ -13,7 +13,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
@@ -114,6 +114,9 @@ _logger = logging.getLogger(__name__)
 NOTICE_AFTER = 0.7
 """Seconds after which a compilation says so."""
 
+LONGEST_WAIT = 60.0
+"""Seconds to wait for another process that compiles the same kernel, and may be stopped."""
+
 ERRORS = (OSError, EOFError, UnpicklingError)
 """What a cache raises that cannot be written or read."""
 
@@ -134,14 +137,25 @@ def say_not_kept(error: Exception) -> None:
 class KernelCache(FunctionCache):
     """Numba's cache on disk; loading from it needs no compiler, whose imports take half a second."""
 
+    @property
+    def path(self) -> Path:
+        """The file that exists if the kernel has been compiled, for some types of arguments."""
+        return Path(self._cache_file._index_path)
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What is on disk for a signature, or None: then it will be compiled."""
+        """What is on disk for a signature, or None: then it will be compiled, here and in no other process."""
         rtsys.initialize(target_context)
-        with self._guard_against_spurious_io_errors():
-            found = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        found = self._loaded(sig, target_context)
         if found is None and hasattr(_here, "compilation"):
             _here.compilation.begin()
+            self._impl.locator.ensure_cache_path()
+            _here.compilation.lock(self.path.with_suffix(".lock"))
+            found = self._loaded(sig, target_context)
         return found
+
+    def _loaded(self, sig: Any, target_context: Any) -> Any:
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
 
 
 _here = threading.local()
@@ -159,6 +173,7 @@ class _Compilation:
     def __init__(self, name: str) -> None:
         self._name = name
         self._notice: threading.Timer | None = None
+        self._lock: Any = None
 
     def begin(self) -> None:
         """It is not on disk."""
@@ -168,6 +183,15 @@ class _Compilation:
             self._notice.daemon = True
             self._notice.start()
 
+    def lock(self, path: Path) -> None:
+        """Wait while another process compiles it, so that it is found on disk then, and let others wait."""
+        from filelock import FileLock, Timeout  # a tenth of a second
+
+        lock = FileLock(path)
+        with suppress(Timeout, OSError, NotImplementedError):  # then both compile
+            lock.acquire(timeout=LONGEST_WAIT)
+            self._lock = lock
+
     def _say(self) -> None:
         self._said = True
         _logger.warning("compiling %s for this machine, once …", self._name)
@@ -175,6 +199,8 @@ class _Compilation:
     def end(self) -> None:
         """It is there, or failed."""
         global _seconds
+        if self._lock is not None:
+            self._lock.release()
         if self._notice is not None:
             self._notice.cancel()
             seconds = time.perf_counter() - self._started
