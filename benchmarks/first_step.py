@@ -27,7 +27,9 @@ import timing
 
 ROUNDS, LOG_ROWS = 5, 10_000
 WHOLE = ("-m", "sparsegroup", "train", "--rows", "2000", "--quiet", "--out")
-TRIALS = {"readme": (), "demo": ("demo",), "train": ("train", "{log}", "--out", "{folder}/run")}
+ALONE = ("--threads", "1")
+"""With more, other processes compile what later steps call, which the whole command shows."""
+TRIALS = {"readme": (), "demo": ("demo", *ALONE), "train": ("train", "{log}", "--out", "{folder}/run", *ALONE)}
 """Name → the command line; the README's example has none."""
 TRIAL = str(Path(__file__).with_name("first_step_trial.py"))
 COMMANDS = {

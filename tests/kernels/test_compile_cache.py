@@ -72,6 +72,45 @@ def test_of_two_processes_that_find_no_kernels_one_compiles_them_and_the_other_w
     assert printed(tmp_path, EXAMPLE)[0].split() == []
 
 
+AHEAD = """
+import os, sys, time
+from pathlib import Path
+import torch
+from sparsegroup import GroupAdagrad
+from sparsegroup.kernels.cpu import jit, threads
+from sparsegroup.kernels.cpu.ahead import compile_ahead
+from sparsegroup.rules import ADAGRAD
+threads.set_num_threads({threads})
+before = set(os.listdir("/proc/self/fd"))
+compile_ahead(ADAGRAD)
+assert set(os.listdir("/proc/self/fd")) == before
+cache = Path(os.environ["NUMBA_CACHE_DIR"])
+while len([*cache.rglob("*.step_*.lock")]) < {waits}:
+    time.sleep(0.01)
+save = jit.KernelCache.save_overload
+
+def save_and_print(cache, *arguments):
+    print(cache.path.name.split(".")[1].split("_")[0])
+    save(cache, *arguments)
+
+jit.KernelCache.save_overload = save_and_print
+weight = torch.nn.Parameter(torch.ones(3, 2))
+weight.grad = torch.ones(3, 2)
+GroupAdagrad([weight], lr=0.5, l1=0.1).step()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_kernels_that_other_processes_compile_are_waited_for(tmp_path: Path) -> None:
+    assert printed(tmp_path, AHEAD.format(threads=4, waits=2))[0] == ""
+    assert "step" in compiled_in(tmp_path)  # and no process of it holds the output open, or writes there
+
+
+@pytest.mark.slow
+def test_with_one_thread_no_kernels_are_compiled_by_others(tmp_path: Path) -> None:
+    assert printed(tmp_path, AHEAD.format(threads=1, waits=0))[0].split() == ["step"]
+
+
 TABLE = f"""
 import sys, torch
 from sparsegroup import GroupAdam, HashEmbedding
@@ -135,7 +174,7 @@ def test_a_command_compiles_the_kernels_that_its_first_step_calls(
     log, cache = tmp_path / "log.csv", tmp_path / "cache"
     log.write_text("\n".join(["clicked,ad", *(f"{i % 2},{i % 5}" for i in range(1_000))]) + "\n")
     words = [word.format(log=log, folder=tmp_path / "run") for word in command]
-    output(started(cache, TRIAL, *words))
+    output(started(cache, TRIAL, *words, "--threads", "1"))  # with more, others compile what the next steps call
     assert len(compiled_in(cache)) == count
 
 

@@ -23,6 +23,7 @@ from sparsegroup.cli.options import setting_values, settings_file
 from sparsegroup.cli.output import figures, show, speak_as, training_bar
 from sparsegroup.data import Log, is_prepared
 from sparsegroup.errors import UserError
+from sparsegroup.kernels.cpu.ahead import compile_ahead
 from sparsegroup.reporting.formatting import duration, measures_of, size, titles_of
 from sparsegroup.settings.declared import ADMISSION_SETTINGS, ModelSettings
 from sparsegroup.settings.yaml_settings import checked, with_values
@@ -37,6 +38,7 @@ from sparsegroup.training import (
     load_run,
     settings_by_trials,
 )
+from sparsegroup.training.build import OPTIMIZERS
 from sparsegroup.training.callbacks import check_tracking
 from sparsegroup.training.ranks import RankGroup
 from sparsegroup.training.run_folder import (
@@ -75,6 +77,11 @@ class NewRun:
 
 def train(run: NewRun | Path, threads: int, rank_timeout: float) -> None:
     """Begin a run, or resume the one in a folder, train it to its end, and show its figures."""
+    if isinstance(run, NewRun):
+        is_constant = any(name in run.settings for name in ("l1", "l21"))
+        optimizer = run.settings.get("optimizer", "adam" if is_constant else "adagrad")
+        if optimizer in OPTIMIZERS:
+            compile_ahead(OPTIMIZERS[optimizer].rule)
     with launched(rank_timeout) as launch, ExitStack() as until_begun:
         if isinstance(run, NewRun):
             planned = partial(_plan_to_begin, run, threads, launch, until_begun)

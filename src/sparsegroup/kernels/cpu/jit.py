@@ -114,7 +114,7 @@ _logger = logging.getLogger(__name__)
 NOTICE_AFTER = 0.7
 """Seconds after which a compilation says so."""
 
-LONGEST_WAIT = 60.0
+LONGEST_WAIT = 30.0
 """Seconds to wait for another process that compiles the same kernel, and may be stopped."""
 
 ERRORS = (OSError, EOFError, UnpicklingError)
@@ -321,6 +321,12 @@ class Kernel:
     def is_ready(self) -> bool:
         """Whether it has been called."""
         return self._known > 0
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether it has been compiled, and kept, for some types of arguments."""
+        cache = self.compiled._cache
+        return isinstance(cache, KernelCache) and cache.path.exists()
 
     def __call__(self, *arguments: Any) -> Any:
         known = len(self.compiled.overloads)

@@ -16,6 +16,7 @@ from sparsegroup.kernels.cpu import block, jit, threads
 from sparsegroup.kernels.cpu.intrinsics import on_stack
 from sparsegroup.kernels.cpu.rows import BFLOAT16, SCALAR, WHOLE, copiers
 from sparsegroup.kernels.step import Regularizer, StepConstants, as_stored
+from sparsegroup.penalties import Hard
 from sparsegroup.rules import Rule
 
 Int64s = npt.NDArray[np.int64]
@@ -211,6 +212,14 @@ def is_ready(rule: Rule, kinds: Kinds, is_wide: bool, dtype: np.dtype[Any]) -> b
         )
         return False
     return True
+
+
+def compile_sweep(rule: Rule, kinds: Kinds, dtype: np.dtype[Any]) -> None:
+    """Compile the sweep of a rule that can be compiled, by the hard threshold and the practical norm."""
+    settings = StepConstants(Regularizer(penalty=Hard()), (0.0,) * len(rule.state), 0.0, False)
+    layout = row_layout(0, (0,) * len(kinds), (1,) * len(kinds), kinds)
+    scalars = np.zeros(len(scalar_names(rule)), dtype)
+    sweep_rows(rule, dtype, 0, None, ONE_PAGE, layout, 1, scalars, settings, applies=True)
 
 
 @cache

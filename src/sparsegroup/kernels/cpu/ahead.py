@@ -1,0 +1,72 @@
+"""Kernels that a command is going to call, compiled in other processes while it reads its log and looks up keys."""
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from sparsegroup.kernels.cpu import step
+from sparsegroup.kernels.cpu.jit import Kernel
+from sparsegroup.kernels.cpu.rows import WHOLE
+from sparsegroup.kernels.cpu.threads import get_num_threads
+from sparsegroup.rules import Rule
+
+_Job = tuple[Kernel, Callable[[], object]]
+
+
+def compile_ahead(*rules: Rule) -> None:
+    """Let other processes compile what the training of a table by these rules calls after its first lookup.
+
+    As many as there are threads besides this one, forked; they end with this process. This one waits for a kernel
+    that another is compiling, and finds it on disk then. Nothing happens where all are on disk already, where a
+    process cannot be forked safely (not on Linux, or other threads of Python are running), nor on a rank of torchrun.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+        return
+    jobs = [job for rule in rules for job in _jobs(rule) if not job[0].is_on_disk]
+    count = min(get_num_threads() - 1, len(jobs))
+    for number in range(count):
+        with warnings.catch_warnings(action="ignore"):  # torch's and Polars' threads, which sleep and hold no lock
+            process = os.fork()
+        if not process:
+            _compile(jobs[number::count])
+        atexit.register(_end, process)
+
+
+def _jobs(rule: Rule) -> list[_Job]:
+    """The kernels, those first that are called last, with what compiles them."""
+    in_table, dense, dtype = (WHOLE,) * (2 + len(rule.state)), (WHOLE,) * (1 + len(rule.state)), np.dtype(np.float32)
+    return [
+        (step.step_kernel(rule, in_table, False), partial(step.is_ready, rule, in_table, False, dtype)),
+        (step.sweep_kernel(rule, in_table), partial(step.compile_sweep, rule, in_table, dtype)),
+        (step.step_kernel(rule, dense, False), partial(step.is_ready, rule, dense, False, dtype)),
+    ]
+
+
+def _compile(jobs: Sequence[_Job]) -> None:
+    """In a forked process: compile, and end."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the terminal sends it to both
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):  # a reader of the command's output must not wait for this process
+            os.dup2(nothing, stream)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        logging.disable()
+        for _, job in jobs:
+            job()
+    finally:
+        os._exit(0)
+
+
+def _end(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
