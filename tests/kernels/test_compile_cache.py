@@ -78,11 +78,11 @@ from pathlib import Path
 import torch
 from sparsegroup import GroupAdagrad
 from sparsegroup.kernels.cpu import jit, threads
-from sparsegroup.kernels.cpu.ahead import compile_ahead
+from sparsegroup.kernels.cpu.ahead import compile_ahead, jobs_of
 from sparsegroup.rules import ADAGRAD
 threads.set_num_threads({threads})
 before = set(os.listdir("/proc/self/fd"))
-compile_ahead(ADAGRAD)
+compile_ahead(jobs_of(ADAGRAD))
 assert set(os.listdir("/proc/self/fd")) == before
 cache = Path(os.environ["NUMBA_CACHE_DIR"])
 while len([*cache.rglob("*.step_*.lock")]) < {waits}:

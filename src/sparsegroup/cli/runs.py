@@ -23,10 +23,11 @@ from sparsegroup.cli.options import setting_values, settings_file
 from sparsegroup.cli.output import figures, show, speak_as, training_bar
 from sparsegroup.data import Log, is_prepared
 from sparsegroup.errors import UserError
-from sparsegroup.kernels.cpu.ahead import compile_ahead
+from sparsegroup.kernels.cpu.ahead import compile_ahead, jobs_of
 from sparsegroup.reporting.formatting import duration, measures_of, size, titles_of
 from sparsegroup.settings.declared import ADMISSION_SETTINGS, ModelSettings
 from sparsegroup.settings.yaml_settings import checked, with_values
+from sparsegroup.table.directory.index import JOB as INDEX_JOB
 from sparsegroup.training import (
     Callback,
     Config,
@@ -81,7 +82,7 @@ def train(run: NewRun | Path, threads: int, rank_timeout: float) -> None:
         is_constant = any(name in run.settings for name in ("l1", "l21"))
         optimizer = run.settings.get("optimizer", "adam" if is_constant else "adagrad")
         if optimizer in OPTIMIZERS:
-            compile_ahead(OPTIMIZERS[optimizer].rule)
+            compile_ahead([*jobs_of(OPTIMIZERS[optimizer].rule), INDEX_JOB])
     with launched(rank_timeout) as launch, ExitStack() as until_begun:
         if isinstance(run, NewRun):
             planned = partial(_plan_to_begin, run, threads, launch, until_begun)

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -19,11 +19,12 @@ from sparsegroup.kernels.cpu.rows import WHOLE
 from sparsegroup.kernels.cpu.threads import get_num_threads
 from sparsegroup.rules import Rule
 
-_Job = tuple[Kernel, Callable[[], object]]
+Job = tuple[Kernel, Callable[[], object]]
+"""A kernel, and what compiles it."""
 
 
-def compile_ahead(*rules: Rule) -> None:
-    """Let other processes compile what the training of a table by these rules calls after its first lookup.
+def compile_ahead(jobs: Iterable[Job]) -> None:
+    """Let other processes compile kernels that this one will call, those last that it will call first.
 
     As many as there are threads besides this one, forked; they end with this process. This one waits for a kernel
     that another is compiling, and finds it on disk then. Nothing happens where all are on disk already, where a
@@ -31,18 +32,18 @@ def compile_ahead(*rules: Rule) -> None:
     """
     if sys.platform != "linux" or threading.active_count() > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
         return
-    jobs = [job for rule in rules for job in _jobs(rule) if not job[0].is_on_disk]
-    count = min(get_num_threads() - 1, len(jobs))
+    missing = [job for job in jobs if not job[0].is_on_disk]
+    count = min(get_num_threads() - 1, len(missing))
     for number in range(count):
         with warnings.catch_warnings(action="ignore"):  # torch's and Polars' threads, which sleep and hold no lock
             process = os.fork()
         if not process:
-            _compile(jobs[number::count])
+            _compile(missing[number::count])
         atexit.register(_end, process)
 
 
-def _jobs(rule: Rule) -> list[_Job]:
-    """The kernels, those first that are called last, with what compiles them."""
+def jobs_of(rule: Rule) -> list[Job]:
+    """What the training of a table by a rule calls after its first lookup."""
     in_table, dense, dtype = (WHOLE,) * (2 + len(rule.state)), (WHOLE,) * (1 + len(rule.state)), np.dtype(np.float32)
     return [
         (step.step_kernel(rule, in_table, False), partial(step.is_ready, rule, in_table, False, dtype)),
@@ -51,7 +52,7 @@ def _jobs(rule: Rule) -> list[_Job]:
     ]
 
 
-def _compile(jobs: Sequence[_Job]) -> None:
+def _compile(jobs: Sequence[Job]) -> None:
     """In a forked process: compile, and end."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the terminal sends it to both
