@@ -28,6 +28,16 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def is_transformed() -> bool:
+    """Whether this is inside a transform of `torch.func`: `vmap`, `grad`, `jvp`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_traced() -> bool:
+    """Whether a graph is traced, by torch.compile, torch.export or torch.jit.trace, or `torch.func` transforms it."""
+    return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state()) or is_transformed()
+
+
 def plain(method: Any) -> Any:
     """A bound method of torch without the wrapper that keeps torch.compile out, which would import it."""
     decorated = getattr(method, "__func__", method)

@@ -40,6 +40,7 @@ REASONS = {
     "settings/auto.py": "what a log decides, apart from what is declared",
     "kernels/cpu/backend.py": "a backend, as the others are",
     "kernels/cpu/numba_namespace.py": "the namespace that `bind` gives to rules",
+    "table/lookup/compile.py": "an operator, which torch registers when this is imported",
     "table/sharded/lookup.py": "the lookup over ranks, by the exchange and the routing that it is made of",
 }
 """Why a small module with one importer is a file."""
@@ -51,7 +52,7 @@ CIRCULAR: dict[str, int] = {}
 """Modules that import themselves by way of others."""
 LARGE: dict[str, int] = {}
 """Files of a folder with more than 15 of its own."""
-APART = {"models": ("table", "optim", "kernels"), "data": ("training", "table", "optim")}
+APART = {"models": ("table", "optim"), "data": ("training", "table", "optim")}
 """What a room may not know, though it is below."""
 
 

@@ -176,6 +176,14 @@ class TestBuckets:
                 bucket = 8 if math.isnan(number) else sum(number > edge for edge in encoder.edges[place].tolist())
                 assert torch.equal(vectors[row, place], encoder.embedding[place, bucket])
 
+    def test_in_a_graph_numbers_have_the_same_buckets(self) -> None:
+        encoder = fitted(sample_of()).eval()
+        numbers = torch.cat([sample_of(64, seed=1), encoder.edges.T, torch.tensor([[NAN], [INF], [-INF]]).expand(3, 4)])
+        graph = torch.export.export(encoder, (numbers,)).module()
+        for found, wanted in zip(encoder(numbers), graph(numbers), strict=True):
+            assert torch.equal(found, wanted)
+        assert torch.equal(encoder(numbers.double())[1], encoder(numbers)[1])
+
     def test_buckets_of_a_continuous_column_hold_the_same(self) -> None:
         values = torch.randn(8_000, generator=torch.Generator().manual_seed(0)).double().sort().values
         edges = bucket_edges(values, 16)

@@ -17,7 +17,7 @@ from sparsegroup.table.directory.buckets import MOST_ROWS
 from sparsegroup.table.directory.eviction import LATEST, EvictionPolicy, RankingPolicy, ZeroRows
 from sparsegroup.table.files.snapshot import DROPPED, ENTRIES, TableSnapshot
 from sparsegroup.table.lookup.autograd import Int64s, for_autograd
-from sparsegroup.table.lookup.compile import register, vectors_by_operator, wants_operator
+from sparsegroup.table.lookup.compile import register, vectors_by_operator
 from sparsegroup.table.lookup.fallback import apply_fallback, check_fallback
 from sparsegroup.table.lookup.kernels import Init
 from sparsegroup.table.lookup.lookup import checked_keys, is_recomputation, key_array
@@ -26,7 +26,7 @@ from sparsegroup.table.sharded.exchange import Reduction, Shards, check_not_shar
 from sparsegroup.table.sharded.lookup import ShardedLookup
 from sparsegroup.table.sharded.rank_parts import RankShard, joined_shards
 from sparsegroup.table.table import FieldCount, Table, TableMemory
-from sparsegroup.tensors import untraced
+from sparsegroup.tensors import is_traced, untraced
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -356,7 +356,7 @@ class HashEmbedding(TableCounts, nn.Module):
         """
         if self.across is not None:
             vectors: Tensor = self._sharded_vectors(self.across, keys)
-        elif wants_operator():
+        elif is_traced():
             vectors = vectors_by_operator(self._number, checked_keys(keys))
         else:
             vectors = self.own_vectors(keys)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparsegroup.optim.table_parameter import StoredParameter
 from sparsegroup.table.lookup.autograd import for_autograd
+from sparsegroup.tensors import is_transformed
 
 EMBEDDINGS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """Number → `HashEmbedding`, whose module imports this one."""
@@ -25,16 +26,6 @@ def register(embedding: object) -> int:
     return number
 
 
-def _is_transformed() -> bool:
-    """Whether this is inside a transform of `torch.func`: `vmap`, `grad`, `jvp`."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def wants_operator() -> bool:
-    """Whether a graph is traced, by torch.compile, torch.export or torch.jit.trace, or `torch.func` transforms it."""
-    return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state()) or _is_transformed()
-
-
 def vectors_by_operator(number: int, keys: Tensor) -> Tensor:
     """The vectors of int64 `keys`, `[*keys.shape, dim]`: by an operator whose backward gives the table its gradient.
 
@@ -42,7 +33,7 @@ def vectors_by_operator(number: int, keys: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         is_saved = _is_exporting()
-    elif not (is_saved := not _is_transformed()) and type(EMBEDDINGS[number].weight) is not StoredParameter:
+    elif not (is_saved := not is_transformed()) and type(EMBEDDINGS[number].weight) is not StoredParameter:
         raise RuntimeError(
             "torch.func cannot transform the weight of a HashEmbedding, whose rows are not one tensor: leave it out of "
             "the parameters that functional_call is given, as in {name: p for name, p in model.named_parameters() if "

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sparsegroup.kernels.gpu.runtime import sent
 from sparsegroup.table.directory.buckets import mixed
 from sparsegroup.table.lookup.autograd import LookupResult
-from sparsegroup.table.lookup.compile import wants_operator
+from sparsegroup.tensors import is_traced
 
 _SALT = np.int64(0x5EED_F0A1_1BAC_0DE5)
 """Makes a key's draw here differ from the draws of its initial vector and its admission."""
@@ -38,7 +38,7 @@ def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: 
     Its gradient reaches both: the fallback vector learns, and the row still receives its key's gradient. If no
     vector is zero, the gradient of the fallback vectors is zero, not None: as in a graph, and as DDP expects.
     """
-    if wants_operator() or vectors.device.type == "cuda":  # without a shape that depends on the vectors, or waiting
+    if is_traced() or vectors.device.type == "cuda":  # without a shape that depends on the vectors, or waiting
         is_zero = (vectors.detach() == 0).all(dim=-1, keepdim=True)
         fields = sent(field_numbers(keys, field_bits), fallback.device)
         return torch.where(is_zero, vectors + nn.functional.embedding(fields, fallback), vectors)
