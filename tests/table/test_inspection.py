@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from over import over
 from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, param_groups, sparsity_report
+from sparsegroup.table.directory.buckets import mix
 from table_cases import EDGES, INT64, as_keys, kill, random_keys, threads
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -113,6 +114,23 @@ def test_it_is_distributed_as_it_says(dim: int, init: str, std: float) -> None:
     width = math.sqrt(3)
     expected = stats.norm() if init == "normal" else stats.uniform(-width, 2 * width)
     assert stats.kstest(standard, expected.cdf).pvalue > 1e-3
+
+
+def test_normal_starts_are_those_of_box_and_muller() -> None:
+    """The kernel computes logarithms, sines and cosines by series."""
+    keys, seed, mixed = random_keys(5_000), 3, mix.py_func
+    with np.errstate(over="ignore"):
+        golden = np.uint64(0x9E3779B97F4A7C15)
+        stream = mixed(keys.numpy().view(np.uint64) ^ mixed(mixed(np.array([seed], np.uint64) + golden)))
+        words = np.stack([mixed(stream + np.uint64(pair) * golden) for pair in (1, 2)], axis=1)
+    a, b = (
+        (half + 0.5) / 2**32
+        for half in ((words >> np.uint64(32)).astype(float), (words & np.uint64(2**32 - 1)).astype(float))
+    )
+    radius = 2.5 * np.sqrt(-2 * np.log(a))
+    wanted = np.stack([radius * np.cos(2 * np.pi * b), radius * np.sin(2 * np.pi * b)], axis=2).reshape(-1, 4)
+    found = HashEmbedding(4, std=2.5, seed=seed, dtype=torch.float64).initial(keys).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-14)
 
 
 @over("keys", [torch.arange(4096), torch.arange(4096) << 32, torch.arange(4096) << 52, random_keys(4096)])

@@ -84,6 +84,50 @@ def add(source: Any, target: Any, count: Any, size: Any, like: Any) -> None:
         ours[e] += theirs[e]
 
 
+@instruction(types.int64, types.float64)
+def _bits_of(builder: Any, number: Any) -> Any:
+    return builder.bitcast(number, _WORD)
+
+
+@instruction(types.float64, types.int64)
+def _from_bits(builder: Any, bits: Any) -> Any:
+    return builder.bitcast(bits, ir.DoubleType())
+
+
+_BITS_OF_ROOT_HALF = 0x3FE6A09E667F3BCD
+
+
+@jitted
+def log(x: Any) -> Any:
+    """ln x of a normal float64 x > 0, to 1e-15: a few times as fast as the C library's.
+
+    x = z 2^k with z in [√½, √2), and ln z = 2 artanh s with s = (z - 1) / (z + 1), by its series to s¹⁹.
+    """
+    bits = _bits_of(x)
+    k = (bits - _BITS_OF_ROOT_HALF) >> 52
+    z = _from_bits(bits - (k << 52))
+    s = (z - 1.0) / (z + 1.0)
+    w = s * s
+    series = 1 / 13 + w * (1 / 15 + w * (1 / 17 + w * (1 / 19)))
+    series = 1.0 + w * (1 / 3 + w * (1 / 5 + w * (1 / 7 + w * (1 / 9 + w * (1 / 11 + w * series)))))
+    return k * 0.6931471805599453 + 2.0 * s * series
+
+
+@jitted
+def sin_cos(turns: Any) -> Any:
+    """sin and cos of 2π `turns`, float64 in [0, 1], to 1e-15, by their series within an eighth of a turn."""
+    quarter = np.int64(4.0 * turns + 0.5)
+    x = (4.0 * turns - quarter) * 1.5707963267948966
+    w = x * x
+    sine = 1 / 362880 - w * (1 / 39916800 - w * (1 / 6227020800 - w * (1 / 1307674368000)))
+    sine = x * (1.0 - w * (1 / 6 - w * (1 / 120 - w * (1 / 5040 - w * sine))))
+    cosine = 1 / 40320 - w * (1 / 3628800 - w * (1 / 479001600 - w * (1 / 87178291200 - w * (1 / 20922789888000))))
+    cosine = 1.0 - w * (1 / 2 - w * (1 / 24 - w * (1 / 720 - w * cosine)))
+    odd = np.float64(quarter & 1)
+    sign = np.float64(1 - (quarter & 2))
+    return sign * (sine + odd * (cosine - sine)), sign * (cosine - odd * (sine + cosine))
+
+
 _EIGHT = ir.VectorType(_INT, 8)
 
 

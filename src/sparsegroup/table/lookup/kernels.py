@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sparsegroup.kernels.cpu.intrinsics import add, on_stack
+from sparsegroup.kernels.cpu.intrinsics import add, log, on_stack, sin_cos
 from sparsegroup.kernels.cpu.jit import array_at, copy, jitted, kernel, load, prefetch
 from sparsegroup.kernels.cpu.threads import done, enter, leave, take, wait
 from sparsegroup.kernels.step import array_of
@@ -37,36 +37,59 @@ INITS: tuple[Init, ...] = ("normal", "uniform")
 NORMAL, UNIFORM = 0, 1
 
 
+PAIRS = 256
+"""Pairs of elements of new rows that are computed at a time."""
+
+_memory_of_pairs = on_stack(PAIRS * 8)
+
+
 @jitted
-def start_row(key: Any, seed: Any, init: int, std: float, dim: int, out: Any) -> None:
-    """Write the start of `key`'s row, `[dim]`, into `out`: N(0, std²), or uniform on ±√3 std.
+def start_rows(keys: Any, seed: Any, init: int, std: float, dim: int, out: Any) -> None:
+    """Write where the rows of `keys` `[n]` start into `out` `[n dim]`: N(0, std²), or uniform on ±√3 std.
 
     Element pairs 2i, 2i + 1 come from counter i of a generator in counter mode: numbers mixed from (seed, key, i).
     `seed` is uint64, already mixed.
     """
-    stream = mix(np.uint64(key) ^ seed)
-    for pair in range((dim + 1) // 2):
-        stream += np.uint64(0x9E3779B97F4A7C15)
-        bits = mix(stream)
-        a: Any = (np.float64(bits >> np.uint64(32)) + 0.5) * 2.0**-32  # in (0, 1)
-        b: Any = (np.float64(bits & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
-        if init == NORMAL:  # Box and Muller
-            radius, angle = std * math.sqrt(-2.0 * math.log(a)), 2.0 * math.pi * b
-            a, b = radius * math.cos(angle), radius * math.sin(angle)
+    of_row, row, pair = (dim + 1) // 2, 0, 0
+    first, second = array_at(_memory_of_pairs(), PAIRS, 0.0), array_at(_memory_of_pairs(), PAIRS, 0.0)
+    stream = np.uint64(0)
+    while row < len(keys):
+        count, from_row, from_pair = 0, row, pair
+        while count < PAIRS and row < len(keys):
+            if pair == 0:
+                stream = mix(np.uint64(keys[row]) ^ seed)
+            stream += np.uint64(0x9E3779B97F4A7C15)
+            bits = mix(stream)
+            first[count] = (np.float64(bits >> np.uint64(32)) + 0.5) * 2.0**-32  # in (0, 1)
+            second[count] = (np.float64(bits & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
+            count += 1
+            pair += 1
+            if pair == of_row:
+                row, pair = row + 1, 0
+        if init == NORMAL:  # Box and Muller; in a separate loop, for vector instructions
+            for i in range(count):
+                radius = std * math.sqrt(-2.0 * log(first[i]))
+                sine, cosine = sin_cos(second[i])
+                first[i], second[i] = radius * cosine, radius * sine
         else:
-            a, b = math.sqrt(3.0) * std * (2.0 * a - 1.0), math.sqrt(3.0) * std * (2.0 * b - 1.0)
-        out[2 * pair] = a
-        if 2 * pair + 1 < dim:
-            out[2 * pair + 1] = b
+            for i in range(count):
+                first[i] = math.sqrt(3.0) * std * (2.0 * first[i] - 1.0)
+                second[i] = math.sqrt(3.0) * std * (2.0 * second[i] - 1.0)
+        to, at = from_row * dim, from_pair
+        for i in range(count):
+            out[to + 2 * at] = first[i]
+            if 2 * at + 1 < dim:
+                out[to + 2 * at + 1] = second[i]
+            at += 1
+            if at == of_row:
+                to, at = to + dim, 0
 
 
 def _start_rows(keys: Any, seed: Any, init: int, std: float, out: Any) -> None:
-    address, dim, zero = np.int64(out.ctypes.data), out.shape[1], out.dtype.type(0)
-    for i in range(len(keys)):
-        start_row(keys[i], seed, init, std, dim, array_at(address + i * dim * out.itemsize, dim, zero))
+    start_rows(keys, seed, init, std, out.shape[1], array_at(np.int64(out.ctypes.data), out.size, out.dtype.type(0)))
 
 
-start_rows = kernel(_start_rows, "the table's initializer")
+start_kernel = kernel(_start_rows, "the table's initializer")
 
 
 class RowStarts:
@@ -81,7 +104,7 @@ class RowStarts:
     def of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """The vectors that rows of `keys` start from, `[n, dim]`."""
         out = np.empty((len(keys), self.dim), self.dtype)
-        start_rows(keys, self.seed, self.init, self.std, out)
+        start_kernel(keys, self.seed, self.init, self.std, out)
         return out
 
 
@@ -251,34 +274,39 @@ def _look_up(
 
 def _insert(
     distinct: Any, hashes: Any, rows: Any, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int,
-    count: int, seed: Any, init: int, std: float, initial: Any, out: Any,
+    count: int, seed: Any, init: int, std: float, initial: Any, out: Any, keys: Any, places: Any, starts: Any,
 ) -> int:  # fmt: skip
     """Give the `ABSENT` keys the rows from `count` on, until the slack runs out. Gives how many are non-zero.
 
-    Also puts their vectors into `out`.
+    Also puts their vectors into `out`. `keys` `[absent]`, `places` and `starts` `[absent dim]` are scratch memory.
     """
     dim = out.shape[1]
     mask = (np.int64(1) << shift) - 1
     zero = out.dtype.type(0)
     target, width = np.int64(out.ctypes.data), dim * out.itemsize
-    live = 0
+    new, before = 0, count
     for i in range(len(distinct)):
-        if rows[i] != ABSENT:
-            continue
-        if not insert(distinct[i], count, hashes[i], state, pages):
-            break
-        rows[i] = count
-        place = row_pages[count >> shift] + (count & mask) * row_bytes
-        parts = array_at(place, dim + len(initial), zero)
-        start_row(distinct[i], seed, init, std, dim, parts)
-        for e in range(len(initial)):
-            parts[dim + e] = initial[e]
-        copy(place, target + i * width, width)
-        for e in range(dim):
-            if parts[e] != zero:
-                live += 1
+        if rows[i] == ABSENT:
+            if not insert(distinct[i], count, hashes[i], state, pages):
                 break
-        count += 1
+            rows[i] = count
+            keys[new], places[new] = distinct[i], i
+            new += 1
+            count += 1
+    start_rows(keys[:new], seed, init, std, dim, starts)
+    live = 0
+    for k in range(new):
+        place = row_pages[(before + k) >> shift] + ((before + k) & mask) * row_bytes
+        source = np.int64(starts.ctypes.data) + k * width
+        copy(source, place, width)
+        copy(source, target + places[k] * width, width)
+        state_parts = array_at(place + width, len(initial), zero)
+        for e in range(len(initial)):
+            state_parts[e] = initial[e]
+        is_live = False
+        for e in range(k * dim, (k + 1) * dim):
+            is_live |= starts[e] != zero
+        live += int(is_live)
     return live
 
 

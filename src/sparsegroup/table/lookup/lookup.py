@@ -415,6 +415,7 @@ class RowLookup:
         index, before = self._directory.index, self._directory.num_rows
         index.reserve(before + count)
         space = self._storage.new_rows(before, count)
+        new_keys, new_places, new_vectors = *np.empty((2, count), np.int64), np.empty(count * starts.dim, starts.dtype)
         while (inserted := index.num_keys - before) < count:
             live = kernels.insert_rows(
                 scratch.distinct[places],
@@ -431,6 +432,9 @@ class RowLookup:
                 starts.std,
                 space.initial,
                 vectors,
+                new_keys,
+                new_places,
+                new_vectors,
             )
             self._storage.count_new(live)
             if index.num_keys < before + count:
