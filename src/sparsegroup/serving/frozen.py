@@ -399,27 +399,27 @@ class FrozenTable(nn.Module):
         return self._find(keys.flatten()).view(*keys.shape, self.dim).to(self.dtype)
 
     def prefetch(self, keys: Tensor) -> None:
-        """Find keys that the next `forward` will be given, in another thread if there are several.
+        """Let another thread look up keys that the next `forward` will be given; its result is the same.
 
-        By the index of a `HashEmbedding`, which is built for it: many times as fast as by the operators, with the same
-        result. Nothing happens where it would not pay, see `HashEmbedding.prefetch`.
+        It finds them by the index of a `HashEmbedding`, which is built for it, many times as fast as the operators do.
+        Nothing happens where it would not pay, see `HashEmbedding.prefetch`.
         """
         self._ahead = None
         if keys.device.type != "cpu" or not pays_ahead(keys.numel()):
             return
         copied = keys.flatten().clone()
-        rows: Future[Tensor] = Future()
+        vectors: Future[Tensor] = Future()
 
         def search() -> None:
             try:
-                rows.set_result(self._search(copied))
+                vectors.set_result(self._vectors_of(copied, self._rows_of(copied)))
             except Exception as error:
-                rows.set_exception(error)
+                vectors.set_exception(error)
 
-        self._ahead = copied, rows
+        self._ahead = copied, vectors
         threads.submit(search)
 
-    def _search(self, keys: Tensor) -> Tensor:
+    def _rows_of(self, keys: Tensor) -> Tensor:
         """As `index`, by compiled code."""
         if self._compiled is None:
             index = Index(huge_pages=False, buckets=Index.buckets_for(self.num_live))
@@ -429,19 +429,17 @@ class FrozenTable(nn.Module):
             keys = truncated(keys, self.bits)
         return torch.from_numpy(self._compiled.find(keys.numpy())).clamp_(min=0)
 
-    def _rows_of(self, keys: Tensor) -> Tensor:
-        if self._ahead is not None:
-            (ahead, rows), self._ahead = self._ahead, None
-            if torch.equal(ahead, keys):
-                return rows.result()
-        found: Tensor = self.index(keys)
-        return found
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compiled": None, "_ahead": None}
 
     def _find(self, keys: Tensor) -> Tensor:
-        row = self._rows_of(keys)
+        if self._ahead is not None:
+            (ahead, found), self._ahead = self._ahead, None
+            if torch.equal(ahead, keys):
+                return found.result()
+        return self._vectors_of(keys, self.index(keys))
+
+    def _vectors_of(self, keys: Tensor, row: Tensor) -> Tensor:
         vectors = integers(self.vectors.index_select(0, row), self.dim)
         if self.is_scaled:
             vectors = vectors * self.steps.index_select(0, self.scales.index_select(0, row).to(torch.int32))
