@@ -28,6 +28,7 @@ BENCHMARKS = {
     "first_step": ("first_step.py",),
     "gpu_step": ("gpu_step.py", "--threads", "8"),
     "serving": ("serving.py",),
+    "scoring": ("scoring.py",),
     "compact_export": ("compact_export.py", "--data", DATA),
     "server": ("server.py",),
     "continuous": ("continuous.py",),

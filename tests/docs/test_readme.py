@@ -107,6 +107,14 @@ def test_the_documentation_shows_the_measured_speed() -> None:
         assert line in MEASURED
 
 
+def test_the_documentation_shows_how_fast_exports_score() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "results" / "scoring.json").read_text())
+    for name in ("float32_full", "int8_full", "int4_fingerprints"):
+        speeds = [f"{figures[f'{name}{part}']:,.0f}" for part in ("", "_operators")]
+        ratios = [f"{figures[f'{name}{part}']:.2f}" for part in ("_over_operators", "_over_training")]
+        assert f"| {' | '.join([*speeds, *ratios])} |" in MEASURED
+
+
 def test_the_documentation_shows_the_measured_serving() -> None:
     figures = json.loads((ROOT / "benchmarks" / "results" / "serving.json").read_text())
     for name in ("sparse", "int8", "full", "dense_ids"):
