@@ -78,7 +78,7 @@ class NewRun:
 
 def train(run: NewRun | Path, threads: int, rank_timeout: float) -> None:
     """Begin a run, or resume the one in a folder, train it to its end, and show its figures."""
-    if isinstance(run, NewRun):
+    if isinstance(run, NewRun) and run.settings.get("device", "cpu") == "cpu":
         is_constant = any(name in run.settings for name in ("l1", "l21"))
         optimizer = run.settings.get("optimizer", "adam" if is_constant else "adagrad")
         if optimizer in OPTIMIZERS:

@@ -15,9 +15,9 @@ import numpy as np
 
 from sparsegroup.kernels.cpu import step
 from sparsegroup.kernels.cpu.jit import Kernel
-from sparsegroup.kernels.cpu.rows import WHOLE
+from sparsegroup.kernels.cpu.rows import SCALAR, WHOLE
 from sparsegroup.kernels.cpu.threads import get_num_threads
-from sparsegroup.rules import Rule
+from sparsegroup.rules import Rule, is_of_group
 
 Job = tuple[Kernel, Callable[[], object]]
 """A kernel, and what compiles it."""
@@ -44,7 +44,8 @@ def compile_ahead(jobs: Iterable[Job]) -> None:
 
 def jobs_of(rule: Rule) -> list[Job]:
     """What the training of a table by a rule calls after its first lookup."""
-    in_table, dense, dtype = (WHOLE,) * (2 + len(rule.state)), (WHOLE,) * (1 + len(rule.state)), np.dtype(np.float32)
+    of_state = tuple(SCALAR if is_of_group(name) else WHOLE for name in rule.state)
+    in_table, dense, dtype = (WHOLE, WHOLE, *of_state), (WHOLE,) * (1 + len(rule.state)), np.dtype(np.float32)
     return [
         (step.step_kernel(rule, in_table, False), partial(step.is_ready, rule, in_table, False, dtype)),
         (step.sweep_kernel(rule, in_table), partial(step.compile_sweep, rule, in_table, dtype)),
