@@ -28,15 +28,19 @@ def compile_ahead(jobs: Iterable[Job]) -> None:
 
     As many as there are threads besides this one, forked; they end with this process. This one waits for a kernel
     that another is compiling, and finds it on disk then. Nothing happens where all are on disk already, where a
-    process cannot be forked safely (not on Linux, or other threads of Python are running), nor on a rank of torchrun.
+    process cannot be forked safely (not on Linux, or other threads of Python are running), on a rank of torchrun,
+    or where the system refuses another process.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
         return
     missing = [job for job in jobs if not job[0].is_on_disk]
     count = min(get_num_threads() - 1, len(missing))
     for number in range(count):
-        with warnings.catch_warnings(action="ignore"):  # torch's and Polars' threads, which sleep and hold no lock
-            process = os.fork()
+        try:
+            with warnings.catch_warnings(action="ignore"):  # torch's and Polars' threads, which sleep and hold no lock
+                process = os.fork()
+        except OSError:  # no more processes: this one compiles
+            return
         if not process:
             _compile(missing[number::count])
         atexit.register(_end, process)
