@@ -191,9 +191,9 @@ def equal_bytes(lab: Lab) -> Section:
             f"A trial takes the first {TRIAL_ROWS:,} training rows for all of them; on a log of more than "
             f"{LONG_ROWS:,}, the others are served in int8 only, and of this library the chosen form and “{FIXED}”.",
             "Peak memory is the training's, on the table's side, counted from its tensors: parameters, optimizer's "
-            "state, the largest gradients, indices and scores. Seconds are the training's, with all passes that a "
-            f"method takes. Latency is the median of {CALLS} calls of the served model, network included, in one "
-            "thread; other runs on the same machine disturb it.",
+            "state, the largest gradients, indices and scores. Seconds are the processor's in training, with all "
+            f"passes of a method. Latency is the median of {CALLS} calls of the served model, network included, "
+            "in one thread; other runs on the same machine disturb it.",
             *(f"{name}: {one.words}" for name, one in CONTESTANTS.items()),
             STATISTICS,
         ),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
+from time import process_time
 from typing import Any, cast
 
 import torch
@@ -161,11 +161,11 @@ def _full(task: Task, methods: Sequence[Compact]) -> Trained:
         if kept < 1:
             yield method, None
             continue
-        begin, seconds = perf_counter(), training.seconds
+        begin, seconds = process_time(), training.seconds
         rows = _largest(table.vectors().norm(dim=1), kept)
         torch.manual_seed(task.seed)
         embedding = ProductQuantized(table.keys[rows], table.vectors()[rows], parts, count)
-        training.seconds += perf_counter() - begin
+        training.seconds += process_time() - begin
         yield method, training.serve(method.precision, embedding)
         training.seconds = seconds
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import torch
@@ -127,7 +127,7 @@ class _Form:
         learner = Learner(task.log, config)
         if self.vectors > 1:
             _give_hashed(learner, config, self.fields, self.vectors)
-        peak, begin = 0, perf_counter()
+        peak, begin = 0, process_time()
         every = max(1, learner.steps(task.stop) // 20)
 
         def after_step(done: int) -> None:
@@ -137,7 +137,7 @@ class _Form:
                 peak = max(peak, sum(one.index + one.dropped + sum(one.parts.values()) for one in of_tables))
 
         learner.fit(0, task.stop, after_step)
-        seconds = perf_counter() - begin
+        seconds = process_time() - begin
         batch = next(iter(task.log.batches(0, task.stop, task.config.training.batch_size)))
         peak += len(torch.unique(batch.keys)) * size  # the gradient of a batch: numbers of rows, and vectors
         embedding, served = self._served(learner.model)

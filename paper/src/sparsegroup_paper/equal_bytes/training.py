@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ class Served:
         model: In evaluation mode, with vectors of the served precision.
         bytes: What is served of the embedding.
         peak_bytes: Memory of the training, on the table's side: parameters, gradients, the optimizer's state, indices.
-        seconds: Training time, with that which several runs share.
+        seconds: Processor time of the training, with that which several runs share.
     """
 
     model: LookupModel
@@ -133,7 +133,7 @@ class Training:
 
     def __init__(self, task: Task, build: Callable[[], nn.Module]) -> None:
         self.task, self.seconds, self._gradients = task, 0.0, 0
-        begin = perf_counter()
+        begin = process_time()
         torch.manual_seed(task.seed)
         network = task.config.model.network(task.log.schema)
         start_network(network, task.log, base_rate=bool(task.config.model.base_rate))
@@ -150,7 +150,7 @@ class Training:
                 self.optimizers.append(torch.optim.SparseAdam(rows, lr))
         else:
             self.optimizers = [torch.optim.Adagrad([*others, *rows], lr)]
-        self.seconds += perf_counter() - begin
+        self.seconds += process_time() - begin
 
     def fit(self, start: int, stop: int) -> None:
         """Train on rows `start` to `stop`, in order.
@@ -158,7 +158,7 @@ class Training:
         Raises:
             FloatingPointError: Training has diverged.
         """
-        begin, size = perf_counter(), self.task.config.training.batch_size
+        begin, size = process_time(), self.task.config.training.batch_size
         self.model.train()
         done = start
         for batch in self.task.log.batches(start, stop, size):
@@ -177,7 +177,7 @@ class Training:
             for module in self.embedding.modules():
                 if isinstance(module, Part):
                     module.after_step(done / stop, self._forget)
-        self.seconds += perf_counter() - begin
+        self.seconds += process_time() - begin
 
     def _forget(self, parameter: nn.Parameter, rows: Tensor) -> None:
         for optimizer in self.optimizers:
