@@ -1,4 +1,4 @@
-"""Tables of several widths as one embedding: the algebra, what is sparse, and that all else goes on as with one."""
+"""Keys that carry their field, and tables of several widths as one embedding: the algebra, and all else as with one."""
 
 import copy
 from pathlib import Path
@@ -11,17 +11,57 @@ from optimizer_cases import backward
 from over import over
 from sparsegroup import (
     FieldTables,
-    GroupAdagrad,
     GroupAdam,
     GroupSGD,
     HashEmbedding,
-    TargetBytes,
+    HashEmbeddingBag,
     TargetRate,
+    field_keys,
     param_groups,
 )
+from sparsegroup.data.keys import fields_of, keys_of
 from sparsegroup.serving import export, load_export
+from table_cases import random_keys
 
 DIM, SIZES = 6, {0: 6, 1: 2, 2: 4, 130: 2}
+
+# Keys
+
+
+@over("field_bits", [1, 5, 8, 16])
+def test_the_field_is_above_and_the_id_below(field_bits: int) -> None:
+    most, low = 1 << field_bits, (1 << (64 - field_bits)) - 1
+    ids = random_keys(50)
+    for field in {0, 1, most // 2 - 1, most // 2, most - 1}:
+        found = field_keys(ids, field, field_bits=field_bits)
+        assert [key % 2**64 for key in found.tolist()] == [field << (64 - field_bits) | id & low for id in ids.tolist()]
+    many = torch.randint(0, 1 << 40, (3, 2, min(most, 256)), generator=torch.Generator().manual_seed(0))
+    each = [field_keys(many[..., field], field, field_bits=field_bits) for field in range(many.shape[-1])]
+    assert torch.equal(field_keys(many, field_bits=field_bits), torch.stack(each, dim=-1)), "numbered by the last"
+
+
+def test_they_are_those_of_click_logs() -> None:
+    hashed = torch.from_numpy(keys_of(["a", "b", ""], 0))
+    for field in (0, 3, 200):
+        keys = field_keys(hashed, field)
+        assert keys.tolist() == keys_of(["a", "b", ""], field).tolist()
+        assert fields_of(keys.numpy()).tolist() == [field] * 3
+
+
+def test_int32_keys_are_widened_wherever_keys_are_taken() -> None:
+    keys = torch.tensor([[5, -1], [2**31 - 1, -(2**31)]], dtype=torch.int32)
+    table, tables, bag = HashEmbedding(3, std=1.0), FieldTables(3, {0: 2, 255: 3}), HashEmbeddingBag(3)
+    table.assign(keys, torch.ones(2, 2, 3))
+    assert table.keys.tolist() == keys.flatten().tolist()
+    assert table.contains(keys).all()
+    table.prefetch(keys)
+    for call in (table, table.lookup, table.initial, table.eval(), tables, bag, lambda ids: field_keys(ids, 3)):
+        assert torch.equal(call(keys), call(keys.long()))
+    offsets = torch.tensor([0, 3], dtype=torch.int32)
+    assert torch.equal(bag(keys.flatten(), offsets), bag(keys.flatten().long(), offsets.long()))
+
+
+# Tables of several widths
 
 
 def keyed(field: Tensor | int, value: Tensor) -> Tensor:
@@ -40,6 +80,10 @@ def embedding(**options: object) -> FieldTables:
     return FieldTables(DIM, SIZES, **{"std": 0.5, "dtype": torch.float64, **options})
 
 
+def table_of(tables: FieldTables, key: Tensor) -> HashEmbedding:
+    return tables.tables[f"dim_{SIZES[int(key >> 56) & 255]}"]
+
+
 def matrices(tables: FieldTables) -> dict[int, Tensor]:
     """P by the size of vectors."""
     return {
@@ -48,86 +92,48 @@ def matrices(tables: FieldTables) -> dict[int, Tensor]:
     }
 
 
-def one_by_one(tables: FieldTables, keys: Tensor) -> Tensor:
-    """P v of each key, found alone."""
-    found = []
-    for key in keys.flatten():
-        size = SIZES[int(key >> 56) & 255]
-        found.append(matrices(tables)[size] @ tables.tables[f"dim_{size}"].lookup(key))
-    return torch.stack(found).view(*keys.shape, DIM)
-
-
 def test_a_vector_is_multiplied_by_the_matrix_of_its_size() -> None:
+    """Whose columns are orthonormal at the start."""
     tables = embedding()
     assert {name: table.dim for name, table in tables.tables.items()} == {"dim_2": 2, "dim_4": 4, "dim_6": 6}
-    for keys in (drawn_keys(7, 3), drawn_keys(40, seed=1), drawn_keys(2, 3, 4, seed=2), drawn_keys(1, 1)):
-        given = tables(keys)
-        assert given.shape == (*keys.shape, DIM)
-        torch.testing.assert_close(given, one_by_one(tables, keys), rtol=1e-12, atol=1e-12)
-    assert tables(torch.empty(0, 4, dtype=torch.int64)).shape == (0, 4, DIM)
-
-
-def test_with_one_size_it_is_the_plain_table_bit_for_bit() -> None:
-    plain, tables = HashEmbedding(DIM, field_bits=8), FieldTables(DIM, dict.fromkeys(SIZES, DIM))
-    optimizers = [GroupAdam(one.parameters(), l21=1e-3) for one in (plain, tables)]
-    for step in range(5):
-        keys = drawn_keys(30, seed=step)
-        given = [one(keys) for one in (plain, tables)]
-        assert torch.equal(*given)
-        for optimizer, vectors in zip(optimizers, given, strict=True):
-            backward(optimizer, (vectors - 1).square().sum())
-            optimizer.step()
-    keys = torch.cat([keys for keys, _ in plain.items()])
-    assert torch.equal(plain.lookup(keys), tables.tables["dim_6"].lookup(keys))
-
-
-def test_what_comes_in_is_not_longer_and_goes_into_a_subspace() -> None:
-    for size, matrix in matrices(embedding()).items():
+    for size, matrix in matrices(tables).items():
         torch.testing.assert_close(matrix.T @ matrix, torch.eye(size, dtype=torch.float64))
+    for keys in (drawn_keys(7, 3), drawn_keys(2, 3, 4, seed=2), drawn_keys(1, 1)):
+        given = tables(keys)
+        vectors = [table_of(tables, key).lookup(key) for key in keys.flatten()]
+        expected = torch.stack([matrices(tables)[len(v)] @ v for v in vectors]).view(*keys.shape, DIM)
+        torch.testing.assert_close(given, expected, rtol=1e-12, atol=1e-12)
+    assert tables(torch.empty(0, 4, dtype=torch.int64)).shape == (0, 4, DIM)
+    ahead, keys = embedding(), drawn_keys(3, 4_096, values=10_000)
+    ahead.prefetch(keys)
+    assert torch.equal(ahead(keys), embedding()(keys))
 
 
 def test_the_gradient_is_that_of_dense_algebra() -> None:
     tables, keys = embedding(), drawn_keys(60, values=8)
     weights = torch.randn(60, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     tables(keys)
-    distinct = keys.unique()
-    before = {int(key): tables.tables[f"dim_{SIZES[int(key >> 56) & 255]}"].lookup(key) for key in distinct}
-    leaves = {key: vector.clone().requires_grad_() for key, vector in before.items()}
+    leaves = {int(key): table_of(tables, key).lookup(key).requires_grad_() for key in keys.unique()}
     ups = {size: matrix.clone().requires_grad_() for size, matrix in matrices(tables).items()}
     dense = torch.stack([ups[len(leaves[int(key)])] @ leaves[int(key)] for key in keys])
     ((dense * weights).sin()).sum().backward()
     optimizer = GroupSGD(tables.parameters(), lr=1.0)
     backward(optimizer, ((tables(keys) * weights).sin()).sum())
     for name, layer in tables.up.items():
-        size = tables.tables[name].dim
-        torch.testing.assert_close(layer.weight.grad, ups[size].grad, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(layer.weight.grad, ups[tables.tables[name].dim].grad, rtol=1e-10, atol=1e-12)
     optimizer.step()
     for key, leaf in leaves.items():
-        table = tables.tables[f"dim_{len(leaf)}"]
-        after = table.lookup(torch.tensor(key))
-        torch.testing.assert_close(after, before[key] - leaf.grad, rtol=1e-10, atol=1e-12)
+        after = table_of(tables, torch.tensor(key)).lookup(torch.tensor(key))
+        torch.testing.assert_close(after, leaf.detach() - leaf.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_unknown_keys_have_zeros_in_evaluation_or_the_projected_fallback() -> None:
-    keys = drawn_keys(9)
+    keys, tables = drawn_keys(9), embedding(fallback=True).eval()
     assert not embedding().eval()(keys).any()
-    tables = embedding(fallback=True).eval()
     for table in tables.tables.values():
         nn.init.normal_(table.fallback)
-    fields = (keys >> 56) & 255
-    expected = [
-        matrices(tables)[size] @ tables.tables[f"dim_{size}"].fallback[field]
-        for field in fields
-        for size in [SIZES[int(field)]]
-    ]
-    torch.testing.assert_close(tables(keys), torch.stack(expected))
-
-
-def test_looked_up_ahead_it_is_the_same() -> None:
-    tables, ahead, keys = embedding(), embedding(), drawn_keys(3, 4_096, values=10_000)
-    ahead.prefetch(keys)
-    assert torch.equal(tables(keys), ahead(keys))
-    assert tables.num_seen == ahead.num_seen
+    vectors = [table_of(tables, key).fallback[(key >> 56) & 255] for key in keys]
+    torch.testing.assert_close(tables(keys), torch.stack([matrices(tables)[len(v)] @ v for v in vectors]))
 
 
 @over(("strength", "lives"), [(0.99, False), (1.01, True)])
@@ -149,43 +155,21 @@ def test_a_rate_is_that_of_all_tables_together() -> None:
     tables = embedding(dtype=torch.float32)
     optimizer = GroupAdam(param_groups(tables, penalty="hard"), lr=1e-2)
     target = TargetRate(optimizer, 0.2, steps=60)
-    train(tables, optimizer, target)
-    assert tables.num_live == pytest.approx(0.2 * tables.num_seen, abs=1)
-    rates = [table.feature_rate for table in tables.tables.values()]
-    assert max(rates) > 1.3 * min(rates)  # nobody has asked for the same of each
-    assert tables.num_seen == sum(table.num_seen for table in tables.tables.values()) > 300
-
-
-def test_bytes_are_counted_by_the_size_of_each() -> None:
-    tables = embedding(dtype=torch.float32)
-    optimizer = GroupAdagrad(param_groups(tables, penalty="hard"), lr=3e-2)
-    train(tables, optimizer, TargetBytes(optimizer, 3_000, steps=60))
-    used = sum(table.num_live * (4 * table.dim + 8) for table in tables.tables.values())
-    assert 3_000 - 32 <= used <= 3_000
-
-
-def train(tables: FieldTables, optimizer: GroupAdam, target: TargetRate | TargetBytes) -> None:
     for step in range(60):
         keys = drawn_keys(64, seed=step, values=400 if step % 2 else 40)
         strength = ((keys % 5 == 0).float() + 0.05) * (1 + 20 * (keys >> 56 == 2))
         backward(optimizer, (strength[:, None] * (tables(keys) - 1).square()).mean())
         optimizer.step()
         target.step()
+    assert tables.num_live == pytest.approx(0.2 * tables.num_seen, abs=1)
+    rates = [table.feature_rate for table in tables.tables.values()]
+    assert max(rates) > 1.3 * min(rates)  # no option asks the same of each
+    assert tables.num_seen == sum(table.num_seen for table in tables.tables.values()) > 300
 
 
-def test_a_copy_and_a_state_dict_hold_all_of_it() -> None:
-    tables, keys = embedding(fallback=True), drawn_keys(30)
+def test_counts_copies_and_state_dicts_are_those_of_all_tables() -> None:
+    tables, keys = embedding(fallback=True), drawn_keys(100)
     tables(keys)
-    other = FieldTables(DIM, SIZES, dtype=torch.float64, fallback=True)
-    other.load_state_dict(tables.state_dict())
-    for again in (copy.deepcopy(tables), other):
-        assert torch.equal(again.eval()(keys), tables.eval()(keys))
-    assert "place" not in tables.state_dict()
-
-
-def test_counts_and_bytes_are_those_of_the_tables_added_up() -> None:
-    tables = embedding()
-    tables(drawn_keys(100))
     each = list(tables.tables.values())
     assert tables.num_rows == sum(table.num_rows for table in each) == tables.num_live
     assert tables.memory().total == sum(table.memory().total for table in each)
@@ -195,6 +179,11 @@ def test_counts_and_bytes_are_those_of_the_tables_added_up() -> None:
         for field in SIZES
     }
     assert (tables.feature_rate, tables.num_evicted, tables.num_refused) == (1.0, 0, 0)
+    other = FieldTables(DIM, SIZES, dtype=torch.float64, fallback=True)
+    other.load_state_dict(tables.state_dict())
+    for again in (copy.deepcopy(tables), other):
+        assert torch.equal(again.eval()(keys), tables.eval()(keys))
+    assert "place" not in tables.state_dict()
 
 
 @pytest.mark.whole
@@ -212,19 +201,31 @@ def test_a_module_with_it_is_exported(tmp_path: Path) -> None:
         torch.testing.assert_close(again(given), expected)
 
 
+# What does not fit
+
+
+ZEROS = torch.zeros(2).long()
+
+
 @over(
-    ("dim", "sizes", "message"),
+    ("call", "message"),
     [
-        (4, {}, "sizes must name at least one field"),
-        (4, {0: 5}, "the size of field 0 must be"),
-        (4, {0: 0}, "the size of field 0 must be"),
-        (4, {256: 2}, "a field in sizes must be"),
-        (0, {0: 1}, "dim must be"),
+        (lambda: field_keys(torch.zeros(2, 257).long()), r"at most 256 fields for field_bits=8, got shape \[2, 257\]"),
+        (lambda: field_keys(torch.tensor(3)), r"got shape \[\]; or give the field"),
+        (lambda: field_keys(ZEROS, 256), r"field \(field_bits=8\) must be in \[0, 255\], got 256"),
+        (lambda: field_keys(ZEROS, -1), r"must be in \[0, 255\], got -1"),
+        (lambda: field_keys(ZEROS, 1, field_bits=0), r"field_bits must be in \[1, 16\], got 0"),
+        (lambda: field_keys(torch.zeros(2), 1), "keys must be int64 or int32, got torch.float32"),
+        (lambda: FieldTables(4, {}), "sizes must name at least one field"),
+        (lambda: FieldTables(4, {0: 5}), "the size of field 0 must be"),
+        (lambda: FieldTables(4, {0: 0}), "the size of field 0 must be"),
+        (lambda: FieldTables(4, {256: 2}), "a field in sizes must be"),
+        (lambda: FieldTables(0, {0: 1}), "dim must be"),
     ],
 )
-def test_arguments_out_of_range(dim: int, sizes: dict[int, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FieldTables(dim, sizes)
+def test_bad_arguments_are_refused(call, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
 
 
 def test_a_field_without_a_size_is_refused_in_training_and_unknown_in_evaluation() -> None:
