@@ -175,26 +175,19 @@ def test_what_people_do_with_an_embedding(name: str) -> None:
 # Losses and bags
 
 
-def test_two_tables_in_one_optimizer_with_lambdas_of_their_own() -> None:
-    weak, strong = table_of(torch.float64), HashEmbedding(3, std=0.05, dtype=torch.float64)
-    oracles = [KeyedEmbedding(table) for table in (weak, strong)]
-    networks = [nn.Linear(8, 1, dtype=torch.float64) for _ in range(2)]
-    networks[1].load_state_dict(networks[0].state_dict())
-    for (a, b), network in zip(((weak, strong), oracles), networks, strict=True):
-        groups = [
-            {"params": [a.weight], "l21": 0.2},
-            {"params": [b.weight], "l21": 1.0, "norm": "metric", "lr": 0.05},
-            {"params": network.parameters()},
-        ]
+def test_two_tables_in_one_optimizer_with_separate_lambdas() -> None:
+    tables = table_of(torch.float64), HashEmbedding(3, std=0.05, dtype=torch.float64)
+    oracles = [KeyedEmbedding(table) for table in tables]
+    for a, b in (tables, oracles):
+        groups = [{"params": [a.weight], "l21": 0.2}, {"params": [b.weight], "l21": 1.0, "norm": "metric", "lr": 0.05}]
         optimizer = GroupAdam(groups, lr=0.03)
         for keys in random_keys(40, seed=3)[torch.randint(0, 40, (30, 8), generator=torch.Generator().manual_seed(0))]:
             optimizer.zero_grad()
-            network(torch.cat([a(keys), b(keys.flip(0) ^ 5)], dim=-1)).square().sum().backward()
+            torch.cat([a(keys), b(keys.flip(0) ^ 5)], dim=-1).cos().sum(1).square().sum().backward()
             optimizer.step()
-    for table, oracle in zip((weak, strong), oracles, strict=True):
+    for table, oracle in zip(tables, oracles, strict=True):
         keys = as_keys(oracle.row_of)
         torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(networks[0].weight, networks[1].weight, rtol=1e-9, atol=1e-9)
 
 
 OFFSETS = (as_keys([0, 3, 3, 7, 10, 10]), as_keys([0, 0, 0, 0, 1, 9]), as_keys([0]))
@@ -236,17 +229,6 @@ def test_a_bag_is_a_pooled_sparse_embedding(kind: str, dtype: torch.dtype) -> No
 
 
 # Gradients
-
-
-def test_the_gradient_is_sparse_with_a_row_for_each_lookup() -> None:
-    table = new_table()
-    g = torch.arange(12, dtype=torch.float64).view(4, DIM)
-    (table(KEYS) * g).sum().backward()
-    gradient = table.weight.grad
-    assert (gradient.layout, gradient.sparse_dim(), gradient.dense_dim()) == (torch.sparse_coo, 1, 1)
-    assert gradient.shape[1] == DIM
-    expected = {tuple((g[0] + g[2]).tolist()), tuple(g[1].tolist()), tuple(g[3].tolist())}
-    assert {tuple(row.tolist()) for row in gradient.coalesce().values()} == expected
 
 
 def test_there_is_a_graph_where_there_is_one_of_an_embedding() -> None:

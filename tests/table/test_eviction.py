@@ -189,25 +189,6 @@ def test_rows_do_not_go_while_a_gradient_may_come() -> None:
     assert 1 not in table
 
 
-def test_a_gradient_that_is_late_moves_its_own_row() -> None:
-    """Of `autograd.grad`, stepped with after later lookups: nothing goes until it has been."""
-    found = []
-    for eviction in (None, AT_EVERY_STEP):
-        table = HashEmbedding(2, std=0.1, eviction=eviction)
-        optimizer = GroupSGD(table.parameters(), lr=0.1)
-        train(table, optimizer, keys_of(1))
-        optimizer.zero_grad()
-        (late,) = torch.autograd.grad(table(keys_of(2)).sum(), [table.weight])
-        vectors = table(keys_of(3))
-        table.weight.grad = late
-        optimizer.step()
-        optimizer.zero_grad()
-        vectors.sum().backward()
-        optimizer.step()
-        found.append(table.lookup(keys_of(2, 3)))
-    assert_identical(*found)
-
-
 def test_a_gradient_of_rows_that_are_no_longer_is_refused() -> None:
     """It is held beyond its step and brought again, when rows have gone."""
     table = HashEmbedding(2, eviction=AT_EVERY_STEP)

@@ -11,13 +11,10 @@ from optimizer_cases import backward
 from over import over
 from sparsegroup import (
     FieldTables,
-    GroupAdam,
     GroupSGD,
     HashEmbedding,
     HashEmbeddingBag,
-    TargetRate,
     field_keys,
-    param_groups,
 )
 from sparsegroup.data.keys import fields_of, keys_of
 from sparsegroup.serving import export, load_export
@@ -134,37 +131,6 @@ def test_unknown_keys_have_zeros_in_evaluation_or_the_projected_fallback() -> No
         nn.init.normal_(table.fallback)
     vectors = [table_of(tables, key).fallback[(key >> 56) & 255] for key in keys]
     torch.testing.assert_close(tables(keys), torch.stack([matrices(tables)[len(v)] @ v for v in vectors]))
-
-
-@over(("strength", "lives"), [(0.99, False), (1.01, True)])
-def test_a_vector_lives_by_its_own_size(strength: float, lives: bool) -> None:
-    """A gradient of λ21 √d · 1.01 in the subspace of P lets a row of size d live, whatever else there is of it."""
-    l21, tables = 0.3, embedding(std=0.0)
-    optimizer = GroupSGD(param_groups(tables, l21=l21), lr=1.0)
-    for field, size in SIZES.items():
-        matrix = matrices(tables)[size]
-        inside = matrix @ torch.ones(size, dtype=torch.float64)
-        beside = torch.ones(DIM, dtype=torch.float64)
-        beside -= matrix @ (matrix.T @ beside)
-        backward(optimizer, (tables(keyed(field, torch.tensor([7]))) @ (strength * l21 * inside + 9 * beside)).sum())
-        optimizer.step()
-    assert tables.num_live == (len(SIZES) if lives else 0)
-
-
-def test_a_rate_is_that_of_all_tables_together() -> None:
-    tables = embedding(dtype=torch.float32)
-    optimizer = GroupAdam(param_groups(tables, penalty="hard"), lr=1e-2)
-    target = TargetRate(optimizer, 0.2, steps=60)
-    for step in range(60):
-        keys = drawn_keys(64, seed=step, values=400 if step % 2 else 40)
-        strength = ((keys % 5 == 0).float() + 0.05) * (1 + 20 * (keys >> 56 == 2))
-        backward(optimizer, (strength[:, None] * (tables(keys) - 1).square()).mean())
-        optimizer.step()
-        target.step()
-    assert tables.num_live == pytest.approx(0.2 * tables.num_seen, abs=1)
-    rates = [table.feature_rate for table in tables.tables.values()]
-    assert max(rates) > 1.3 * min(rates)  # no option asks the same of each
-    assert tables.num_seen == sum(table.num_seen for table in tables.tables.values()) > 300
 
 
 def test_counts_copies_and_state_dicts_are_those_of_all_tables() -> None:
