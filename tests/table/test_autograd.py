@@ -1,4 +1,4 @@
-"""To autograd, to modules and to the loops that people write, a table is an `nn.Embedding(sparse=True)`."""
+"""To autograd, to modules, in losses, bags and the loops that people write, it is `nn.Embedding(sparse=True)`."""
 
 import gc
 import weakref
@@ -7,11 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
 
+from family import FAMILY, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH, Hold, Marker, assert_identical
 from over import over
-from sparsegroup import GroupAdaHessian, GroupAdam, GroupSGD, HashEmbedding, HashEmbeddingBag
-from table_cases import KeyedEmbedding, as_keys, everything, learn, pull
+from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag, param_groups
+from table_cases import KeyedEmbedding, as_keys, everything, learn, pull, random_keys
+from table_pairs import DTYPES, Pair, same, table_of
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -39,14 +42,8 @@ def script(function: Script) -> Script:
 
 
 @script
-def two_lookups_in_one_loss(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    (loss_of(module) + 2 * loss_of(module, as_keys([[-1, 7]]), 2.0)).backward()
-    optimizer.step()
-
-
-@script
 def growth_between_lookup_backward_and_another(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss = loss_of(module)
+    loss = loss_of(module) + 2 * loss_of(module, as_keys([[-1, 7]]), 2.0)
     module(torch.arange(1000, 1100))  # which is part of no loss
     loss.backward()
     with torch.no_grad():
@@ -68,18 +65,13 @@ def a_retained_graph_with_a_step_in_between(module: Module, optimizer: torch.opt
 
 
 @script
-def steps_without_a_gradient_and_two_on_one(module: Module, optimizer: torch.optim.Optimizer) -> None:
+def steps_without_a_gradient_two_on_one_and_gradients_set_to_zero(
+    module: Module, optimizer: torch.optim.Optimizer
+) -> None:
     optimizer.step()
     loss_of(module).backward()
     optimizer.step()
     optimizer.step()
-    optimizer.zero_grad()
-    optimizer.step()
-
-
-@script
-def gradients_set_to_zero(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    loss_of(module).backward()
     optimizer.zero_grad(set_to_none=False)
     assert not module.weight.grad._values().any()
     optimizer.step()
@@ -87,16 +79,8 @@ def gradients_set_to_zero(module: Module, optimizer: torch.optim.Optimizer) -> N
     optimizer.step()
     module.zero_grad()
     assert module.weight.grad is None
-    loss_of(module, as_keys([5, 7]), 2.0).backward()
     optimizer.step()
-
-
-@script
-def autograd_grad(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    (gradient,) = torch.autograd.grad(loss_of(module), module.weight)
-    assert module.weight.grad is None
-    assert gradient.is_sparse
-    module.weight.grad = gradient
+    loss_of(module, as_keys([5, 7]), 2.0).backward()
     optimizer.step()
 
 
@@ -107,11 +91,13 @@ def clipped(gradient: Tensor) -> Tensor:
 
 
 @script
-def gradients_changed_by_hand(module: Module, optimizer: torch.optim.Optimizer) -> None:
+def gradients_of_autograd_grad_changed_by_hand(module: Module, optimizer: torch.optim.Optimizer) -> None:
     for change in (lambda g: g * 0.25, lambda g: g.mul_(0.25), Tensor.coalesce, clipped):
         optimizer.zero_grad()
-        loss_of(module).backward()
-        module.weight.grad = change(module.weight.grad)
+        (gradient,) = torch.autograd.grad(loss_of(module), module.weight)
+        assert module.weight.grad is None
+        assert gradient.is_sparse
+        module.weight.grad = change(gradient)
         optimizer.step()
 
 
@@ -122,28 +108,27 @@ def hooks_on_weight_and_vectors(module: Module, optimizer: torch.optim.Optimizer
     vectors.register_hook(lambda gradient: gradient.clamp(-0.3, 0.3))
     vectors.square().sum().backward()
     handle.remove()
-    loss_of(module, as_keys([7]), 2.0).backward()
-    optimizer.step()
-
-
-@script
-def a_step_in_a_hook_after_accumulation(module: Module, optimizer: torch.optim.Optimizer) -> None:
     handle = module.weight.register_post_accumulate_grad_hook(lambda weight: optimizer.step())
-    loss_of(module).backward()
+    loss_of(module, as_keys([7]), 2.0).backward()
     handle.remove()
 
 
 @script
-def vectors_changed_in_place_and_detached(module: Module, optimizer: torch.optim.Optimizer) -> None:
+def vectors_changed_in_place_and_detached_and_strided_gradients(
+    module: Module, optimizer: torch.optim.Optimizer
+) -> None:
     vectors = module(KEYS)
     vectors.mul_(2.0)
     vectors[0] = 0.0
     (vectors.square() + module(KEYS).detach() * module(KEYS)).sum().backward()
+    module(KEYS).sum().backward()  # an expanded gradient
+    module(KEYS).t().contiguous()[::2].sum().backward()
+    module(KEYS)[1:3].square().sum().backward()
     optimizer.step()
 
 
 @script
-def a_closure(module: Module, optimizer: torch.optim.Optimizer) -> None:
+def a_closure_and_a_frozen_weight(module: Module, optimizer: torch.optim.Optimizer) -> None:
     def closure() -> Tensor:
         optimizer.zero_grad()
         loss = loss_of(module)
@@ -151,6 +136,9 @@ def a_closure(module: Module, optimizer: torch.optim.Optimizer) -> None:
         return loss
 
     assert optimizer.step(closure) > -100
+    module.weight.requires_grad_(False)
+    assert not module(as_keys([5, 9])).requires_grad  # the table gives neither a row
+    module.weight.requires_grad_(True)
 
 
 @script
@@ -164,33 +152,15 @@ def a_gradient_scaler_that_skips_an_overflow(module: Module, optimizer: torch.op
     assert scaler.get_scale() == 512.0
 
 
-@script
-def a_frozen_weight(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    module.weight.requires_grad_(False)
-    assert not module(as_keys([5, 9])).requires_grad  # the table gives neither a row
-    module.weight.requires_grad_(True)
-    loss_of(module).backward()
-    optimizer.step()
-
-
-@script
-def a_strided_and_an_expanded_gradient(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    module(KEYS).sum().backward()
-    module(KEYS).t().contiguous()[::2].sum().backward()
-    module(KEYS)[1:3].square().sum().backward()
-    optimizer.step()
-
-
 @over("name", SCRIPTS)
-@over("cls", [GroupAdam, GroupSGD])
-def test_what_people_do_with_an_embedding(cls: type, name: str) -> None:
+def test_what_people_do_with_an_embedding(name: str) -> None:
     table = new_table()
     oracle = KeyedEmbedding(table, 1024)
     states = []
     # Sparse tensors that torch itself makes warn unless these checks are switched on or off.
     with torch.sparse.check_sparse_tensor_invariants(False):
         for module in (table, oracle):
-            optimizer = cls([module.weight], lr=0.1, l1=0.01, l21=0.05)
+            optimizer = GroupAdam([module.weight], lr=0.1, l1=0.01, l21=0.05)
             SCRIPTS[name](module, optimizer)
             optimizer.zero_grad()
             loss_of(module, as_keys([-1, 5, 9]), 3.0).backward()
@@ -202,18 +172,63 @@ def test_what_people_do_with_an_embedding(cls: type, name: str) -> None:
     assert table.num_rows == len(keys)
 
 
+# Losses and bags
+
+
+def test_two_tables_in_one_optimizer_with_separate_lambdas() -> None:
+    tables = table_of(torch.float64), HashEmbedding(3, std=0.05, dtype=torch.float64)
+    oracles = [KeyedEmbedding(table) for table in tables]
+    for a, b in (tables, oracles):
+        groups = [{"params": [a.weight], "l21": 0.2}, {"params": [b.weight], "l21": 1.0, "norm": "metric", "lr": 0.05}]
+        optimizer = GroupAdam(groups, lr=0.03)
+        for keys in random_keys(40, seed=3)[torch.randint(0, 40, (30, 8), generator=torch.Generator().manual_seed(0))]:
+            optimizer.zero_grad()
+            torch.cat([a(keys), b(keys.flip(0) ^ 5)], dim=-1).cos().sum(1).square().sum().backward()
+            optimizer.step()
+    for table, oracle in zip(tables, oracles, strict=True):
+        keys = as_keys(oracle.row_of)
+        torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-9, atol=1e-9)
+
+
+OFFSETS = (as_keys([0, 3, 3, 7, 10, 10]), as_keys([0, 0, 0, 0, 1, 9]), as_keys([0]))
+
+
+@DTYPES
+@over("kind", ["sum", "mean", "weighted", "equal bags"])
+def test_a_bag_is_a_pooled_sparse_embedding(kind: str, dtype: torch.dtype) -> None:
+    """Empty bags at both ends and in the middle, a key twice in a bag and in two bags, growth all the time."""
+    mode, member = "sum" if kind in ("sum", "weighted") else "mean", FAMILY["adam"]
+    table = HashEmbeddingBag(5, std=0.05, dtype=dtype, **({} if mode == "mean" else {"mode": mode}))
+    pair = Pair(table, lambda weight: member.build(weight, **regularizer(member)))
+    generator = torch.Generator().manual_seed(1)
+    pool, path = random_keys(60, seed=4), []
+    for t in range(18):
+        keys = pool[torch.randint(0, 6 + 3 * t, (10,), generator=generator)]
+        keys[4] = keys[0]
+        weights = [torch.randn(10, generator=generator, dtype=torch.float64).to(dtype)] * (kind == "weighted")
+        offsets = as_keys([0, 5]) if kind == "equal bags" else OFFSETS[t % 3]
+        g = torch.randn(len(offsets), 5, generator=generator, dtype=torch.float64).to(dtype)
+        slopes = []
+        for module, optimizer in pair.both:
+            optimizer.zero_grad()
+            own = weights[0].clone().requires_grad_() if weights else None
+            if module is pair.oracle:
+                module.insert(keys)
+                rows = module.rows(keys)
+                bags = embedding_bag(rows, module.weight, offsets, mode=mode, sparse=True, per_sample_weights=own)
+            else:
+                inputs = (keys.view(2, 5),) if kind == "equal bags" else (keys, offsets)
+                bags = module(*inputs, per_sample_weights=own)
+            (bags * g).sum().backward()
+            optimizer.step()
+            slopes.append(None if own is None else own.grad)
+        torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
+        path.append(pair.vectors(pool))
+    same(torch.stack(path, dim=1))
+    pair.assert_same_state()
+
+
 # Gradients
-
-
-def test_the_gradient_is_sparse_with_a_row_for_each_lookup() -> None:
-    table = new_table()
-    g = torch.arange(12, dtype=torch.float64).view(4, DIM)
-    (table(KEYS) * g).sum().backward()
-    gradient = table.weight.grad
-    assert (gradient.layout, gradient.sparse_dim(), gradient.dense_dim()) == (torch.sparse_coo, 1, 1)
-    assert gradient.shape[1] == DIM
-    expected = {tuple((g[0] + g[2]).tolist()), tuple(g[1].tolist()), tuple(g[3].tolist())}
-    assert {tuple(row.tolist()) for row in gradient.coalesce().values()} == expected
 
 
 def test_there_is_a_graph_where_there_is_one_of_an_embedding() -> None:
@@ -252,23 +267,6 @@ def test_second_derivatives_are_the_embeddings() -> None:
     torch.testing.assert_close(torch.tensor(products[0]), torch.tensor(products[1]), rtol=1e-10, atol=1e-10)
 
 
-def test_the_vectors_are_twice_differentiable_in_what_surrounds_them() -> None:
-    """A gradient penalty on the input of a network behind the table."""
-    table = new_table()
-    oracle = KeyedEmbedding(table)
-    for module in (table, oracle):
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-        optimizer = GroupAdam([{"params": [module.weight], "l21": 0.01}, {"params": network.parameters()}], lr=0.05)
-        for _ in range(3):
-            optimizer.zero_grad()
-            vectors = module(KEYS)
-            (slope,) = torch.autograd.grad(network(vectors).sum(), vectors, create_graph=True)
-            (network(vectors).sum() + slope.square().sum()).backward()
-            optimizer.step()
-    torch.testing.assert_close(table.lookup(KEYS), oracle.lookup(KEYS), rtol=1e-12, atol=1e-12)
-
-
 @over("cls", [GroupAdam, GroupAdaHessian])
 def test_a_step_lets_go_of_the_graph_and_nothing_of_the_table(cls: type) -> None:
     table = new_table()
@@ -289,12 +287,11 @@ def test_a_step_lets_go_of_the_graph_and_nothing_of_the_table(cls: type) -> None
     assert gone() is None, "no registry keeps it alive"
 
 
-@over("size", [-1, 1, DIM])
-def test_adahessian_averages_the_hessian_over_a_row_as_of_an_embedding(size: int) -> None:
+def test_adahessian_averages_the_hessian_over_a_row_as_of_an_embedding() -> None:
     table = new_table()
     oracle = KeyedEmbedding(table)
     for module in (table, oracle):
-        optimizer = GroupAdaHessian([module.weight], spatial_average_block_size=(1, size, 1, 1))
+        optimizer = GroupAdaHessian([module.weight], spatial_average_block_size=(1, -1, 1, 1))
         for t in range(3):
             learn(module, optimizer, pull(KEYS + t, DIM))
     keys = as_keys(oracle.row_of)
@@ -309,12 +306,11 @@ def test_the_weight_is_the_only_parameter_and_as_large_as_the_table() -> None:
     weight = table.weight
     assert list(dict(table.named_parameters())) == ["weight"]
     assert isinstance(weight, nn.Parameter)
-    assert weight.requires_grad
-    assert weight.is_leaf
+    assert (weight.requires_grad, weight.is_leaf) == (True, True)
     for count in (3, 70):
         table(torch.arange(count))
         assert weight.shape == (count, DIM)
-        assert sum(parameter.numel() for parameter in table.parameters()) == count * DIM
+        assert weight.numel() == count * DIM
     assert (weight.dtype, weight.device) == (torch.float64, torch.device("cpu"))
     optimizer = GroupAdam([weight], l21=1e6)
     learn(table, optimizer, pull(torch.arange(500), DIM))
@@ -325,56 +321,47 @@ def test_the_weight_is_the_only_parameter_and_as_large_as_the_table() -> None:
     assert weight.shape == (0, DIM)
 
 
-USES: dict[str, Callable[[Tensor], object]] = {
-    "product": lambda weight: weight * 2,
-    "sum": lambda weight: weight.sum(),
-    "indexing": lambda weight: weight[0],
-    "norm": lambda weight: weight.norm(),
-    "in place": lambda weight: weight.data.zero_(),
-    "penalty": lambda weight: (weight**2).sum().backward(),
-    "linear": lambda weight: nn.functional.linear(torch.ones(2, DIM, dtype=torch.float64), weight),
-    "torch's init": lambda weight: nn.init.zeros_(weight),
-}
-
-
-@over("use", USES)
-def test_arithmetic_on_the_weight_says_why_not(use: str) -> None:
-    table = new_table()
-    optimizer = GroupAdam([table.weight])
-    learn(table, optimizer, pull(KEYS, DIM))
-    before = everything(table, optimizer)
-    with pytest.raises((TypeError, RuntimeError, NotImplementedError), match="HashEmbedding"):
-        USES[use](table.weight)
-    assert_identical(everything(table, optimizer), before)
-
-
-@over("cls", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
-def test_an_optimizer_of_torch_says_why_not(cls: type[torch.optim.Optimizer]) -> None:
-    table = new_table()
-    before = table(KEYS).detach()
-
-    def train() -> None:
+def by_an_optimizer_of_torch(cls: type[torch.optim.Optimizer]) -> Callable[[HashEmbedding], object]:
+    def train(table: HashEmbedding) -> None:
         optimizer = cls([table.weight], lr=0.1)
         loss_of(table).backward()
         optimizer.step()
 
-    with (
-        torch.sparse.check_sparse_tensor_invariants(False),
-        pytest.raises((TypeError, RuntimeError, NotImplementedError), match="HashEmbedding"),
-    ):
-        train()
-    assert_identical(table.lookup(KEYS), before)
+    return train
+
+
+USES: dict[str, Callable[[HashEmbedding], object]] = {
+    "product": lambda table: table.weight * 2,
+    "sum": lambda table: table.weight.sum(),
+    "indexing": lambda table: table.weight[0],
+    "in place": lambda table: table.weight.data.zero_(),
+    "penalty": lambda table: (table.weight**2).sum().backward(),
+    "linear": lambda table: nn.functional.linear(torch.ones(2, DIM, dtype=torch.float64), table.weight),
+    "torch's init": lambda table: nn.init.zeros_(table.weight),
+    "SparseAdam": by_an_optimizer_of_torch(torch.optim.SparseAdam),
+    "SGD": by_an_optimizer_of_torch(torch.optim.SGD),
+    "Adagrad": by_an_optimizer_of_torch(torch.optim.Adagrad),
+}
+
+
+@over("use", USES)
+def test_arithmetic_on_the_weight_and_optimizers_of_torch_say_why_not(use: str) -> None:
+    table = new_table()
+    optimizer = GroupAdam([table.weight])
+    learn(table, optimizer, pull(KEYS, DIM))
+    before = everything(table, optimizer)
+    refused = pytest.raises((TypeError, RuntimeError, NotImplementedError), match="HashEmbedding")
+    with torch.sparse.check_sparse_tensor_invariants(False), refused:
+        USES[use](table)
+    assert_identical(everything(table, optimizer), before)
 
 
 def test_a_module_with_a_table_takes_the_usual_calls() -> None:
     model = nn.ModuleDict({"table": new_table(), "bag": HashEmbeddingBag(2), "head": nn.Linear(3, 1)})
-    names = ["table.weight", "bag.weight", "head.weight", "head.bias"]
-    assert [name for name, _ in model.named_parameters()] == names
-    assert not model.eval()["table"].training
-    assert model.train()["table"].training
-    assert model.cpu() is model.to("cpu") is model
-    model.requires_grad_(False).requires_grad_(True)
-    model.zero_grad()
-    model.apply(lambda module: None)
+    groups = GroupAdam(param_groups(model, l21=0.25)).param_groups
+    names = [["table.weight", "bag.weight"], ["head.weight", "head.bias"]]
+    assert [(group["l21"], group["param_names"]) for group in groups] == [(0.25, names[0]), (0.0, names[1])]
+    assert [name for name, _ in model.named_parameters()] == names[0] + names[1]
+    model.eval().train().requires_grad_(False).requires_grad_(True).apply(lambda module: None).zero_grad()
     assert "HashEmbedding(" in repr(model)
     assert "HashEmbeddingBag(" in repr(model)

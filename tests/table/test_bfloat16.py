@@ -1,7 +1,6 @@
 """Tables in the host's memory that keep u and the optimizer's state in bfloat16, `state_dtype=torch.bfloat16`."""
 
 import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkpoint_cases import LAMBDAS, bits, clicks
+from checkpoint_cases import bits, clicks
 from family import FAMILY, Member
 from over import over
 from sparsegroup import GroupAdam, GroupFTRL, GroupOptimizer, GroupRowWiseAdagrad, HashEmbedding
@@ -43,7 +42,7 @@ def build(member: Member, dim: int = 5, state_dtype: torch.dtype | None = BF16, 
 
 def step(table: HashEmbedding, optimizer: GroupOptimizer, one: Lookup) -> None:
     optimizer.zero_grad()
-    one.loss(table(one.keys)).backward(create_graph=optimizer.rule.second_order)
+    one.loss(table(one.keys)).backward()
     optimizer.step()
 
 
@@ -64,20 +63,19 @@ def twin_of(member: Member, table: HashEmbedding, optimizer: GroupOptimizer, **o
 
 
 @over(
-    ("rule", "lambdas"),
-    [*((rule, {}) for rule in ("sgd", "adam", "ftrl", "rowwise_adagrad")), ("adam", NO_LAMBDAS)],
+    ("rule", "lambdas", "dims"),
+    [("adam", {}, (1, 3, 8, 256, 300)), ("adam", NO_LAMBDAS, (1, 8)), ("rowwise_adagrad", {}, (1, 8))],
 )
-def test_a_step_is_that_of_float32_rounded_as_everywhere(rule: str, lambdas: dict[str, float]) -> None:
+def test_a_step_is_that_of_float32_rounded_as_everywhere(rule: str, lambdas: dict[str, float], dims: Any) -> None:
     """To the bit: the weights of a float32 table with the same state, and its state as eager PyTorch rounds it."""
     member = FAMILY[rule]
-    for dim in (1, 3, 8, 10, 256, 300) if member.rule == "adam" and not lambdas else (1, 8):
+    for dim in dims:
         table, optimizer = build(member, dim, **lambdas)
-        for t in range(1, 5):
-            twin, its = twin_of(member, table, optimizer, **lambdas) if t > 1 else (None, None)
+        step(table, optimizer, lookup(1, dim))
+        for t in range(2, 5):
+            twin, its = twin_of(member, table, optimizer, **lambdas)
             one = lookup(t, dim)
             step(table, optimizer, one)
-            if twin is None:
-                continue
             step(twin, its, one)
             ours, theirs = state_of(table, one.keys), state_of(twin, one.keys)
             assert torch.equal(ours.pop("weight"), theirs.pop("weight"))
@@ -110,96 +108,71 @@ def test_neither_threads_nor_the_order_of_a_batch_matter(make: type[GroupOptimiz
     assert found[0] == found[1] == found[2]
 
 
-def test_what_a_group_begins_with_is_known_again() -> None:
+@over("make", [GroupFTRL, GroupRowWiseAdagrad])
+def test_what_a_group_begins_with_is_known_again(make: type[GroupOptimizer]) -> None:
     """0.1 is no bfloat16: a row of which no element had a gradient stays where it is, and a sweep may drop it."""
-    for make in (GroupFTRL, GroupRowWiseAdagrad):
-        table = HashEmbedding(4, std=0.1)
-        optimizer = make(table.parameters(), lr=0.1, l21=3.0, state_dtype=BF16, initial_accumulator_value=0.1)
-        before = table(KEYS).detach().clone()
-        for _ in range(2):
-            optimizer.zero_grad()
-            gradient = torch.ones(len(KEYS), 4)
-            gradient[::2] = 0.0
-            table(KEYS).backward(gradient)
-            optimizer.step()
-        assert torch.equal(table.lookup(KEYS)[::2], before[::2])
-        assert not torch.equal(table.lookup(KEYS)[1::2], before[1::2])
-        (census,) = optimizer.census(0, 0, (1,))
-        assert (census.critical == 0).sum() == len(KEYS) / 2, "such a row insists on nothing"
-
-
-def test_small_updates_are_not_swallowed() -> None:
-    """Σ g² of 300 gradients of 0.04 is 0.48 on average, far more than bfloat16 adds up to the nearest."""
-    table = HashEmbedding(8, std=0.1)
-    optimizer = GroupFTRL(table.parameters(), lr=0.01, l21=1e-9, initial_accumulator_value=1.0, state_dtype=BF16)
-    for _ in range(300):
+    table = HashEmbedding(4, std=0.1)
+    optimizer = make(table.parameters(), lr=0.1, l21=3.0, state_dtype=BF16, initial_accumulator_value=0.1)
+    before = table(KEYS).detach().clone()
+    gradient = torch.ones(len(KEYS), 4)
+    gradient[::2] = 0.0
+    for _ in range(2):
         optimizer.zero_grad()
-        table(KEYS).backward(torch.full((len(KEYS), 8), 0.04))
+        table(KEYS).backward(gradient)
         optimizer.step()
-    assert abs(state_of(table, KEYS)["sum"].mean() - 1.48) < 0.02
+    assert torch.equal(table.lookup(KEYS)[::2], before[::2])
+    assert not torch.equal(table.lookup(KEYS)[1::2], before[1::2])
+    (census,) = optimizer.census(0, 0, (1,))
+    assert (census.critical == 0).sum() == len(KEYS) / 2, "such a row insists on nothing"
 
 
 # Copies, files and limits
 
 
-@pytest.mark.parametrize(
-    ("cls", "state_dtype", "dim", "page_bytes"),
-    [
-        (GroupAdam, BF16, 1, 1 << 9),
-        (GroupAdam, BF16, 8, 1 << 24),
-        (GroupRowWiseAdagrad, None, 3, 1 << 9),
-        (GroupRowWiseAdagrad, BF16, 3, 1 << 9),
-    ],
-)
-def test_a_checkpoint_and_its_increments_go_on_with_the_same_bits(
-    cls: Any, state_dtype: Any, dim: int, page_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@over(("cls", "state_dtype"), [(GroupAdam, BF16), (GroupRowWiseAdagrad, None), (GroupRowWiseAdagrad, BF16)])
+def test_a_checkpoint_its_increments_and_a_copy_go_on_with_the_same_bits(
+    cls: Any, state_dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "_PAGE_BYTES", page_bytes)
+    monkeypatch.setattr(host, "_PAGE_BYTES", 1 << 9)
 
     def make(params: Any, **options: Any) -> GroupOptimizer:
         return cls(params, state_dtype=state_dtype, **options)
 
-    training = clicks(make, dim=dim)
+    training = clicks(make)
     for _ in range(20):
         training.step()
     training.tables[0].shrink()
     training.step()
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(tmp_path / f"{cls.__name__}-{state_dtype}")
     for number in range(3):
         checkpoints.save(number, training.model, training.optimizers)
         training.step()
-    other = clicks(make, dim=dim)
-    other.load(checkpoints.save(3, training.model, training.optimizers))
-    assert all(table.table.rows.state_dtype == (state_dtype or torch.float32) for table in other.tables)
+    loaded = clicks(make)
+    loaded.load(checkpoints.save(3, training.model, training.optimizers))
+    assert all(table.table.rows.state_dtype == (state_dtype or torch.float32) for table in loaded.tables)
     ends, rng = [], torch.get_rng_state()
-    for one in (training, other):
+    for one in (copy.deepcopy(training), training, loaded):
         torch.set_rng_state(rng)
         one.draw.manual_seed(7)
         before = bits(one.facts())
         for _ in range(4):
             one.step()
         ends.append((before, bits(one.facts())))
-    assert ends[0] == ends[1]
+    assert ends[0] == ends[1] == ends[2]
 
 
-@pytest.mark.parametrize(("first", "second"), [(None, BF16), (BF16, None), (BF16, torch.float32)])
+@over(("first", "second"), [(None, BF16), (BF16, None), (BF16, torch.float32)])
 def test_a_checkpoint_can_be_resumed_in_another_dtype(
     tmp_path: Path, first: torch.dtype | None, second: torch.dtype | None
 ) -> None:
     """What was read is converted: exactly to float32, to the nearest to bfloat16."""
-
-    def trained(state_dtype: torch.dtype | None) -> tuple[HashEmbedding, GroupOptimizer]:
-        table = HashEmbedding(3, std=0.1)
-        return table, GroupAdam(table.parameters(), lr=0.05, state_dtype=state_dtype, **LAMBDAS)
-
-    table, optimizer = trained(first)
+    path = tmp_path / f"{first}-{second}"
+    (table, optimizer), (other, its) = (build(FAMILY["adam"], 3, state_dtype) for state_dtype in (first, second))
     for t in range(3):
         step(table, optimizer, lookup(t, 3))
-    save_checkpoint(tmp_path / "one", table, [optimizer])
-    other, its = trained(second)
-    load_checkpoint(tmp_path / "one", other, [its])
-    its.param_groups[0]["state_dtype"] = second
-    its.param_groups[0]["lr"] = 0.0
+    save_checkpoint(path, table, [optimizer])
+    load_checkpoint(path, other, [its])
+    its.param_groups[0] |= {"state_dtype": second, "lr": 0.0}
     step(other, its, Lookup(KEYS[:1], torch.zeros(1, 3), torch.zeros(1, 3)))
     before, after = state_of(table, KEYS[1:]), state_of(other, KEYS[1:])
     for part in before:
@@ -208,41 +181,26 @@ def test_a_checkpoint_can_be_resumed_in_another_dtype(
     assert (other.table.rows.state_dtype == BF16) == (second == BF16)
 
 
-def test_copies_and_state_dicts_hold_the_same() -> None:
-    table, optimizer = build(FAMILY["adam"])
-    for t in range(3):
-        step(table, optimizer, lookup(t, 5))
-    loaded, its = build(FAMILY["adam"])
-    loaded.load_state_dict(copy.deepcopy(table.state_dict()))
-    its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    copies = [copy.deepcopy((table, optimizer)), pickle.loads(pickle.dumps((table, optimizer))), (loaded, its)]
-    assert all(other.table.rows.state_dtype == BF16 for other, _ in copies)
-    step(table, optimizer, lookup(4, 5))
-    for other, other_optimizer in copies:
-        step(other, other_optimizer, lookup(4, 5))
-        assert bits(state_of(other, KEYS)) == bits(state_of(table, KEYS))
-
-
 def test_a_limit_counts_the_narrow_rows_and_a_checkpoint_within_it_stays_whole(tmp_path: Path) -> None:
     def limited(state_dtype: torch.dtype | None) -> Any:
         table = HashEmbedding(16, std=0.1, max_bytes=4_000_000)
-        optimizer = GroupAdam(table.parameters(), state_dtype=state_dtype, l21=1e-6)
-        for first in range(0, 40_000, 2_000):
-            optimizer.zero_grad()
-            table(torch.arange(first, first + 2_000)).sum().backward()
-            optimizer.step()
-            assert table.memory().total <= 4_000_000
-        return table, optimizer
+        return table, GroupAdam(table.parameters(), state_dtype=state_dtype, l21=1e-6)
 
-    (wide, _), (narrow, optimizer) = limited(None), limited(BF16)
+    (wide, _), (narrow, optimizer) = trained = limited(None), limited(BF16)
+    for table, its in trained:
+        for first in range(0, 40_000, 2_000):
+            its.zero_grad()
+            table(torch.arange(first, first + 2_000)).sum().backward()
+            its.step()
+            assert table.memory().total <= 4_000_000
     assert narrow.num_rows > 1.3 * wide.num_rows
     save_checkpoint(tmp_path / "one", narrow, [optimizer])
-    table = HashEmbedding(16, std=0.1, max_bytes=4_000_000)
-    load_checkpoint(tmp_path / "one", table, [GroupAdam(table.parameters(), state_dtype=BF16, l21=1e-6)])
+    table, its = limited(BF16)
+    load_checkpoint(tmp_path / "one", table, [its])
     assert torch.equal(table.keys, narrow.keys)
 
 
-@over("dim", [1, 3, 8, 300])
+@over("dim", [1, 300])
 def test_a_sweep_leaves_what_the_closed_form_says(dim: int) -> None:
     """As of the float32 table of the same state, u to the nearest."""
     member = FAMILY["adam"]
@@ -265,8 +223,7 @@ def test_rows_of_float64_have_no_such_state() -> None:
     table = HashEmbedding(4, dtype=torch.float64)
     for state_dtype in (BF16, torch.float32):
         optimizer = GroupAdam(table.parameters(), state_dtype=state_dtype)
-        with pytest.raises(
-            ValueError, match=f"state_dtype={state_dtype} cannot be for a HashEmbedding of torch.float64"
-        ):
+        message = f"state_dtype={state_dtype} cannot be for a HashEmbedding of torch.float64"
+        with pytest.raises(ValueError, match=message):
             step(table, optimizer, lookup(1, 4))
         assert table.table.rows.parts == ("weight",)

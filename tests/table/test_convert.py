@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from over import over
 from sparsegroup import (
     GroupAdam,
-    GroupFTRL,
     GroupOptimizer,
     HashEmbedding,
     HashEmbeddingBag,
@@ -64,9 +62,9 @@ def batch(seed: int, rows: int = 16) -> tuple[Tensor, Tensor]:
     return ids, torch.cat([torch.tensor([0]), cuts, torch.tensor([rows * 4])])
 
 
-def trained(model: nn.Module, optimizer: GroupOptimizer, steps: int = 12) -> list[float]:
+def trained(model: nn.Module, optimizer: GroupOptimizer) -> list[float]:
     losses = []
-    for step in range(steps):
+    for step in range(12):
         ids, offsets = batch(step)
         optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(model(ids, offsets), (ids[:, 0] % 2).float())
@@ -84,11 +82,23 @@ def embedding(rows: int = 2_000, dim: int = 8, **options: Any) -> nn.Embedding:
 # What it computes, there and back
 
 
+ATTRIBUTES = (
+    *("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+    *("mode", "include_last_offset", "training"),
+)
+
+
 def test_the_model_computes_what_it_did_and_so_does_the_one_that_is_converted_back() -> None:
     model = Shop()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.tags.eval()
+    original, before = copy.deepcopy(model), {name: value.clone() for name, value in model.state_dict().items()}
     old = {id(parameter) for parameter in model.parameters()} - {id(parameter) for parameter in model.head.parameters()}
     wanted = [model(*batch(seed)) for seed in range(4)]
+
+    def has_its_attributes() -> bool:
+        pairs = [(model.get_submodule(name), original.get_submodule(name)) for name in ("history", "tags", "words")]
+        return all(getattr(new, name, 0) == getattr(old, name, 0) for new, old in pairs for name in ATTRIBUTES)
+
     assert convert(model) is model
     assert not [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     assert not old & {id(parameter) for parameter in model.parameters()}
@@ -97,14 +107,19 @@ def test_the_model_computes_what_it_did_and_so_does_the_one_that_is_converted_ba
     assert model.item is not model.places["other"]
     assert model.item.table is model.places["other"].table
     assert sum(isinstance(module, HashEmbedding) for module in model.modules()) == 4
+    assert has_its_attributes()
+    assert "padding_idx=0" in repr(model.history)
+    copied = copy.deepcopy(model)
     for training in (True, False):
-        model.train(training)
+        copied.train(training)
         for seed, want in enumerate(wanted):
-            assert torch.allclose(model(*batch(seed)), want, rtol=1e-6, atol=1e-6)
+            assert torch.allclose(copied(*batch(seed)), want, rtol=1e-6, atol=1e-6)
     assert torch.equal(model.item.table.lookup(torch.arange(ROWS)), before["item.weight"])
     assert to_embeddings(model) is model
     assert model.item is model.places["again"]
     assert model.item.weight is model.places["other"].weight
+    assert has_its_attributes()
+    assert repr(model) == repr(original)
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[name], value) for name, value in before.items())
@@ -112,77 +127,23 @@ def test_the_model_computes_what_it_did_and_so_does_the_one_that_is_converted_ba
         assert torch.equal(model(*batch(seed)), want)
 
 
-def test_arguments_and_attributes_stay() -> None:
-    model = Shop()
-    model.tags.eval()
-    before = copy.deepcopy(model)
-    convert(model)
-    names: dict[str, tuple[str, ...]] = {
-        "history": ("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq"),
-        "tags": ("num_embeddings", "embedding_dim", "padding_idx", "mode", "include_last_offset", "sparse", "training"),
-        "words": ("num_embeddings", "padding_idx", "mode", "include_last_offset", "training"),
-    }
-    for stage in ("tables", "embeddings"):
-        for name, attributes in names.items():
-            module, old = model.get_submodule(name), before.get_submodule(name)
-            for attribute in attributes:
-                assert getattr(module, attribute) == getattr(old, attribute), (stage, name, attribute)
-        to_embeddings(model) if stage == "tables" else None
-    assert repr(model) == repr(before)
-    assert "padding_idx=0" in repr(convert(before).history)
-
-
-def test_a_model_that_is_an_embedding_is_given_back_anew() -> None:
-    for plain in (nn.Embedding(ROWS, DIM), nn.EmbeddingBag(ROWS, DIM, mode="sum")):
-        made = convert(plain)
-        assert type(made) is (TableEmbeddingBag if isinstance(plain, nn.EmbeddingBag) else TableEmbedding)
-        assert type(made.table) is (HashEmbeddingBag if isinstance(plain, nn.EmbeddingBag) else HashEmbedding)
-        assert torch.equal(to_embeddings(made).weight, plain.weight)
-
-
-@over(("kind", "options"), [(GroupAdam, {"l1": 1e-4, "l21": 0.05, "l2": 1e-3}), (GroupFTRL, {})])
-def test_a_converted_model_trains_as_sparse_embeddings_do(
-    kind: type[GroupOptimizer], options: dict[str, float]
-) -> None:
-    """Also where an optimizer charges a row's start (all but FTRL): bags sum in another order, so not bit for bit."""
-    plain = Shop()
+def test_a_converted_model_trains_as_sparse_embeddings_do() -> None:
+    """Bags sum in another order, so not bit for bit. Padding is zero, untrained, and no row."""
+    plain, options = Shop(), {"l1": 1e-4, "l21": 0.05, "l2": 1e-3}
     model = convert(copy.deepcopy(plain))
-    losses = trained(plain, kind(param_groups(plain, **options), lr=0.05))
-    optimizer = kind(param_groups(model, **options), lr=0.05)
+    losses = trained(plain, GroupAdam(param_groups(plain, **options), lr=0.05))
+    optimizer = GroupAdam(param_groups(model, **options), lr=0.05)
     assert torch.allclose(torch.tensor(trained(model, optimizer)), torch.tensor(losses), rtol=1e-5)
-    to_embeddings(model)
-    for (name, found), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5), name
-    if "l21" in options:
-        assert (plain.item.weight == 0).all(1).sum() == (model.item.weight == 0).all(1).sum() > 0
-
-
-def test_lookups_train_bit_for_bit() -> None:
-    """Where an id comes once in a batch: gradients of several are summed in another order."""
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Embedding(ROWS, DIM, padding_idx=0, sparse=True), nn.Flatten(), nn.Linear(4 * DIM, 1))
-    table = convert(copy.deepcopy(plain))
-    optimizers = [GroupAdam(param_groups(model, l21=5.0), lr=0.05) for model in (plain, table)]
-    for _ in range(10):
-        ids = torch.randperm(ROWS)[:40].view(-1, 4)
-        for model, optimizer in zip((plain, table), optimizers, strict=True):
-            optimizer.zero_grad()
-            model(ids).square().sum().backward()
-            optimizer.step()
-        assert torch.equal(table[0].table.lookup(torch.arange(1, ROWS)), plain[0].weight[1:])
-    assert torch.equal(plain[2].weight, table[2].weight)
-    assert (plain[0].weight[1:] == 0).all(1).any()
-
-
-def test_padding_is_zero_and_untrained_and_no_row() -> None:
-    model = convert(Shop())
-    trained(model, GroupAdam(param_groups(model), lr=0.1))
     assert not model.history.table.contains(torch.tensor([0]))
     assert model.history.table.num_seen == ROWS - 1
     for training in (True, False):
         assert not model.train(training).history(torch.tensor([0, 0])).any()
         assert not model.tags(torch.zeros(1, 3, dtype=torch.int64)).any()
-    assert not to_embeddings(model).history.weight[0].any()
+    to_embeddings(model)
+    for (name, found), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5), name
+    assert (plain.item.weight == 0).all(1).sum() == (model.item.weight == 0).all(1).sum() > 0
+    assert not model.history.weight[0].any()
 
 
 def test_a_padding_row_that_is_not_zero_stays_unchanged() -> None:
@@ -215,6 +176,7 @@ def test_bags_give_what_torchs_give(mode: str, padding_idx: int | None, last: bo
     torch.manual_seed(0)
     plain = nn.EmbeddingBag(ROWS, DIM, mode=mode, padding_idx=padding_idx, include_last_offset=last)
     model = convert(plain)
+    assert (type(model), type(model.table)) == (TableEmbeddingBag, HashEmbeddingBag)
     for training in (True, False):
         model.train(training)
         for ids, offsets, weights in bag_calls():
@@ -225,15 +187,16 @@ def test_bags_give_what_torchs_give(mode: str, padding_idx: int | None, last: bo
                     model(ids, offsets, weights)
                 continue
             assert torch.allclose(model(ids, offsets, weights), plain(ids, offsets, weights), atol=1e-6)
+    assert torch.equal(to_embeddings(model).weight, plain.weight)
 
 
 def test_ids_and_weights_that_do_not_fit_are_refused_with_padding_too() -> None:
-    model = convert(nn.EmbeddingBag(ROWS, DIM, mode="sum", padding_idx=0))
-    with pytest.raises(ValueError, match="must have the shape of the keys"):
-        model(torch.ones(2, 3, dtype=torch.int64), None, torch.ones(3, 2))
-    with pytest.raises(ValueError, match="1-d keys need offsets"):
-        model(torch.ones(3, dtype=torch.int64))
+    bag = convert(nn.EmbeddingBag(ROWS, DIM, mode="sum", padding_idx=0))
     single = convert(nn.Embedding(ROWS, DIM, padding_idx=0))
+    with pytest.raises(ValueError, match="must have the shape of the keys"):
+        bag(torch.ones(2, 3, dtype=torch.int64), None, torch.ones(3, 2))
+    with pytest.raises(ValueError, match="1-d keys need offsets"):
+        bag(torch.ones(3, dtype=torch.int64))
     assert torch.equal(single(torch.tensor([0, 5], dtype=torch.int32)), single(torch.tensor([0, 5])))
     with pytest.raises(TypeError, match=r"keys must be int64 or int32, got torch\.float32"):
         single(torch.ones(3))
@@ -242,120 +205,85 @@ def test_ids_and_weights_that_do_not_fit_are_refused_with_padding_too() -> None:
 # How tables start
 
 
-INITIALIZERS: dict[str, tuple[Callable[[Tensor], Any], float]] = {
-    "DeepCTR-Torch": (partial(nn.init.normal_, mean=0, std=1e-4), 1e-4),
-    "torch": (nn.init.normal_, 1.0),
-    "xavier, uniform": (nn.init.xavier_uniform_, (2 / 2_008) ** 0.5),
-    "zeros": (nn.init.zeros_, 0.0),
-}
-
-
-@over("name", INITIALIZERS)
-def test_new_rows_start_as_the_embedding_was_initialized(name: str) -> None:
-    initialize, std = INITIALIZERS[name]
+@over(
+    ("initialize", "std"),
+    [
+        (lambda weight: nn.init.normal_(weight, std=1e-4), 1e-4),  # as DeepCTR-Torch does
+        (nn.init.xavier_uniform_, (2 / 2_008) ** 0.5),
+        (nn.init.zeros_, 0.0),
+    ],
+)
+def test_new_rows_start_as_the_embedding_was_initialized(initialize: Callable[[Tensor], Any], std: float) -> None:
     plain = embedding(padding_idx=0)
     initialize(plain.weight)
     with torch.no_grad():
         plain.weight[0] = 0
-    table = convert(plain, rows="none").table
-    assert table.num_rows == 0
-    vectors = table(torch.arange(1, 20_001)).detach()
-    assert table.num_seen == 20_000
-    assert float(vectors.std()) == pytest.approx(std, rel=0.03)
-    assert abs(float(vectors.mean())) <= 0.02 * std
+    for rows in ("all", "none"):
+        table = convert(copy.deepcopy(plain), rows=rows).table
+        assert table.num_rows == (1_999 if rows == "all" else 0)
+        assert torch.equal(table.lookup(torch.arange(2_000)), plain.weight if rows == "all" else torch.zeros(2_000, 8))
+        vectors = table(torch.arange(2_000, 22_000)).detach()
+        assert float(vectors.std()) == pytest.approx(std, rel=0.03)
+        assert abs(float(vectors.mean())) <= 0.02 * std
 
 
-def test_rows_that_are_there_stay_and_new_ones_start_alike() -> None:
-    plain = embedding()
-    nn.init.uniform_(plain.weight, -0.5, 0.5)
-    table = convert(plain).table
-    assert torch.equal(table(torch.arange(2_000)), plain.weight)
-    newcomers = table(torch.arange(2_000, 12_000)).detach()
-    assert float(newcomers.std()) == pytest.approx(12**-0.5, rel=0.02)
-    assert table.num_rows == 12_000
-
-
-def test_a_weight_that_is_not_around_zero_is_not_drawn_anew() -> None:
-    plain = embedding()
-    nn.init.uniform_(plain.weight, 0.0, 1.0)
-    model = nn.Sequential(plain)
-    with pytest.raises(ValueError, match=r"0: rows='none' would draw its rows around zero, but their mean is 0\.5"):
-        convert(model, rows="none")
-    assert model[0] is plain
-    assert convert(model, rows="none", std=0.1)[0].table.table.config.std == 0.1
-
-
-def test_tables_differ_in_their_seeds_which_torchs_seed_decides() -> None:
+def test_options_reach_the_tables_whose_seeds_differ_and_follow_from_torchs() -> None:
     def starts(**options: Any) -> list[Tensor]:
         model = convert(nn.ModuleList([embedding(), embedding()]), rows="none", **options)
         return [module.table.initial(torch.arange(5)) for module in model]
 
-    first, again = starts(), starts()
-    assert torch.equal(first[0], again[0])
-    assert not torch.equal(first[0], first[1])
-    given = starts(seed=2**64 - 1)
-    assert torch.equal(given[0], starts(seed=2**64 - 1)[0])
-    assert not torch.equal(given[0], given[1])
-    with pytest.raises(ValueError, match="seed must be in"):
-        starts(seed=-1)
-
-
-def test_a_weight_at_its_initializer_counts_no_features_before_they_come() -> None:
-    model = convert(nn.Sequential(embedding(100_000), nn.Linear(8, 1)), rows="none")
-    optimizer = GroupAdam(param_groups(model, l21=0.02), lr=1e-2)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.arange(500)).square().mean().backward()
-        optimizer.step()
-    table, ids = model[0].table, torch.arange(1_000)
-    assert table.num_seen == 500
-    wanted = model.eval()(ids)
-    plain = to_embeddings(model)
-    assert plain[0].weight.shape == (100_000, 8)
-    assert 0 < int((plain[0].weight != 0).any(1).sum()) == table.num_live < 500
-    assert torch.equal(plain(ids), wanted)
-
-
-def test_larger_ids_make_a_larger_embedding_and_negative_ones_none() -> None:
-    model = nn.Sequential(convert(embedding(10)))
-    model(torch.tensor([25]))
-    assert to_embeddings(nn.Sequential(*model))[0].weight.shape == (26, 8)
-    model(torch.tensor([-7]))
-    with pytest.raises(ValueError, match="0: it has the key -7; the rows of an nn"):
-        to_embeddings(model)
-    assert isinstance(model[0], TableEmbedding)
-
-
-def test_dead_rows_have_the_fallback_vector_after_it() -> None:
-    model = convert(nn.Sequential(embedding(10, padding_idx=0)), fallback=True)
-    table = model[0].table
-    with torch.no_grad():
-        table.fallback.normal_()
-    table.assign(torch.tensor([4]), torch.zeros(1, 8))
-    ids = torch.arange(10)
-    wanted = model.eval()(ids)
-    assert torch.equal(wanted[4], table.fallback[0])
-    assert torch.equal(to_embeddings(model)(ids), wanted)
-    assert not wanted[0].any()
-
-
-def test_options_reach_the_tables() -> None:
+    for options in ({}, {"seed": 2**64 - 1}):
+        first, again = starts(**options), starts(**options)
+        assert torch.equal(first[0], again[0])
+        assert not torch.equal(first[0], first[1])
     model = convert(nn.Sequential(embedding()), rows="none", admission=MinCount(2), dtype=torch.float64, std=0.5)
     model(torch.tensor([1, 2]))
     assert model[0].table.num_rows == 0
     assert model(torch.tensor([2])).dtype == torch.float64
     assert model[0].table.num_rows == 1
-    with pytest.raises(TypeError, match="there is no 'size'"):
-        convert(nn.Sequential(embedding()), size=3)
+
+
+def test_converted_back_ids_without_a_live_row_have_zeros_or_the_fallback_vector() -> None:
+    """And larger ids make a larger embedding, negative ones none."""
+    for fallback in (False, True):
+        model = convert(nn.Sequential(embedding(padding_idx=0), nn.Linear(8, 1)), rows="none", fallback=fallback)
+        optimizer = GroupAdam(param_groups(model, l21=0.02), lr=1e-2)
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(torch.arange(500)).square().mean().backward()
+            optimizer.step()
+        table, ids = model[0].table, torch.arange(2_006)
+        assert table.num_seen == 499, "ids that have not come do not count as features"
+        model(torch.tensor([2_005]))
+        if fallback:
+            nn.init.normal_(table.fallback)
+        wanted = model.eval()(ids)
+        plain = to_embeddings(nn.Sequential(*model))
+        assert plain[0].weight.shape == (2_006, 8)
+        assert not plain[0].weight[0].any()
+        assert 0 < table.num_live < 500
+        assert int((plain[0].weight != 0).any(1).sum()) == (2_005 if fallback else table.num_live)
+        assert torch.equal(plain(ids), wanted)
+        model.train()(torch.tensor([-7]))
+        with pytest.raises(ValueError, match="0: it has the key -7; the rows of an nn"):
+            to_embeddings(model)
+        assert isinstance(model[0], TableEmbedding)
 
 
 # What is replaced, and what is refused
 
 
+class Scaled(nn.Embedding):
+    """An embedding with a custom `forward`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
 def test_only_what_is_chosen_is_replaced() -> None:
     def replaced(**options: Any) -> list[str]:
         layers = {"big": embedding(1_000), "small": embedding(10), "fixed": embedding(1_000).requires_grad_(False)}
-        model = convert(nn.ModuleDict({**layers, "bag": nn.EmbeddingBag(100, 4)}), **options)
+        model = convert(nn.ModuleDict({**layers, "scaled": Scaled(9, 4), "bag": nn.EmbeddingBag(100, 4)}), **options)
         if isinstance(model["fixed"], TableEmbedding):
             assert not model["fixed"](torch.tensor([3])).requires_grad
             assert not to_embeddings(copy.deepcopy(model))["fixed"].weight.requires_grad
@@ -365,56 +293,46 @@ def test_only_what_is_chosen_is_replaced() -> None:
     assert replaced(choose=lambda name, module: name == "fixed") == ["fixed"]
     assert replaced(choose=lambda name, module: isinstance(module, nn.EmbeddingBag)) == ["bag"]
     assert replaced(choose=lambda name, module: module.num_embeddings >= 200) == ["big", "fixed"]
-    with pytest.raises(ValueError, match="ModuleDict holds no nn"):
-        replaced(choose=lambda name, module: False)
-    with pytest.raises(ValueError, match="Linear holds nothing that `convert` has made"):
-        to_embeddings(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="rows must be 'all' or 'none', got 'some'"):
-        replaced(rows="some")
+    plain = embedding()
+    nn.init.uniform_(plain.weight, 0.0, 1.0)
+    model = nn.Sequential(plain)
+    for refused, message in (
+        (lambda: replaced(choose=lambda name, module: False), "ModuleDict holds no nn"),
+        (lambda: replaced(choose=lambda name, module: True), "scaled: Scaled has a custom `forward`"),
+        (lambda: replaced(rows="some"), "rows must be 'all' or 'none', got 'some'"),
+        (lambda: replaced(seed=-1), "seed must be in"),
+        (lambda: replaced(size=3), "there is no 'size'"),
+        (lambda: to_embeddings(nn.Linear(2, 2)), "Linear holds nothing that `convert` has made"),
+        (lambda: convert(model, rows="none"), r"0: rows='none' would draw its rows .*, but their mean is 0\.5"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            refused()
+    assert model[0] is plain
+    assert convert(model, rows="none", std=0.1)[0].table.table.config.std == 0.1
 
 
-class Scaled(nn.Embedding):
-    """An embedding with a `forward` of its own."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return 2 * super().forward(input)
-
-
-def test_an_embedding_with_a_forward_of_its_own_is_left_alone() -> None:
-    model = convert(nn.Sequential(Scaled(10, 8), nn.Sequential(embedding())))
-    assert type(model[0]) is Scaled
-    assert isinstance(model[1][0], TableEmbedding)
-    with pytest.raises(ValueError, match="0: Scaled has a custom `forward`"):
-        convert(nn.Sequential(Scaled(10, 8)), choose=lambda name, module: True)
+def holding(**attributes: Callable[[nn.Embedding], object]) -> nn.Module:
+    """A module with an embedding, `words`, and what is made of it."""
+    model = nn.Module()
+    model.words = embedding()
+    for name, make in attributes.items():
+        setattr(model, name, make(model.words))
+    return model
 
 
-class Tied(nn.Module):
-    """An embedding whose weight is that of the last layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = embedding(), nn.Linear(8, 2_000, bias=False)
-        self.head.weight = self.words.weight
-
-
-class Holding(nn.Module):
-    """An embedding that a plain list holds, too."""
-
-    def __init__(self, of_weights: bool) -> None:
-        super().__init__()
-        self.words = embedding()
-        self.fields = {"words": [self.words.weight if of_weights else self.words]}
-
-
-class Regularized(nn.Module):
+def regularized(l2: float, norm: float | None = None) -> nn.Module:
     """As models of DeepCTR-Torch and of FuxiCTR hold what they add to the loss."""
+    named = list(nn.Linear(8, 1).named_parameters())
+    return holding(
+        regularization_weight=lambda words: [([words.weight, named[0][1]], 0.0, l2), (named, 0.0, 0.5)],
+        _embedding_regularizer=lambda words: norm,
+    )
 
-    def __init__(self, l2: float, norm: float | None) -> None:
-        super().__init__()
-        self.words, self.linear = embedding(), nn.Linear(8, 1)
-        named = list(self.linear.named_parameters())
-        self.regularization_weight = [([self.words.weight, self.linear.weight], 0.0, l2), (named, 0.0, 0.5)]
-        self._embedding_regularizer = norm
+
+def tied(words: nn.Embedding) -> nn.Module:
+    head = nn.Linear(8, 2_000, bias=False)
+    head.weight = words.weight
+    return head
 
 
 def hooked() -> nn.Module:
@@ -439,11 +357,11 @@ def differing() -> nn.Module:
         (lambda: nn.Sequential(nn.Embedding(10, 2, device="meta")), r"other.0: .*meta"),
         (hooked, r"other.0: its hooks would be lost"),
         (differing, r"other.0: its weight is shared by embeddings of another class, padding_idx"),
-        (Tied, r"other.words: its weight is other.head.weight, too"),
-        (lambda: Holding(True), r"other.words: the model holds it, or its weight, as other.fields, too"),
-        (lambda: Holding(False), r"other.words: the model holds it, or its weight, as other.fields, too"),
-        (lambda: Regularized(1e-5, None), r"other.words: .*as other.regularization_weight, too.*l2_reg_embedding=0"),
-        (lambda: Regularized(0.0, 1e-6), r"embedding_regularizer=1e-06 .*embedding_regularizer=None"),
+        (lambda: holding(head=tied), r"other.words: its weight is other.head.weight, too"),
+        (lambda: holding(fields=lambda words: {"words": [words.weight]}), r"other.words: .* it, .* as other.fields"),
+        (lambda: holding(fields=lambda words: {"words": (words,)}), r"other.words: .* holds it, .* as other.fields"),
+        (lambda: regularized(1e-5), r"other.words: .*as other.regularization_weight, too.*l2_reg_embedding=0"),
+        (lambda: regularized(0.0, 1e-6), r"embedding_regularizer=1e-06 .*embedding_regularizer=None"),
     ],
 )
 def test_what_a_table_cannot_be_is_refused_and_nothing_changes(make: Callable[[], nn.Module], message: str) -> None:
@@ -454,8 +372,8 @@ def test_what_a_table_cannot_be_is_refused_and_nothing_changes(make: Callable[[]
     assert list(model.modules()) == before
 
 
-def test_a_loss_that_computes_nothing_of_the_weights_is_none() -> None:
-    assert convert(Regularized(0.0, None)).words.table.num_rows == 2_000
+def test_a_loss_that_computes_nothing_of_the_weights_is_not_refused() -> None:
+    assert convert(regularized(0.0)).words.table.num_rows == 2_000
 
 
 @pytest.mark.whole

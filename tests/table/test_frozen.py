@@ -1,8 +1,9 @@
 """A frozen table, `requires_grad_(False)`, stays what it is in training mode, as a frozen `nn.Embedding` does."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -18,38 +19,40 @@ OLD, NEW = torch.arange(8), torch.arange(100, 108)
 
 def pretrained(**options: object) -> HashEmbedding:
     """A table with rows of `OLD`."""
-    table = HashEmbedding(3, std=0.1, **options)  # type: ignore[arg-type]
+    table = HashEmbedding(3, std=0.1, **options)
     table.assign(OLD, torch.ones(8, 3))
     return table
 
 
-@over("only_weight", [True, False])
-def test_it_looks_up_as_in_evaluation_mode(only_weight: bool) -> None:
-    table = pretrained()
+@over(("only_weight", "fallback"), [(True, False), (False, False), (True, True)])
+def test_it_looks_up_as_in_evaluation_mode(only_weight: bool, fallback: bool) -> None:
+    """Fallback vectors still learn if only the weight is frozen."""
+    table, other = pretrained(fallback=fallback), 7.0 if fallback else 0.0
+    if fallback:
+        nn.init.constant_(table.fallback, other)
     (table.weight if only_weight else table).requires_grad_(False)
     vectors = table(torch.cat([OLD, NEW]))
-    assert torch.equal(vectors, torch.cat([torch.ones(8, 3), torch.zeros(8, 3)]))
-    assert not vectors.requires_grad
+    assert torch.equal(vectors, torch.cat([torch.ones(8, 3), torch.full((8, 3), other)]))
+    assert vectors.requires_grad == fallback
+    if fallback:
+        vectors.sum().backward()
+        assert table.fallback.grad.tolist() == [[8.0] * 3]
+        assert table.weight.grad is None
     assert (table.training, table.num_rows, table.num_seen) == (True, 8, 8)
     table.requires_grad_(True)
-    assert torch.equal(table(NEW), table.initial(NEW))
+    table(NEW)
+    assert torch.equal(table.lookup(NEW), table.initial(NEW))
     assert (table.num_rows, table.num_seen) == (16, 16)
 
 
-def test_fallback_vectors_stand_in_and_learn() -> None:
-    table = pretrained(fallback=True)
-    table.weight.requires_grad_(False)
-    assert table.fallback is not None
-    with torch.no_grad():
-        table.fallback.fill_(7.0)
-    vectors = table(torch.cat([OLD, NEW]))
-    assert torch.equal(vectors, torch.cat([torch.ones(8, 3), torch.full((8, 3), 7.0)]))
-    vectors.sum().backward()
-    assert table.fallback.grad is not None
-    assert table.fallback.grad.tolist() == [[8.0] * 3]
-    assert table.weight.grad is None
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads.set_num_threads(2)
+    yield
+    threads.set_num_threads(None)
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_bags_tables_by_field_and_lookups_ahead_insert_nothing() -> None:
     bag = HashEmbeddingBag(3).requires_grad_(False)
     assert not bag(NEW, torch.tensor([0, 3])).any()
@@ -59,17 +62,13 @@ def test_bags_tables_by_field_and_lookups_ahead_insert_nothing() -> None:
     assert not tables(keys).any(), "the field 9 has no size, and zeros, as in evaluation"
     tables.prefetch(keys)
     assert (tables.num_rows, tables.num_seen) == (0, 0)
-    threads.set_num_threads(2)
-    try:
-        table, keys = pretrained().requires_grad_(False), torch.arange(100, 5_000)
-        table.prefetch(keys)
-        assert not table(keys).any()
-        assert table.num_rows == 8
-        table.prefetch(keys)
-        table.requires_grad_(True)  # between the two, it is thawed
-        assert torch.equal(table(keys), table.initial(keys))
-    finally:
-        threads.set_num_threads(None)
+    table, keys = pretrained().requires_grad_(False), torch.arange(100, 5_000)
+    table.prefetch(keys)
+    assert not table(keys).any()
+    assert table.num_rows == 8
+    table.prefetch(keys)
+    table.requires_grad_(True)  # between the two, it is thawed
+    assert torch.equal(table(keys), table.initial(keys))
 
 
 def test_no_policy_drops_its_rows() -> None:
@@ -97,7 +96,7 @@ def test_what_a_sweep_with_a_larger_lambda_would_make_zero_stays(frozen: bool) -
         optimizer.sweep()
 
     table, weight = pretrained(), nn.Parameter(torch.ones(2, 3))
-    swept(table.weight, lambda: table(OLD))  # type: ignore[arg-type]
+    swept(table.weight, lambda: table(OLD))
     assert table.num_live == (8 if frozen else 0)
     swept(weight, lambda: weight)
     assert bool(weight.any()) == frozen
@@ -109,7 +108,7 @@ def test_a_trainer_trains_the_network_over_it(after_first_epoch: str) -> None:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     stream = [(torch.stack([OLD, NEW], 1), torch.arange(8) % 2)] * 3
     trainer = Trainer(table, model, GroupAdagrad([*model.parameters(), *table.parameters()], lr=0.1))
-    trainer.fit(stream, epochs=2, after_first_epoch=after_first_epoch)  # type: ignore[arg-type]
+    trainer.fit(stream, epochs=2, after_first_epoch=after_first_epoch)
     assert any(not torch.equal(now, was) for now, was in zip(model.parameters(), before, strict=True))
     assert torch.equal(table.lookup(OLD), torch.ones(8, 3))
     assert table.num_rows == 8

@@ -24,9 +24,8 @@ any_key = st.one_of(
 )
 
 
-def table(keys: torch.Tensor, dtype: str = "float32", dim: int = 3) -> tuple[FrozenTable, torch.Tensor]:
-    vectors = torch.randn(len(keys), dim, generator=torch.Generator().manual_seed(0))
-    rows = Embeddings.of(keys, vectors, dtype)  # type: ignore[arg-type]
+def table(keys: torch.Tensor, dtype: str = "float32") -> tuple[FrozenTable, torch.Tensor]:
+    rows = Embeddings.of(keys, torch.randn(len(keys), 3, generator=torch.Generator().manual_seed(0)), dtype)
     return FrozenTable(rows), rows.decode()
 
 
@@ -49,8 +48,7 @@ def test_hashed_keys_of_many_fields_take_few_steps_and_little_directory(dtype: s
     lookup, vectors = table(keys, dtype)
     assert torch.equal(lookup(keys), vectors)
     neighbours = torch.cat([keys - 1, keys + 1])
-    neighbours = neighbours[~torch.isin(neighbours, keys)]
-    assert not lookup(neighbours).any()
+    assert not lookup(neighbours[~torch.isin(neighbours, keys)]).any()
     assert len(lookup.index.halves) <= 2
     assert lookup.index.start.nbytes + lookup.index.first.nbytes <= 1.2 * len(keys)
 
@@ -58,10 +56,6 @@ def test_hashed_keys_of_many_fields_take_few_steps_and_little_directory(dtype: s
 @over(
     "keys",
     [
-        torch.arange(5_000),
-        torch.arange(5_000) + (7 << 56),
-        HIGHEST - 4_999 + torch.arange(5_000),
-        LOWEST + torch.arange(5_000),
         torch.cat([torch.tensor([LOWEST, 0]), HIGHEST - 4_999 + torch.arange(5_000)]),
         torch.cat([torch.arange(5_000) - 2_500, (5 << 56) + random_keys(1_000, 1)]),
     ],
@@ -73,25 +67,17 @@ def test_keys_that_crowd_cost_steps_but_are_found(keys: torch.Tensor) -> None:
     assert len(lookup.index.halves) <= math.ceil(math.log2(len(keys) / 16))
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.sets(any_key, max_size=200),
-    st.lists(any_key, max_size=30),
-    st.sampled_from(["float32", "int8", "int4"]),
-    st.booleans(),
-    st.booleans(),
-)
+@settings(max_examples=25)
+@given(st.sets(any_key, max_size=200), st.sampled_from(["float32", "int8", "int4"]), st.booleans(), st.booleans())
 def test_keys_found_ahead_have_the_rows_that_the_operators_find(
-    keys: set[int], others: list[int], dtype: str, fallback: bool, fingerprints: bool
+    keys: set[int], dtype: str, fallback: bool, fingerprints: bool
 ) -> None:
     live = random_keys(len(keys), fields=256) if fingerprints else torch.tensor(sorted(keys), dtype=torch.int64)
     generator = torch.Generator().manual_seed(len(keys))
     vectors, absent = (torch.randn(count, 3, generator=generator) for count in (len(live), 256))
     bits = bits_for(live) if fingerprints else None
-    lookup = FrozenTable(
-        Embeddings.of(live, vectors, dtype, absent if fallback else None, bits)  # type: ignore[arg-type]
-    )
-    some = torch.cat([live, torch.tensor([*others, *EDGES], dtype=torch.int64), random_keys(50, fields=256)])
+    lookup = FrozenTable(Embeddings.of(live, vectors, dtype, absent if fallback else None, bits))
+    some = torch.cat([live, torch.tensor(EDGES), random_keys(50, fields=256)])
     asked = some.repeat(2, 20_000 // len(some))[:, :-1]
     with threads(2):
         wanted = lookup(asked)
