@@ -1,4 +1,3 @@
-import os
 import weakref
 from collections.abc import Iterator
 from itertools import product
@@ -8,17 +7,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from gpu_cases import DEVICE
 from over import over
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # which Triton reads when it is imported
-pytest.importorskip("triton")
-
-from row_model import RowModel  # noqa: E402
-from sparsegroup.table.rows import device  # noqa: E402
-from sparsegroup.table.rows.device import DeviceRows  # noqa: E402
-from sparsegroup.table.rows.rows import WEIGHT  # noqa: E402
+from row_model import RowModel
+from sparsegroup.table.rows import device
+from sparsegroup.table.rows.device import DeviceRows
+from sparsegroup.table.rows.rows import WEIGHT
 
 Float32s = npt.NDArray[np.float32]
 

@@ -17,12 +17,9 @@ from optimizer_cases import ALLOW_CREATE_GRAPH, KINDS, assert_identical, make
 from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag, UnusedFor
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
-from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.kernels.gpu import launch, runtime
 from sparsegroup.kernels.gpu.backend import Watch
-from sparsegroup.models import DCN
 from sparsegroup.table.rows.device import DeviceRows, DeviceStorage
-from sparsegroup.training import Trainer
 from table_cases import random_keys
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -109,17 +106,14 @@ def test_it_is_the_table_of_the_cpu(cls):
     assert_same(ours, theirs)
 
 
-@over("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_rows(dtype):
-    """They keep u without a regularizer too; what is lost of x is fed back, as in plain parameters."""
-    none = {"l1": 0, "l21": 0, "l2": 0}
-    (ours, optimizer), (theirs, _) = (trained(table, **none) for table in (new_table(dtype=dtype), on_host()))
-    assert ours(KEYS[:2]).dtype == dtype
-    assert "u" in optimizer.state_dict()["state"][0]
-    assert_same(ours, theirs, rtol=2e-2, atol=2e-2)
-
-
-def test_state_in_bfloat16():
+def test_low_precision_rows_and_state():
+    """Rows keep u without a regularizer too; what is lost of x is fed back, as in plain parameters."""
+    theirs, _ = trained(on_host(), l1=0, l21=0, l2=0)
+    for dtype in (torch.bfloat16, torch.float16):
+        ours, optimizer = trained(new_table(dtype=dtype), l1=0, l21=0, l2=0)
+        assert ours(KEYS[:2]).dtype == dtype
+        assert "u" in optimizer.state_dict()["state"][0]
+        assert_same(ours, theirs, rtol=2e-2, atol=2e-2)
     options = {"initial_accumulator_value": 0.1, "state_dtype": torch.bfloat16}
     ours, again, theirs = (trained(new(), GroupAdagrad, **options)[0] for new in (new_table, new_table, on_host))
     assert ours.table.rows.state_dtype == torch.bfloat16
@@ -248,33 +242,6 @@ def test_checkpoints_go_between_cpu_and_device(to_cpu, tmp_path: Path):
     assert_same(source, target)
 
 
-def test_the_trainer_sends_batches_there():
-    """Numbers, weights and fields of several values too; `.to` leaves tables alone; the metrics are the CPU's."""
-    histories = []
-    for device in (DEVICE, torch.device("cpu")):
-        with on_device() if not histories else nullcontext():
-            torch.manual_seed(0)
-            table = HashEmbedding(4, device=device, std=0.1).to(device)
-            model = DCN(3, 4, 2, hidden=(8,)).to(device)
-            groups = [{"params": table.parameters(), "l21": 0.1}, {"params": model.parameters()}]
-            trainer = Trainer(table, model, GroupAdam(groups, lr=0.01), window=32)
-            trainer.fit(batches())
-            scores = trainer.predict(batches())
-            histories.append([(p.auc, p.log_loss, p.live_rows, *scores) for p in trainer.history])
-    assert len(histories[0]) == 2
-    np.testing.assert_allclose(*histories, rtol=1e-4)
-
-
-def batches() -> Iterator[Batch]:
-    for t in range(4):
-        generator = torch.Generator().manual_seed(t)
-        bags = Bags(KEYS[:20], torch.arange(0, 21).clamp(max=20)[[*range(16), 20]])
-        keys = KEYS[torch.randint(0, 24, (16, 2), generator=generator)]
-        numbers, weights = torch.randn(16, 2, generator=generator), torch.rand(16, generator=generator)
-        labels = (keys[:, 0] % 2).float()
-        yield Batch(keys, numbers, labels, torch.zeros(16, dtype=torch.int64), weights, (bags,))
-
-
 @over(
     ("arguments", "text"),
     [
@@ -284,21 +251,21 @@ def batches() -> Iterator[Batch]:
         ({"device": DEVICE, "max_bytes": "4MB"}, r"max_bytes must be at least 3\d,"),
     ],
 )
-def test_bad_arguments(arguments, text):
+def test_bad_arguments_and_a_gpu_without_triton_are_refused(arguments, text, monkeypatch):
     with on_device(arguments.get("device")), pytest.raises(ValueError, match=text):
         HashEmbedding(8, **arguments)
-
-
-def test_a_gpu_without_triton_is_refused(monkeypatch):
     monkeypatch.setattr(runtime, "has_triton", lambda: False)
     with pytest.raises(RuntimeError, match="pip install triton"):
         HashEmbedding(3, device="cuda")
+    monkeypatch.undo()
 
 
 @over(("penalty", "dtype"), [("lasso", torch.float32), ("hard", torch.float32), ("lasso", torch.bfloat16)])
 def test_a_sweep_is_the_hosts(penalty: str, dtype: torch.dtype) -> None:
     options = {"lr": 0.05, "l1": 0.0, "l21": 0.02, "l2": 0.0, "penalty": penalty}
-    (ours, here), (theirs, there) = (trained(table, steps=4, **options) for table in (new_table(dtype=dtype), on_host()))
+    (ours, here), (theirs, there) = (
+        trained(table, steps=4, **options) for table in (new_table(dtype=dtype), on_host())
+    )
     (census,), (expected,) = here.census(0), there.census(0)
     assert census.seen == expected.seen
     if dtype == torch.float32:

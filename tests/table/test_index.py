@@ -53,6 +53,7 @@ def test_two_indices_differ_in_order_and_agree_in_rows() -> None:
         index.reserve(COUNT)
         index.insert(keys, np.arange(COUNT))
         np.testing.assert_array_equal(index.find(keys), np.arange(COUNT))
+        assert (index.find(keys + 1) == -1).all()
         orders.append(np.concatenate([some for some, _ in index.scan()]))
     assert not np.array_equal(*orders)
     np.testing.assert_array_equal(np.sort(orders[0]), np.sort(orders[1]))

@@ -1,7 +1,7 @@
 """`HashEmbeddingBag` takes the bags of several features at once, as TorchRec's jagged tensors hold them."""
 
 import pickle
-from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,42 +14,10 @@ from over import over
 from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag
 
 
-@dataclass
-class OneFeature:
-    """Its bags, with the methods of TorchRec's `JaggedTensor` that a bag uses."""
-
-    all_values: Tensor
-    all_lengths: Tensor
-    all_weights: Tensor | None = None
-
-    def values(self) -> Tensor:
-        return self.all_values
-
-    def lengths(self) -> Tensor:
-        return self.all_lengths
-
-    def weights_or_none(self) -> Tensor | None:
-        return self.all_weights
-
-
-@dataclass
-class Features(OneFeature):
-    """Those of several features, as a `KeyedJaggedTensor` holds them."""
-
-    names: tuple[str, ...] = ()
-    strides: tuple[int, ...] = ()
-
-    def keys(self) -> list[str]:
-        return list(self.names)
-
-    def stride(self) -> int:
-        return self.strides[0]
-
-    def stride_per_key(self) -> list[int]:
-        return list(self.strides)
-
-    def variable_stride_per_key(self) -> bool:
-        return len(set(self.strides)) > 1
+def jagged(values: Tensor, lengths: Tensor, weights: Tensor | None = None, **methods: Any) -> SimpleNamespace:
+    """What a bag uses of TorchRec's `JaggedTensor`; with further methods, of a `KeyedJaggedTensor`."""
+    found = {"values": values, "lengths": lengths, "weights_or_none": weights, **methods}
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in found.items()})
 
 
 Bags = dict[str, list[list[int]]]
@@ -58,16 +26,21 @@ WEIGHTS = [2.0, 0.5, -1.0, 3.0, 0.0, 1.0, 4.0]
 DIM = 4
 
 
-def features_of(bags: Bags, weights: Tensor | None = None, dtype: Any = torch.int64) -> Features:
+def features_of(
+    bags: Bags, weights: Tensor | None = None, dtype: torch.dtype = torch.int64, **replaced: Any
+) -> SimpleNamespace:
     """Feature → its bags."""
-    flat = [bag for its in bags.values() for bag in its]
-    return Features(
-        torch.tensor([value for bag in flat for value in bag], dtype=dtype),
-        torch.tensor([len(bag) for bag in flat], dtype=dtype),
-        weights,
-        tuple(bags),
-        tuple(map(len, bags.values())),
-    )
+    flat, strides = [bag for its in bags.values() for bag in its], list(map(len, bags.values()))
+    found = {
+        "values": torch.tensor([value for bag in flat for value in bag], dtype=dtype),
+        "lengths": torch.tensor([len(bag) for bag in flat], dtype=dtype),
+        "weights": weights,
+        "keys": list(bags),
+        "stride": strides[0],
+        "stride_per_key": strides,
+        "variable_stride_per_key": len(set(strides)) > 1,
+    }
+    return jagged(**{**found, **replaced})
 
 
 def key_of(value: int, field: int, bits: int) -> int:
@@ -124,7 +97,7 @@ def test_every_feature_has_its_bag_by_name_and_in_its_field(
 
 def test_a_jagged_tensor_without_keys_is_one_feature() -> None:
     bag = HashEmbeddingBag(DIM, mode="sum")
-    found = bag(OneFeature(torch.tensor([3, 4, 3]), torch.tensor([2, 0, 1])))
+    found = bag(jagged(torch.tensor([3, 4, 3]), torch.tensor([2, 0, 1])))
     torch.testing.assert_close(found, one_by_one(bag, {"": [[3, 4], [], [3]]})[:, 0])
 
 
@@ -161,11 +134,11 @@ NAMED = {"features": {"user": 0, "item": 1}, "field_bits": 1}
     [
         (features_of({"user": [[1]], "item": [[1], [2]]}), ValueError, r"one size, this one's have \[1, 2\]"),
         (features_of({"item": [[1]]}), ValueError, "the batch has no feature 'user'; it has 'item'"),
-        (replace(features_of(BAGS), all_values=torch.zeros(7)), TypeError, "must be int64 or int32, got torch.float32"),
-        (replace(features_of(BAGS), all_values=torch.arange(6)), ValueError, "add up to its 6 values"),
-        (replace(features_of(BAGS), strides=(2, 2)), ValueError, "2 features of 2 bags need 4 lengths, got 6"),
+        (features_of(BAGS, values=torch.zeros(7)), TypeError, "must be int64 or int32, got torch.float32"),
+        (features_of(BAGS, values=torch.arange(6)), ValueError, "add up to its 6 values"),
+        (features_of(BAGS, stride=2), ValueError, "2 features of 2 bags need 4 lengths, got 6"),
         (features_of(BAGS, torch.ones(7)), ValueError, "need mode='sum'"),
-        (OneFeature(torch.tensor([3]), torch.tensor([1])), ValueError, "does not say which of this bag's features"),
+        (jagged(torch.tensor([3]), torch.tensor([1])), ValueError, "does not say which of this bag's features"),
         ([1, 2], TypeError, "a jagged tensor of TorchRec, got list"),
     ],
 )
@@ -185,13 +158,13 @@ def test_what_cannot_be_features_is_refused() -> None:
         HashEmbeddingBag(DIM, features={})
     with pytest.raises(TypeError, match="a mapping of names to fields"):
         HashEmbeddingBag(DIM, features=["a"])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="are for tensors, not for a Features"):
+    with pytest.raises(ValueError, match="are for tensors, not for a SimpleNamespace"):
         HashEmbeddingBag(DIM)(features_of(BAGS), torch.tensor([0]))
-    with pytest.raises(TypeError, match=r"got Features: give its values\(\)"):
+    with pytest.raises(TypeError, match=r"got SimpleNamespace: give its values\(\)"):
         HashEmbedding(DIM)(features_of(BAGS))  # type: ignore[arg-type]
 
 
-def part_of(rank: int) -> Features:
+def part_of(rank: int) -> SimpleNamespace:
     """A rank's part of a global batch; the last rank has none."""
     samples = list(range(5 * rank, 5 * rank + 5)) if rank < 3 else []
     return features_of({"user": [[k % 7] * (k % 3) for k in samples], "item": [[k % 4, 2**40 + k] for k in samples]})

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -354,7 +355,7 @@ def _play(rank: int, folder: Path, scene: Any, misbehave: Callable[[], None], pi
     dist.barrier()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS), own_group)
     training = Training(table, optimizer, folder, misbehave)
-    pipe.send([raised(lambda: action(training))[1] for action in (scene, lookup)])
+    pipe.send([raised(partial(action, training))[1] for action in (scene, lookup)])
     hang()  # until the test is over
 
 

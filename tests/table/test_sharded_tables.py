@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distributed_cases import Ranks
 from over import over
 from sharded_cases import first_ranks
-from sparsegroup import GroupAdam, HashEmbedding, convert, param_groups, to_embeddings
+from sparsegroup import GroupAdam, HashEmbedding, convert, to_embeddings
 from sparsegroup.integrations import data_parallel
 from sparsegroup.table.sharded.exchange import schedule_receivers
 
@@ -88,25 +88,6 @@ def test_the_norm_of_gradients_is_that_of_all_ranks(four_ranks: Ranks) -> None:
     for total, largest in four_ranks.call(clipped):
         assert total == pytest.approx(norm)
         assert largest == pytest.approx(max(1.0, float(of_layer.abs().max())) / norm, rel=1e-4)
-
-
-def in_parallel() -> list[Tensor]:
-    torch.manual_seed(dist.get_rank())  # DistributedDataParallel makes the layers equal
-    table = HashEmbedding(4, process_group=dist.group.WORLD, fallback=True)
-    model = data_parallel(nn.Sequential(table, nn.Flatten(), nn.Linear(8, 1)))
-    optimizer = GroupAdam(param_groups(model, l21=1e-3), lr=0.1)
-    for step in range(5):
-        keys = own(torch.arange(step, step + 24).view(12, 2))
-        optimizer.zero_grad()
-        (model(keys).squeeze(1) - keys.sum(1) / 50).square().mean().backward()
-        optimizer.step()
-    return [table.lookup(torch.arange(28)), model.module[2].weight.detach(), table.fallback.detach()]
-
-
-def test_data_parallel_training_keeps_ranks_equal(four_ranks: Ranks) -> None:
-    first, *others = four_ranks.call(in_parallel)
-    for other in others:
-        torch.testing.assert_close(other, first, rtol=0, atol=0)
 
 
 def refused() -> None:

@@ -1,6 +1,5 @@
 """The main test: a table trained by any optimizer is `nn.Embedding(sparse=True)` trained by the same one."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,30 +68,14 @@ def test_lambdas_that_are_turned_on_and_off_in_mid_run(member: Member) -> None:
     assert (path[0, 23, seen] != 0).any(-1).sum() > (path[0, 15, seen] != 0).any(-1).sum(), "and return when it is off"
 
 
-def test_norm_and_penalty_may_change_in_mid_run() -> None:
+def test_hyperparameters_norm_and_penalty_may_change_in_mid_run() -> None:
     def change(t: int, optimizer: GroupOptimizer) -> None:
         norm, penalty = NORMS[t // 5 % 3], PENALTIES[t // 7 % 3]
-        optimizer.param_groups[0].update(regularizer(ADAM, norm, penalty))
+        rate, beta = (0.0, 1e-6, 0.03, 0.06)[t % 4], 0.8 + 0.02 * (t % 6)
+        optimizer.param_groups[0].update(regularizer(ADAM, norm, penalty), lr=rate, betas=(beta, 0.999))
 
     pair = Pair(table_of(torch.float64), ADAM.build)
     same(pair.follow(stream(seed=3), change))
-
-
-@over("options", [{}, {"l1": 0.02, "l21": 0.6, "l2": 0.05}])
-@every_member
-def test_under_warm_restarts_of_rate_and_momentum_with_rests(member: Member, options: dict[str, float]) -> None:
-    def change(t: int, optimizer: GroupOptimizer) -> None:
-        rest = 0.0 if t == 0 or t % 12 == 11 else 1e-6 if t % 12 == 10 else 1.0
-        group, cosine = optimizer.param_groups[0], math.cos(math.pi * (t % 12) / 12)
-        group["lr"] = member.lr * rest * (1 + cosine)
-        if "betas" in group:
-            group["betas"] = (0.85 + 0.05 * cosine, group["betas"][1])
-        elif "momentum" in group:
-            group["momentum"] = 0.85 + 0.05 * cosine
-
-    pair = Pair(table_of(torch.float64), lambda weight: member.build(weight, **options))
-    same(pair.follow(stream(steps=26, seed=5), change))
-    pair.assert_same_state()
 
 
 OPTIONS: tuple[tuple[type[GroupOptimizer], int, Mapping[str, Any]], ...] = (

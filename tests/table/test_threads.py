@@ -18,6 +18,7 @@ from family import Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from over import over
 from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding, UnusedFor
+from sparsegroup.kernels.cpu import threads
 from table_cases import REGULARIZED, everything, learn, pull, random_keys, stream
 from table_pairs import one_of_each_kind
 
@@ -40,7 +41,7 @@ def together(*jobs: Callable[[], object]) -> list[object]:
 
 @contextmanager
 def background(job: Callable[[], object]) -> Iterator[None]:
-    """`job` again and again in a thread while the body of the `with` runs, at least once before it; raises its error."""
+    """`job` again and again in a thread while the body of the `with` runs, at least once before it."""
     stop, started = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -89,15 +90,21 @@ def test_a_loader_that_looks_up_ahead_changes_nothing(member: Member) -> None:
 
 
 def test_a_key_that_comes_to_several_threads_at_once_gets_one_row() -> None:
+    """Also of threads that look ahead."""
     keys = random_keys(20_000)
     table = new_table()
     orders = [torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
 
-    def insert(order: Tensor) -> None:
-        for part in keys[order].split(500):
+    def insert(order: Tensor, size: int) -> None:
+        parts = keys[order].split(size)
+        for part, following in zip(parts, [*parts[1:], parts[0]], strict=True):
             assert_identical(table(part).detach(), table.initial(part))
+            table.prefetch(following)
 
-    together(*(lambda order=order: insert(order) for order in orders))
+    threads.set_num_threads(2)
+    sizes = zip(orders, [500, 5000, 500, 5000], strict=True)
+    together(*(lambda order=order, size=size: insert(order, size) for order, size in sizes))
+    threads.set_num_threads(None)
     assert (table.num_rows, table.num_seen, table.num_live) == (len(keys),) * 3
     assert_identical(table.lookup(keys), table.initial(keys))
     assert len(torch.cat([found for found, _ in table.items()]).unique()) == len(keys)
