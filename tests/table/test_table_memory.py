@@ -24,17 +24,6 @@ from table_pairs import one_of_each_kind
 pytestmark = ALLOW_CREATE_GRAPH
 
 
-@over(("count", "slots"), [(1000, 2048), (1025, 4096), (200_000, 1 << 19)])
-def test_a_lookup_clears_no_more_slots_than_its_own_keys_need(count: int, slots: int) -> None:
-    table = HashEmbedding(4)
-    table(torch.arange(200_000))
-    seen = table.table._lookup._scratch.seen
-    seen[:] = -1
-    table(torch.arange(count))
-    assert np.flatnonzero(seen != -1).max() < slots
-    assert (seen[:slots] != -1).all()
-
-
 def test_what_a_large_lookup_leaves_is_counted_and_limited() -> None:
     limit = 4_000_000
     table, limited = HashEmbedding(64).eval(), HashEmbedding(8, max_bytes=limit)
@@ -47,6 +36,21 @@ def test_what_a_large_lookup_leaves_is_counted_and_limited() -> None:
         optimizer.step()
         optimizer.zero_grad()
         assert limited.memory().total <= limit
+
+
+@over("training", [True, False])
+def test_a_lookup_of_many_keys_goes_in_pieces(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = torch.randint(-300, 300, (1_000,), generator=torch.Generator().manual_seed(1))
+    results = []
+    for chunk in (1 << 18, 64):
+        table = HashEmbedding(3)
+        table(keys[:200])
+        monkeypatch.setattr("sparsegroup.table.lookup.lookup.CHUNK", chunk)
+        vectors = table.train(training)(keys)
+        vectors.backward(torch.arange(3_000.0).view(1_000, 3))
+        gradient = table.weight.grad.coalesce()
+        results.append((vectors.detach(), table.num_rows, gradient.indices(), gradient.values()))
+    assert_identical(*results)
 
 
 def test_items_copy_each_row_once() -> None:
@@ -157,45 +161,12 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     helpers.set_num_threads(None)
 
 
-def requested(jobs: list[Any]) -> list[tuple[int, int]]:
-    """The addresses of what has been asked for since, and how much."""
-    found = [place for job in jobs if job.func.__name__ == "_hand_out" for place in job.args[0]]
-    jobs.clear()
-    return found
-
-
-@on_linux
-def test_each_piece_of_memory_is_requested_once_and_again_after_it_was_given_back(
-    pages: MappedPages, jobs: list[Any]
-) -> None:
-    """Small tables, small pages and one thread ask for nothing."""
-    first, second = pages.addresses.tolist()
-    pages.prefault(10, 20)
-    assert requested(jobs) == [(first, UNIT)]
-    pages.prefault(UNIT - 1, PAGE + 1)
-    assert requested(jobs) == [(first + UNIT, UNIT), (first + 2 * UNIT, UNIT // 4), (second, UNIT)]
-    pages.prefault(0, 10 * PAGE)
-    assert requested(jobs) == [(second + UNIT, UNIT), (second + 2 * UNIT, UNIT // 4)]
-    pages.resize(1)
-    pages.resize(2)
-    pages.prefault(0, 2 * PAGE)
-    assert [address - int(pages.addresses[1]) for address, _ in requested(jobs)] == [0, UNIT, 2 * UNIT]
-    pages.clear_after(100)
-    pages.prefault(0, 2 * PAGE)
-    assert len(requested(jobs)) == 6
-    for count, huge, number in ((1, True, 2), (3, False, 2), (3, True, 1)):
-        helpers.set_num_threads(number)
-        made = MappedPages(PAGE, huge=huge)
-        made.resize(count)
-        made.prefault(0, count * PAGE)
-    assert not jobs
-
-
 @on_linux
 def test_memory_that_is_handed_out_keeps_its_content(pages: MappedPages, jobs: list[Any]) -> None:
     view = np.frombuffer((ctypes.c_char * PAGE).from_address(int(pages.addresses[1])), np.uint8)
     view[:100] = 7
-    pages.prefault(0, 2 * PAGE)
+    for _ in range(2):
+        pages.prefault(0, 2 * PAGE)
     (hand_out,) = jobs
     hand_out()
     assert (view[:100] == 7).all()
@@ -205,17 +176,26 @@ def test_memory_that_is_handed_out_keeps_its_content(pages: MappedPages, jobs: l
 
 
 @on_linux
-def test_a_growing_table_requests_memory_for_its_next_rows(jobs: list[Any]) -> None:
-    table = HashEmbedding(64, std=0.1, seed=1)
-    for first in range(0, 150_000, 10_000):
-        table(torch.arange(first, first + 10_000))
-    found = [address for address, _ in requested(jobs)]
-    assert len(found) == len(set(found))
-    rows = table.table.storage.rows.pages  # type: ignore[attr-defined]
-    begin, used = int(rows.addresses[1]), (150_000 * 256) % rows.page_bytes
+def test_a_growing_table_requests_memory_for_its_next_rows_once_and_again_after_it_was_given_back(
+    jobs: list[Any],
+) -> None:
+    """With one thread it requests none."""
+    table, keys = HashEmbedding(64, std=0.1, seed=1), torch.arange(150_000)
+    pages = table.table.storage.rows.pages  # type: ignore[attr-defined]
+    used = (150_000 * 256) % pages.page_bytes
     assert used > 2 * UNIT
-    assert {begin + at for at in range(UNIT, used, UNIT)} <= set(found)
-    assert torch.equal(table.lookup(torch.arange(150_000)), table.initial(torch.arange(150_000)))
+    for number in (2, 2, 1):
+        helpers.set_num_threads(number)
+        for part in keys.split(10_000):
+            table(part)
+        found = [address for job in jobs if job.func.__name__ == "_hand_out" for address, _ in job.args[0]]
+        assert len(found) == len(set(found))
+        begin = int(pages.addresses[1])
+        assert {begin + at for at in range(UNIT, used, UNIT) if number > 1} <= set(found)
+        assert torch.equal(table.lookup(keys), table.initial(keys))
+        table.assign(keys, torch.zeros(150_000, 64))
+        assert table.shrink() == 150_000
+        jobs.clear()
 
 
 @one_of_each_kind
