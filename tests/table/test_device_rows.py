@@ -117,6 +117,9 @@ def test_live_rows_differ_from_zero_and_moved_ones_keep_their_bits() -> None:
     np.testing.assert_array_equal(rows.read_whole(np.array([1])).view(np.int32), before)
     rows = rows.relaid({"sum": 0.1, "u": 0.0}, 2)
     np.testing.assert_array_equal(rows.read_whole(np.array([1])).view(np.int32), before)
+    rows.compact(np.array([True, False]))
+    rows.reserve(2)  # one that begins where another was
+    assert rows.read_whole(np.array([1])).tolist() == [[0.0] * 3 + [float(torch.tensor(0.1).to(BF16))] * 3 + [0.0] * 3]
 
 
 class Pages:

@@ -100,8 +100,10 @@ def _homes(hashes: np.ndarray, old: int, new: int, frontier: int, out: np.ndarra
 
 @over("buckets", [1024, 2**31 - 1, 2**31, 2**31 + 2**30, 2**32])
 def test_homes_of_an_index_of_any_size(buckets: int) -> None:
-    hashes = np.array([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])
-    old, frontier, found = buckets * 4 // 5, buckets // 3, np.empty(len(hashes), np.int64)
+    old, frontier = buckets * 4 // 5, buckets // 3
+    at_frontier = -(-(frontier << 32) // old)
+    hashes = np.array([0, 1, 2**16, at_frontier - 1, at_frontier, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])
+    found = np.empty(len(hashes), np.int64)
     _homes(hashes, old, buckets, frontier, found)
     expected = [(h * old >> 32) if h * old >> 32 < frontier else h * buckets >> 32 for h in hashes.tolist()]
     assert found.tolist() == expected

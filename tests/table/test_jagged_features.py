@@ -71,10 +71,10 @@ def one_by_one(bag: HashEmbeddingBag, bags: Bags, weights: list[float] | None = 
         ({"mode": "sum"}, None),
         ({"mode": "mean"}, None),
         ({"mode": "sum", "features": {"item": 130, "user": 1}, "field_bits": 8}, None),
-        ({"mode": "mean", "features": {"item": 1, "user": 1}, "field_bits": 4}, None),
+        ({"mode": "mean", "features": {"user": 1, "item": 1}, "field_bits": 4}, None),
         ({"mode": "mean", "features": {"item": 0, "user": 0}}, None),
         ({"mode": "sum"}, WEIGHTS),
-        ({"mode": "sum", "features": {"item": 1, "user": 0}, "field_bits": 1}, WEIGHTS),
+        ({"mode": "sum", "features": {"user": 0, "item": 1}, "field_bits": 1}, WEIGHTS),
     ],
 )
 def test_every_feature_has_its_bag_by_name_and_in_its_field(

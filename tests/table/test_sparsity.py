@@ -6,7 +6,15 @@ from torch import Tensor, nn
 
 from optimizer_cases import parameter
 from over import over
-from sparsegroup import GroupAdam, ParameterSparsity, SparsityReport, feature_rate, param_groups, sparsity_report
+from sparsegroup import (
+    GroupAdam,
+    HashEmbedding,
+    ParameterSparsity,
+    SparsityReport,
+    feature_rate,
+    param_groups,
+    sparsity_report,
+)
 
 TABLE = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0], [1e-30, 0.0]])
 
@@ -54,6 +62,9 @@ def test_the_report_counts_groups_and_elements_and_prints_an_aligned_table() -> 
         model[1].bias[0] = 0.0
     optimizer = GroupAdam(param_groups(model, l21=0.1))
     optimizer.add_param_group({"params": [parameter(), parameter(0, 3)], "param_names": ["scalar", "empty"]})
+    table = HashEmbedding(2)
+    table.assign(torch.arange(3), torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    optimizer.add_param_group({"params": [table.weight], "param_names": ["rows"]})
     report = sparsity_report(optimizer)
     assert report == (
         ParameterSparsity("0.weight", (4, 2), 4, 2, 5),
@@ -61,8 +72,9 @@ def test_the_report_counts_groups_and_elements_and_prints_an_aligned_table() -> 
         ParameterSparsity("1.bias", (3,), 3, 1, 1),
         ParameterSparsity("scalar", (), 1, 0, 0),
         ParameterSparsity("empty", (0, 3), 0, 0, 0),
+        ParameterSparsity("rows", (3, 2), 3, 1, 3),
     )
-    assert [entry.live_rate for entry in report] == pytest.approx([0.5, 1.0, 2 / 3, 1.0, 0.0])
+    assert [entry.live_rate for entry in report] == pytest.approx([0.5, 1.0, 2 / 3, 1.0, 0.0, 2 / 3])
     large = ParameterSparsity("table", (33_800_000, 8), 33_800_000, 1_000_000, 8_000_000)
     lines = str(SparsityReport([*report, large])).splitlines()
     assert [line.split() for line in lines] == [
@@ -72,6 +84,7 @@ def test_the_report_counts_groups_and_elements_and_prints_an_aligned_table() -> 
         ["1.bias", "3", "3", "1", "66.67%"],
         ["scalar", "scalar", "1", "0", "100.00%"],
         ["empty", "0×3", "0", "0", "0.00%"],
+        ["rows", "3×2", "3", "1", "66.67%"],
         ["table", "33800000×8", "33,800,000", "1,000,000", "97.04%"],
     ]
     assert len({len(line) for line in lines}) == 1

@@ -89,11 +89,16 @@ def test_a_loaded_state_takes_the_dtype_of_the_table_and_shares_no_memory_with_i
     source: torch.dtype, target: torch.dtype
 ) -> None:
     table, optimizer = trained(FAMILY["adam"], slice(4), source)
+    optimizer.zero_grad()
+    table.assign(as_keys([7, 8]), torch.zeros(2, DIM, dtype=source))
+    assert table.shrink() == 2
     other, loaded = trained(FAMILY["adam"], slice(1), target)
     other.load_state_dict(table.state_dict())
     loaded.load_state_dict(optimizer.state_dict())
     keys = table.state_dict()["keys"]
     assert_identical(other.lookup(keys), table.lookup(keys).to(target))
+    assert other.state_dict()["dropped"].tolist() == [7, 8]
+    assert other.num_seen == table.num_seen == table.num_rows + 2
     ours, theirs = optimizer_state(loaded), optimizer_state(optimizer)
     assert {value.dtype for name, value in ours.items() if name not in ("step", "keys")} == {target}
     assert_identical(ours, {n: v.to(target) if v.is_floating_point() and n != "step" else v for n, v in theirs.items()})
