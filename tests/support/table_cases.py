@@ -29,18 +29,6 @@ def random_keys(count: int, seed: int = 0) -> Tensor:
     return as_keys(list(dict.fromkeys([*EDGES, *drawn.tolist()]))[:count])
 
 
-def crowded(count: int) -> Tensor:
-    """Keys that MurmurHash3's finalizer maps to the largest 64-bit numbers."""
-
-    def unmixed(value: int) -> int:
-        for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
-            value ^= value >> 33
-            value = value * pow(factor, -1, 2**64) % 2**64
-        return value ^ value >> 33
-
-    return as_keys((unmixed(2**64 - 1 - i) ^ 2**63) - 2**63 for i in range(count))
-
-
 class KeyedEmbedding(nn.Module):
     """The oracle: `nn.Embedding(sparse=True)` with a row for each key, which starts where the row of a table does.
 

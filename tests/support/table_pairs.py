@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -19,17 +18,6 @@ every_member = over("member", FAMILY.values())
 one_of_each_kind = over("member", [FAMILY[name] for name in ("sgd", "adam", "ftrl", "adahessian")])
 """Optimizers without state, with two moments, with a σ at the start, and of second order."""
 NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")
-every_pair = pytest.mark.parametrize(
-    ("member", "norm", "penalty"),
-    [
-        pytest.param(member, norm, penalty, id=f"{name}-{norm}-{penalty}")
-        for turn, (name, member) in enumerate(FAMILY.items())
-        for i, norm in enumerate(NORMS)
-        for j, penalty in enumerate(PENALTIES)
-        if name == "adam" or (i + turn) % 3 == j
-    ],
-)
-"""Each optimizer with each norm and each penalty, and Adam with each pair: those are compiled apart from the rule."""
 Change = Callable[[int, GroupOptimizer], None]
 
 

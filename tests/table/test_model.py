@@ -19,6 +19,11 @@ pytestmark = ALLOW_CREATE_GRAPH
 
 DIM, FIELD_BITS = 3, 3
 POOL = (*EDGES[:5], 2, 3, 2**61, 2**61 + 1, -(2**40))
+COPIES = (
+    copy.deepcopy,
+    lambda item: pickle.loads(pickle.dumps(item)),
+    lambda item: through_a_file(item, weights_only=False),
+)
 keys_lists = st.lists(st.sampled_from(POOL), min_size=1, max_size=6)
 
 
@@ -102,7 +107,7 @@ class TableMachine(RuleBasedStateMachine):
             optimizer.load_state_dict(optimizer_state)
         self.table, self.optimizer = table, optimizer
 
-    @rule(copied=st.sampled_from([copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))]))
+    @rule(copied=st.sampled_from(COPIES))
     def go_on_with_a_copy(self, copied: Callable[[Any], Any]) -> None:
         original = self.table, self.optimizer
         self.table, self.optimizer = copied(original)

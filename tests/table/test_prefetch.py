@@ -3,12 +3,10 @@
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingB
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.lookup import kernels
 from sparsegroup.table.lookup.lookup import CHUNK, GRAIN, RowLookup
-from table_cases import REGULARIZED, Lookup, pull, random_keys, through_a_file
+from table_cases import REGULARIZED, pull, stream, through_a_file
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -63,30 +61,12 @@ def look_up_now(table: HashEmbedding, keys: Tensor) -> None:
             table(keys)
 
 
-def batches(steps: int, dim: int) -> list[Lookup]:
-    """Keys come again and again, within a batch too, and new ones join in each; some pull hard, some hardly."""
-    rng = np.random.default_rng(dim)
-    pool = random_keys(2000 * (steps + 1))
-    pulls = rng.normal(size=(len(pool), dim)) * rng.choice([0.02, 1.0], size=(len(pool), 1))
-
-    def drawn(known: int) -> Lookup:
-        at = rng.integers(0, known, (COUNT // 3, 3))
-        at[::4] = at[1::4]
-        g = pulls[at] + 0.3 * rng.normal(size=(*at.shape, dim))
-        return Lookup(pool[torch.from_numpy(at)], torch.from_numpy(g), torch.ones(*at.shape, dim, dtype=torch.float64))
-
-    return [drawn(2000 * (t + 1)) for t in range(1, steps + 1)]
-
-
 def train(
-    table: HashEmbedding,
-    optimizer: GroupOptimizer,
-    lookups: Sequence[Lookup],
-    ahead: Callable[..., None],
-    gradients: int = 1,
+    table: HashEmbedding, optimizer: GroupOptimizer, ahead: Callable[..., None], gradients: int = 1
 ) -> list[object]:
     """The next batch's keys are given to `ahead` after a batch's forward; what is there after each batch."""
     after = []
+    lookups = [each for (each,) in stream(steps=16, dim=table.dim, lookups=1, new_per_step=9)]
     for at, (now, following) in enumerate([*pairwise(lookups), (lookups[-1], None)], 1):
         vectors = table(now.keys)
         if following is not None:
@@ -115,16 +95,15 @@ def state(table: HashEmbedding, optimizer: GroupOptimizer) -> list[object]:
         (FAMILY["adam"], 5, torch.float64, 1),
     ],
 )
-def test_training_is_the_same_in_every_bit(member: Member, dim: int, dtype: torch.dtype, gradients: int) -> None:
-    lookups = batches(6, dim)
-    l21 = 20.0 if member.second_order else 2.0 * member.gain
+def test_training_is_the_same_in_every_bit(
+    member: Member, dim: int, dtype: torch.dtype, gradients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsegroup.table.lookup.lookup.GRAIN", 1)  # small batches are looked up ahead, too
     tables = [new_table(dim, dtype=dtype) for _ in range(3)]
+    l21 = 20.0 if member.second_order else 2.0 * member.gain
     optimizers = [member.build(table.weight, **{**REGULARIZED, "l21": l21}) for table in tables]
     aheads = (HashEmbedding.prefetch, look_up_now, lambda *_: None)
-    after, same, later = (
-        train(table, optimizer, lookups, ahead, gradients)
-        for table, optimizer, ahead in zip(tables, optimizers, aheads, strict=True)
-    )
+    after, same, later = (train(*each, gradients) for each in zip(tables, optimizers, aheads, strict=True))
     assert_identical(after, same)
     assert_identical([vectors for _, vectors in after], [vectors for _, vectors in later])
     for table, optimizer in zip(tables, optimizers, strict=True):
@@ -132,25 +111,23 @@ def test_training_is_the_same_in_every_bit(member: Member, dim: int, dtype: torc
     assert 0 < tables[0].num_live < tables[0].num_rows
 
 
-INSPECTIONS: dict[str, Callable[[HashEmbedding], object]] = {
-    "num_live": lambda table: table.num_live,
-    "num_seen": lambda table: table.num_seen,
-    "feature_rate": lambda table: table.feature_rate,
-    "state_dict": lambda table: table.state_dict(),
-    "items": lambda table: list(table.items()),
-    "lookup": lambda table: table.lookup(OTHERS),
-    "forward": lambda table: table(OTHERS).detach(),
-    "field_counts": lambda table: table.field_counts(),
-    "memory": lambda table: table.memory(),
-    "repr": repr,
-    "deepcopy": lambda table: [copy.deepcopy(table).state_dict(), copy.deepcopy(table)(KEYS).detach()],
-    "pickle": lambda table: [through_a_file(table, weights_only=False).state_dict()],
-    "prefetch": lambda table: [table.prefetch(OTHERS), counts(table)],
-    "shrink": lambda table: [table.assign(KEYS[:9], torch.zeros(9, 3)), table.shrink(), counts(table)],
-}
+INSPECTIONS: tuple[Callable[[HashEmbedding], object], ...] = (
+    lambda table: table.num_live,
+    lambda table: table.num_seen,
+    lambda table: table.state_dict(),
+    lambda table: list(table.items()),
+    lambda table: table.lookup(OTHERS),
+    lambda table: table(OTHERS).detach(),
+    lambda table: table.field_counts(),
+    lambda table: table.memory(),
+    lambda table: [copy.deepcopy(table).state_dict(), copy.deepcopy(table)(KEYS).detach()],
+    lambda table: [through_a_file(table, weights_only=False).state_dict()],
+    lambda table: [table.prefetch(OTHERS), counts(table)],
+    lambda table: [table.assign(KEYS[:9], torch.zeros(9, 3)), table.shrink(), counts(table)],
+)
 
 
-@over("inspect", INSPECTIONS.values())
+@over("inspect", INSPECTIONS)
 def test_whoever_inspects_the_table_finds_a_prefetch_done(inspect: Callable[[HashEmbedding], object]) -> None:
     ours, at_once = new_table(field_bits=2), new_table(field_bits=2)
     look_up_now(at_once, KEYS)
@@ -196,47 +173,37 @@ def trained() -> tuple[HashEmbedding, GroupOptimizer]:
 
 
 def test_a_prefetch_is_of_the_time_before_the_next_step() -> None:
-    def uses(ahead: Callable[[HashEmbedding, Tensor], None]) -> list[int]:
+    found = []
+    for ahead in (look_up_now, HashEmbedding.prefetch):
         table = new_table(eviction=UnusedFor(steps=9))
         optimizer = GroupAdam([table.weight], lr=0.1)
-        for _ in range(3):
-            loss = table(OTHERS).square().sum()
-            with held_up():
-                ahead(table, KEYS)
-                backward(optimizer, loss)
-                optimizer.step()
-            optimizer.zero_grad()
-        for _ in range(3):
-            step(table, optimizer, OTHERS[-5:])
-        noted = table.table.directory.uses
-        assert noted is not None
-        return noted.unused_for(0, table.num_rows).tolist()
-
-    expected = uses(look_up_now)
-    assert max(expected) > 0
-    assert uses(HashEmbedding.prefetch) == expected
+        loss = table(OTHERS).square().sum()
+        with held_up():
+            ahead(table, KEYS)
+            backward(optimizer, loss)
+            optimizer.step()
+        optimizer.zero_grad()
+        step(table, optimizer, OTHERS[-5:])
+        found.append(table.table.directory.uses.unused_for(0, table.num_rows).tolist())
+    assert found[0] == found[1]
+    assert max(found[0]) > min(found[0])
 
 
-def in_the_other_mode(table: HashEmbedding, keys: Tensor) -> None:
-    table.train(not table.training)(keys)
-    table.train(not table.training)
-
-
-BETWEEN: dict[str, Callable[[HashEmbedding, GroupOptimizer, Tensor], object]] = {
-    "nothing": lambda table, optimizer, keys: None,
-    "shrink": lambda table, optimizer, keys: table.shrink(),
-    "load_state_dict": lambda table, optimizer, keys: table.load_state_dict(trained()[0].state_dict()),
-    "optimizer.load_state_dict": lambda table, optimizer, keys: optimizer.load_state_dict(trained()[1].state_dict()),
-    "assign": lambda table, optimizer, keys: table.assign(keys[:20], torch.ones(20, 3)),
-    "a step": lambda table, optimizer, keys: step(table, optimizer, keys[:100]),
-    "other keys": lambda table, optimizer, keys: table(OTHERS),
-    "the keys in the other mode": lambda table, optimizer, keys: in_the_other_mode(table, keys),
-    "another prefetch": lambda table, optimizer, keys: table.prefetch(OTHERS[:5000]),
-}
+BETWEEN: tuple[Callable[[HashEmbedding, GroupOptimizer, Tensor], object], ...] = (
+    lambda table, optimizer, keys: None,
+    lambda table, optimizer, keys: table.shrink(),
+    lambda table, optimizer, keys: table.load_state_dict(trained()[0].state_dict()),
+    lambda table, optimizer, keys: optimizer.load_state_dict(trained()[1].state_dict()),
+    lambda table, optimizer, keys: table.assign(keys[:20], torch.ones(20, 3)),
+    lambda table, optimizer, keys: step(table, optimizer, keys[:100]),
+    lambda table, optimizer, keys: table(OTHERS),
+    lambda table, optimizer, keys: [table.train(not table.training)(keys), table.train(not table.training)],
+    lambda table, optimizer, keys: table.prefetch(OTHERS[:5000]),
+)
 
 
 @over("training", [True, False])
-@over("between", BETWEEN.values())
+@over("between", BETWEEN)
 def test_a_forward_is_the_same_whatever_happens_since(
     between: Callable[[HashEmbedding, GroupOptimizer, Tensor], object], training: bool
 ) -> None:
@@ -289,10 +256,9 @@ def test_other_keys_than_the_prefetched_ones_are_looked_for() -> None:
 
 @over(
     ("count", "number", "pays"),
-    [(0, 2, False), (GRAIN - 1, 2, False), (GRAIN, 2, True), (CHUNK, 2, True), (CHUNK + 1, 2, False),
-     (COUNT, 1, False), (COUNT, 5, True)],
-)  # fmt: skip
-def test_too_few_keys_or_too_many_are_not_prefetched(count: int, number: int, pays: bool) -> None:
+    [(0, 2, 0), (GRAIN - 1, 2, 0), (GRAIN, 2, 1), (CHUNK, 2, 1), (CHUNK + 1, 2, 0), (COUNT, 1, 0), (COUNT, 5, 1)],
+)
+def test_too_few_keys_or_too_many_are_not_prefetched(count: int, number: int, pays: int) -> None:
     threads.set_num_threads(number)
     table, keys = new_table(1), torch.arange(count) % COUNT
     table.prefetch(keys)
@@ -316,39 +282,25 @@ def test_a_table_that_is_full_says_so_at_the_forward_and_works_on() -> None:
     assert_identical(table(KEYS).detach(), table.initial(KEYS))
 
 
-@pytest.mark.parametrize("error", [MemoryError, ValueError])
-def test_an_error_in_the_other_thread_does_no_harm(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_either_thread_or_one_that_cannot_be_started_leaves_no_lock_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table = new_table()
 
     def fail(*_: object) -> None:
-        raise error
-
-    def go_on() -> bool:
-        for keys in (KEYS, OTHERS):
-            table.prefetch(keys)
-            assert_identical(table(keys).detach(), table.initial(keys))
-        return True
+        raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "look_up", fail)
         table.prefetch(KEYS)
         assert table.num_rows == 0
-    soon(go_on)
-
-
-def test_an_error_of_the_user_or_a_thread_that_cannot_be_started_leaves_no_lock_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    table = new_table()
+    soon(lambda: assert_identical(table(KEYS).detach(), table.initial(KEYS)) or True)
     vectors = table(KEYS)
     vectors.register_hook(lambda _: 1 / 0)
     table.prefetch(OTHERS)
     with pytest.raises(ZeroDivisionError):
         vectors.sum().backward()
     soon(lambda: counts(table))
-
-    def fail(_: object) -> None:
-        raise RuntimeError("can't start new thread")
 
     team = threads._Team()
     monkeypatch.setattr(threads, "_team", lambda: team)
@@ -359,22 +311,6 @@ def test_an_error_of_the_user_or_a_thread_that_cannot_be_started_leaves_no_lock_
     soon(lambda: table.prefetch(KEYS + COUNT) or counts(table))
 
 
-def test_threads_of_the_user_share_a_table() -> None:
-    table = new_table()
-    parts = torch.arange(20 * 5000).view(2, 10, 5000)
-
-    def train_on(part: Tensor) -> None:
-        for now, following in pairwise([*part.unbind(), part[-1]]):
-            vectors = table(now)
-            table.prefetch(following)
-            assert_identical(vectors.detach(), table.initial(now))
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(train_on, parts))
-    assert counts(table) == (parts.numel(),) * 3
-    assert_identical(table.lookup(parts), table.initial(parts))
-
-
 @over("number", [2, 5])
 def test_many_tables_do_not_wait_for_each_other(number: int) -> None:
     """Their look-aheads queue up for the same threads as the pieces of lookups and steps do."""
@@ -383,15 +319,14 @@ def test_many_tables_do_not_wait_for_each_other(number: int) -> None:
         threads.set_num_threads(number)
         tables = [new_table() for _ in range(8)]
         optimizer = GroupAdam([table.weight for table in tables], lr=0.1, **REGULARIZED)
-        lookups = batches(5, 3)
-        for now, following in pairwise(lookups):
+        for now in range(0, 5 * COUNT, COUNT):
             vectors = []
             for table in tables:
-                vectors.append(table(now.keys))
-                table.prefetch(following.keys)
-            backward(optimizer, torch.stack([now.loss(each) for each in vectors]).sum())
+                vectors.append(table(KEYS + now))
+                table.prefetch(KEYS + now + COUNT)
+            backward(optimizer, torch.stack(vectors).square().sum())
             optimizer.step()
-        return [table.lookup(now.keys) for table in tables]
+        return [table.lookup(torch.arange(5 * COUNT)) for table in tables]
 
     soon(lambda: assert_identical(run(number), run(1)) or True)
 

@@ -1,22 +1,32 @@
-"""What ranks do together; what one does otherwise, or what fails on it alone, raises on all of them."""
+"""What ranks do together; what one does otherwise, what fails on one, and one that dies or hangs raises on all."""
 
 import copy
 import gc
+import os
 import re
+import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distributed_cases import Ranks
+from distributed_cases import Ranks, forking
 from over import over
 from sharded_cases import first_ranks
-from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding
+from sparsegroup import GroupAdaHessian, GroupAdam, GroupOptimizer, HashEmbedding
+from sparsegroup.checkpoint import save_checkpoint
 from sparsegroup.table import EvictionPolicy, ExchangeError
-from sparsegroup.table.sharded.exchange import Collectives
+from sparsegroup.table.sharded.exchange import Collectives, group_of_tables
 
 KEYS = torch.arange(20) * 0x9E3779B97F4A7C1
 
@@ -39,115 +49,79 @@ def usable(table: HashEmbedding) -> bool:
     return bool(table.train()(KEYS).shape == (20, 4))
 
 
-Scene = Callable[[list[HashEmbedding], GroupAdam, bool], Any]
+def played(actions: tuple[str, str]) -> Any:
+    """Each rank carries out its actions, of a letter each."""
+    table, other = table_of(), table_of()
+    optimizer = GroupAdam(table.parameters())
+    losses: list[Tensor] = []
+    letters: dict[str, Callable[[], Any]] = {
+        "t": lambda: losses.append(table(KEYS).sum()),
+        "o": lambda: other(KEYS),
+        "e": lambda: table.eval()(KEYS),
+        "0": lambda: losses[0].backward(),
+        "1": lambda: losses[1].backward(),
+        "s": optimizer.step,
+        "F": lambda: table_of(fallback=True),
+        "P": table_of,
+    }
 
+    def play() -> None:
+        for letter in actions[dist.get_rank()]:
+            letters[letter]()
 
-def lookups_in_another_order(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
-    for table in reversed(tables) if is_first else tables:
-        table(KEYS)
-
-
-def evaluated_on_one(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
-    tables[0].train(is_first)(KEYS)
-
-
-def without_backward_on_one(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
-    loss = tables[0](KEYS).sum()
-    if not is_first:
-        loss.backward()
-    optimizer.step()
-
-
-def backward_in_another_order(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
-    losses = [tables[0](KEYS).sum(), tables[0](KEYS).sum()]
-    for loss in reversed(losses) if is_first else losses:
-        loss.backward()
-
-
-def stepped_on_one(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
-    tables[0](KEYS).sum().backward()
-    if not is_first:
-        optimizer.step()
-    tables[0](KEYS)
-
-
-def made_otherwise(tables: list[HashEmbedding], optimizer: GroupAdam, is_first: bool) -> None:
-    table_of(fallback=is_first)
-
-
-def played(scene: Scene) -> Any:
-    tables = [table_of(), table_of()]
-    optimizer = GroupAdam(tables[0].parameters())
-    return raised(lambda: scene(tables, optimizer, dist.get_rank() == 0)), usable(tables[0])
+    return raised(play), usable(table)
 
 
 @over(
-    ("scene", "zero", "one"),
+    ("actions", "zero", "one"),
     [
-        (
-            lookups_in_another_order,
-            r"keys of a lookup in training, table \d+",
-            r"keys of a lookup in training, table \d+",
-        ),
-        (evaluated_on_one, "keys of a lookup in training", "keys of a lookup in evaluation"),
-        (without_backward_on_one, "a step", r"gradients of lookup 1 in table \d+"),
-        (backward_in_another_order, "gradients of lookup 2", "gradients of lookup 1"),
-        (stepped_on_one, "keys of a lookup in training", "a step"),
-        (made_otherwise, ".*fallback=True", ".*fallback=False"),
+        (("ot", "to"), r"keys of a lookup in training, table \d+", r"keys of a lookup in training, table \d+"),
+        (("t", "e"), "keys of a lookup in training", "keys of a lookup in evaluation"),
+        (("ts", "t0s"), "a step", r"gradients of lookup 1 in table \d+"),
+        (("tt10", "tt01"), "gradients of lookup 2", "gradients of lookup 1"),
+        (("t0t", "t0st"), "keys of a lookup in training", "a step"),
+        (("F", "P"), ".*fallback=True", ".*fallback=False"),
     ],
 )
-def test_ranks_that_part_all_raise_the_same(scene: Any, zero: str, one: str, ranks: Ranks) -> None:
-    (first, is_usable), (second, _) = ranks.call(played, scene)
+def test_ranks_that_part_all_raise_the_same(actions: tuple[str, str], zero: str, one: str, ranks: Ranks) -> None:
+    (first, is_usable), (second, _) = ranks.call(played, actions)
     assert first == second
     kind, message = first
     assert kind == ExchangeError.__name__
     assert "different operations, or in different order" in message
-    assert re.search(rf"rank 0 is in operation [\d,]+, '{zero}.*'; rank 1 is in operation [\d,]+, '{one}", message), (
-        message
-    )
+    places = rf"rank 0 is in operation [\d,]+, '{zero}.*'; rank 1 is in operation [\d,]+, '{one}"
+    assert re.search(places, message), message
     assert is_usable
 
 
-def stepped_with(spoil: Callable[[Tensor], Tensor], options: dict[str, Any], optimizer_of: Any = GroupAdam) -> Any:
-    """A step in which the gradient of one key is spoilt, and what it leaves of table and network on this rank."""
+def stepped_with(spoilt: int, value: float, options: dict[str, Any], optimizer_of: Any) -> Any:
+    """A step in which the gradient of one key is spoilt on one rank, and what it leaves of table and network."""
     table, layer = table_of(**options), nn.Linear(4, 1, bias=False)
     nn.init.ones_(layer.weight)
     optimizer = optimizer_of([*table.parameters(), *layer.parameters()])
     table(KEYS)
     before = table.lookup(KEYS)
     vectors = table(KEYS)
-    vectors.register_hook(lambda gradient: spoil(gradient.clone()))
+    if dist.get_rank() == spoilt:
+        vectors.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor(7), value))
     layer(vectors).sum().backward(create_graph=optimizer.rule.second_order)
     error = raised(optimizer.step)
     changed = not torch.equal(table.lookup(KEYS), before) or not bool((layer.weight == 1).all())
     return error, changed, len(optimizer.state)
 
 
-def spoilt_on_one(gradient: Tensor) -> Tensor:
-    if dist.get_rank() == 0:
-        gradient[7] = float("nan")
-    return gradient
-
-
-def large_on_one(gradient: Tensor) -> Tensor:
-    """Finite, but not in float16."""
-    if dist.get_rank() == 1:
-        gradient[7] = 1e6
-    return gradient
-
-
 @over(
-    ("spoil", "options", "optimizer_of"),
+    ("spoilt", "value", "options", "optimizer_of"),
     [
-        (spoilt_on_one, {}, GroupAdam),
-        (spoilt_on_one, {}, GroupAdaHessian),
-        (large_on_one, {"wire_dtype": torch.float16}, GroupAdam),
+        (0, float("nan"), {}, GroupAdam),
+        (0, float("nan"), {}, GroupAdaHessian),
+        (1, 1e6, {"wire_dtype": torch.float16}, GroupAdam),  # finite, but not in float16
     ],
 )
 def test_a_gradient_that_is_not_finite_changes_nothing_on_any_rank(
-    spoil: Any, options: Any, optimizer_of: Any, ranks: Ranks
+    spoilt: int, value: float, options: Any, optimizer_of: Any, ranks: Ranks
 ) -> None:
-    for (kind, message), changed, states in ranks.call(stepped_with, spoil, options, optimizer_of):
+    for (kind, message), changed, states in ranks.call(stepped_with, spoilt, value, options, optimizer_of):
         assert kind == FloatingPointError.__name__
         assert "is not finite; nothing has been changed" in message
         assert not changed
@@ -197,7 +171,7 @@ def test_a_lookup_that_fails_on_one_rank_fails_on_all(ranks: Ranks) -> None:
 
 
 def failing_before_an_exchange(text: str) -> Any:
-    """Rank 0 fails in an action in which the other one exchanges; both continue."""
+    """Rank 0 fails in an action in which the other one exchanges; both continue. One sends what cannot be sent."""
     table = table_of()
     shards = table.across.shards
 
@@ -206,54 +180,48 @@ def failing_before_an_exchange(text: str) -> Any:
             raise ValueError(text)
         shards.totals([1], "gradients " + 400 * "of a long name ")
 
-    return raised(lambda: shards.do(action, "an action")), usable(table)
+    unsent = raised(lambda: shards.of_all([(lambda: 1) if shards.rank == 1 else 1], "parts"))
+    return raised(lambda: shards.do(action, "an action")), unsent, usable(table)
 
 
 @over("text", ["bad row", "bad row 'a\x1fb'", 2_000 * "λ"])
 def test_an_action_that_fails_before_it_exchanges_fails_on_all(text: str, ranks: Ranks) -> None:
-    (own, usable_first), (other, usable_second) = ranks.call(failing_before_an_exchange, text)
+    (own, unsent, usable_first), (other, _, usable_second) = ranks.call(failing_before_an_exchange, text)
     assert own == ("ValueError", text)
     expected = f"rank 0 of 2: ValueError: {text}".replace("\x1f", " ")
     assert other[0] == "ValueError"
     assert other[1] == expected or (len(other[1]) > 300 and expected.startswith(other[1]))
+    assert re.match("rank 1 of 2: .*pickle", unsent[1])
     assert usable_first
     assert usable_second
 
 
-def copied_while_ahead() -> bool:
-    table = table_of()
-    table(KEYS)
-    table.prefetch(KEYS[:5])
-    other = copy.deepcopy(table)
-    return torch.equal(table(KEYS[:5]), other(KEYS[:5]))
+def copied_while_ahead() -> tuple[bool, int]:
+    """Whether a copy gives the same, and how many threads a group leaves that has ended."""
 
-
-def test_a_table_is_copied_while_it_looks_ahead(ranks: Ranks) -> None:
-    assert ranks.call(copied_while_ahead) == [True, True]
-
-
-def threads_left() -> int:
     def count() -> int:
         return sum(thread.name.startswith("sparsegroup-ranks") for thread in threading.enumerate())
 
     before = count()
     group = dist.new_group()
     table = HashEmbedding(4, process_group=group)
-    table.prefetch(KEYS)
     table(KEYS)
+    table.prefetch(KEYS[:5])
+    other = copy.deepcopy(table)
+    is_same = torch.equal(table(KEYS[:5]), other(KEYS[:5]))
     assert count() == before + 1
-    del table
+    del table, other
     dist.destroy_process_group(group)
     del group
     gc.collect()
     for thread in threading.enumerate():
         if thread.name.startswith("sparsegroup-ranks") and count() > before:
             thread.join(5)
-    return count() - before
+    return is_same, count() - before
 
 
-def test_a_group_that_has_ended_leaves_no_thread(ranks: Ranks) -> None:
-    assert ranks.call(threads_left) == [0, 0]
+def test_a_table_is_copied_while_it_looks_ahead_and_a_group_that_has_ended_leaves_no_thread(ranks: Ranks) -> None:
+    assert ranks.call(copied_while_ahead) == [(True, 0), (True, 0)]
 
 
 def done() -> tuple[Tensor, bool, list[Any], Any, Any]:
@@ -275,3 +243,130 @@ def test_all_ranks_get_the_same(four_ranks: Ranks) -> None:
         assert parts == [1, 2, {"a": 2}]
         assert first == {0}
         assert first_of_group == 2
+
+
+# A rank that dies or hangs: no other waits for ever, and each says in which operation it has waited.
+
+WORLD = 3
+SECONDS = 3
+"""The time-out of their group."""
+
+PATIENCE = 100
+"""Seconds in which all must have ended; gloo waits for half an hour."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One of a sharded table, on one rank, in which a rank may do something of its own: `misbehave`."""
+
+    table: HashEmbedding
+    optimizer: GroupOptimizer
+    folder: Path
+    misbehave: Callable[[], None]
+
+
+def lookup(training: Training) -> None:
+    training.misbehave()
+    training.table(torch.arange(10))
+
+
+def backward(training: Training) -> None:
+    vectors = training.table(torch.arange(10))
+    vectors.register_hook(lambda gradient: training.misbehave())
+    vectors.sum().backward()
+
+
+def lookup_ahead(training: Training) -> None:
+    """Keys are exchanged by another thread."""
+    training.table(torch.arange(10))
+    training.misbehave()
+    training.table.prefetch(torch.arange(5))
+    training.table(torch.arange(5))
+
+
+def save(training: Training) -> None:
+    """It is in the middle of it."""
+    model = nn.ModuleDict({"table": training.table})
+    model.register_state_dict_pre_hook(lambda *_: training.misbehave())
+    save_checkpoint(training.folder / "checkpoint", model, training.optimizer, step=2)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    time.sleep(2 * PATIENCE)
+
+
+def be_good() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("scene", "operation", "roles"),
+    [
+        pytest.param(backward, "gradients of lookup", {1: kill}, id="killed in a step"),
+        pytest.param(lookup_ahead, "keys of a lookup in training", {0: kill}, id="the first killed, and the store"),
+        pytest.param(save, "writing a checkpoint", {2: kill}, id="killed while it saves"),
+        pytest.param(lookup, "keys of a lookup in training", {1: hang}, id="hangs"),
+    ],
+)
+@pytest.mark.whole
+def test_who_does_not_come(scene: Any, operation: str, roles: Mapping[int, Callable[[], None]], tmp_path: Path) -> None:
+    """Nothing is exchanged after that."""
+    context = forking()
+    pipes = {rank: context.Pipe() for rank in range(WORLD)}
+    processes = [
+        context.Process(target=_play, args=(rank, tmp_path, scene, roles.get(rank, be_good), theirs), daemon=True)
+        for rank, (_, theirs) in pipes.items()
+    ]
+    for process in processes:
+        process.start()
+    for _, theirs in pipes.values():
+        theirs.close()
+    try:
+        for rank in pipes.keys() - roles.keys():
+            ours, _ = pipes[rank]
+            assert ours.poll(PATIENCE), f"rank {rank} waits for ever"
+            message, later = ours.recv()
+            assert message.startswith(f"HashEmbedding: rank {rank} of {WORLD}, operation "), message
+            assert f", '{operation}" in message, message
+            assert "Another rank has ended or does not answer" in message
+            assert "nothing can be exchanged any more: rank " in later, later
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _play(rank: int, folder: Path, scene: Any, misbehave: Callable[[], None], pipe: Connection) -> None:
+    """Play a scene after two steps, and tell the errors of it and of a lookup after it."""
+    torch.set_num_threads(1)
+    at_first = timedelta(seconds=PATIENCE)  # steps compile kernels
+    dist.init_process_group("gloo", store=_store(rank, folder), rank=rank, world_size=WORLD, timeout=at_first)
+    table = table_of()
+    own_group = group_of_tables(dist.group.WORLD)
+    assert own_group._get_backend(torch.device("cpu")).options._timeout == at_first
+    optimizer = GroupAdam(table.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        table(torch.arange(20)).sum().backward()
+        optimizer.step()
+    dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS), own_group)
+    training = Training(table, optimizer, folder, misbehave)
+    pipe.send([raised(partial(action, training))[1] for action in (scene, lookup)])
+    hang()  # until the test is over
+
+
+def _store(rank: int, folder: Path) -> dist.Store:
+    """One that ends with rank 0, as `init_process_group` makes it by default."""
+    port = folder / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, WORLD, is_master=True, wait_for_workers=False)
+        (folder / "port.new").write_text(str(store.port))
+        (folder / "port.new").rename(port)
+        return store
+    while not port.exists():
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", int(port.read_text()), WORLD)

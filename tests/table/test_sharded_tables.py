@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distributed_cases import Ranks
 from over import over
 from sharded_cases import first_ranks
-from sparsegroup import GroupAdam, HashEmbedding, convert, param_groups, to_embeddings
+from sparsegroup import GroupAdam, HashEmbedding, convert, to_embeddings
 from sparsegroup.integrations import data_parallel
 from sparsegroup.table.sharded.exchange import schedule_receivers
 
@@ -33,24 +33,25 @@ def filled(**options: Any) -> HashEmbedding:
     return table
 
 
-def inspected() -> tuple[Tensor, Tensor, Tensor, int]:
+def inspected() -> list[int]:
     first_ranks(1)
     table = filled()
     unknown = torch.cat([KEYS[::2], torch.tensor([-7])])
     with pytest.raises(ValueError, match="distinct, also among different ranks"):
         table.assign(KEYS[:1], VECTORS[:1])
-    evaluated = table.eval()(unknown)
-    assert torch.equal(evaluated, table.lookup(unknown))
-    return table.lookup(KEYS), table.contains(unknown), table.keys, len(table)
+    assert torch.equal(table.eval()(unknown), table.lookup(unknown))
+    assert table.contains(unknown).tolist() == [True] * 20 + [False]
+    other = copy.deepcopy(table)
+    with torch.no_grad():
+        other.assign(own(KEYS), own(-VECTORS))
+    assert torch.equal(table.lookup(KEYS), VECTORS)
+    assert torch.equal(other.lookup(KEYS), -VECTORS)
+    assert 0 < len(table) < 20
+    return table.keys.tolist()
 
 
-def test_rows_are_found_wherever_they_are(four_ranks: Ranks) -> None:
-    parts = four_ranks.call(inspected)
-    for vectors, there, _, _ in parts:
-        assert torch.equal(vectors, VECTORS)
-        assert there.tolist() == [True] * 20 + [False]
-    assert sorted(key for _, _, keys, _ in parts for key in keys.tolist()) == sorted(KEYS.tolist())
-    assert all(0 < rows < 20 for *_, rows in parts)
+def test_rows_are_found_wherever_they_are_and_those_of_a_copy_are_others(four_ranks: Ranks) -> None:
+    assert sorted(key for keys in four_ranks.call(inspected) for key in keys) == sorted(KEYS.tolist())
 
 
 def receivers() -> tuple[set[int], set[int]]:
@@ -89,73 +90,38 @@ def test_the_norm_of_gradients_is_that_of_all_ranks(four_ranks: Ranks) -> None:
         assert largest == pytest.approx(max(1.0, float(of_layer.abs().max())) / norm, rel=1e-4)
 
 
-def in_parallel() -> tuple[Tensor, Tensor, float]:
-    torch.manual_seed(dist.get_rank())  # DistributedDataParallel makes the layers equal
-    table = HashEmbedding(4, process_group=dist.group.WORLD, fallback=True)
-    model = data_parallel(nn.Sequential(table, nn.Flatten(), nn.Linear(8, 1)))
-    optimizer = GroupAdam(param_groups(model, l21=1e-3), lr=0.1)
-    for step in range(5):
-        keys = own(torch.arange(step, step + 24).view(12, 2))
-        optimizer.zero_grad()
-        (model(keys).squeeze(1) - keys.sum(1) / 50).square().mean().backward()
-        optimizer.step()
-    table.eval()
-    return table.lookup(torch.arange(28)), model.module[2].weight.detach(), float(table.fallback.detach().sum())
-
-
-def test_data_parallel_training_keeps_ranks_equal(four_ranks: Ranks) -> None:
-    parts = four_ranks.call(in_parallel)
-    for part in parts[1:]:
-        assert torch.equal(part[0], parts[0][0])
-        assert torch.equal(part[1], parts[0][1])
-        assert part[2] == parts[0][2]
-
-
 def refused() -> None:
     with pytest.raises(ValueError, match="would differ from the other ranks' tables"):
         data_parallel(nn.Sequential(HashEmbedding(4), nn.Linear(4, 1)))
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(filled())
-    with pytest.raises(ValueError, match="reduction must be"):
-        HashEmbedding(4, process_group=dist.group.WORLD, reduction="max")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="give process_group"):
-        HashEmbedding(4, wire_dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="wire_dtype must be"):
-        HashEmbedding(4, process_group=dist.group.WORLD, wire_dtype=torch.int8)
-    with pytest.raises(ValueError, match="per_rank"):
-        HashEmbedding(4, process_group=dist.group.WORLD, per_rank=True)
-    with pytest.raises(TypeError, match="process_group must be"):
-        HashEmbedding(4, process_group="WORLD")  # type: ignore[arg-type]
+    of_all = {"process_group": dist.group.WORLD}
+    for error, match, options in (
+        (ValueError, "reduction must be", {**of_all, "reduction": "max"}),
+        (ValueError, "give process_group", {"wire_dtype": torch.bfloat16}),
+        (ValueError, "wire_dtype must be", {**of_all, "wire_dtype": torch.int8}),
+        (ValueError, "per_rank", {**of_all, "per_rank": True}),
+        (TypeError, "process_group must be", {"process_group": "WORLD"}),
+    ):
+        with pytest.raises(error, match=match):
+            HashEmbedding(4, **options)
 
 
 def test_what_cannot_be_is_refused(four_ranks: Ranks) -> None:
     four_ranks.call(refused)
 
 
-def copied() -> bool:
-    table = filled()
-    other = copy.deepcopy(table)
-    with torch.no_grad():
-        other.assign(own(KEYS), own(-VECTORS))
-    return torch.equal(table.lookup(KEYS), VECTORS) and torch.equal(other.lookup(KEYS), -VECTORS)
-
-
-def test_a_copy_lies_on_the_same_ranks(four_ranks: Ranks) -> None:
-    assert four_ranks.call(copied) == [True] * 4
-
-
-def compiled() -> tuple[Tensor, Tensor]:
+def compiled() -> list[Tensor]:
     torch._dynamo.reset()
     results = []
     for wrap in (lambda model: model, torch.compile):
-        table = filled()
-        layer = nn.Linear(4, 1, bias=False)
+        table, layer = filled(), nn.Linear(4, 1, bias=False)
         nn.init.ones_(layer.weight)
         model = wrap(nn.Sequential(table, layer))
         model(own(KEYS)).square().mean().backward()
         GroupAdam(table.parameters(), lr=0.1).step()
         results.append(table.lookup(KEYS))
-    return results[0], results[1]
+    return results
 
 
 def test_a_compiled_model_trains_the_same_rows(four_ranks: Ranks) -> None:
@@ -164,33 +130,35 @@ def test_a_compiled_model_trains_the_same_rows(four_ranks: Ranks) -> None:
         torch.testing.assert_close(graph, eager)
 
 
-def narrow() -> tuple[Tensor, Tensor, int, int]:
-    tables = [filled(wire_dtype=dtype) for dtype in (None, torch.bfloat16)]
-    sent = []
-    for table in tables:
+def narrow() -> None:
+    found, sent = [], []
+    for dtype in (None, torch.bfloat16):
+        table = filled(wire_dtype=dtype)
         before = table.across.shards.traffic.vectors
         table(own(KEYS)).sum().backward()
         sent.append(table.across.shards.traffic.vectors - before)
-    return tables[0].lookup(KEYS), tables[1].lookup(KEYS), *sent
+        found.append(table.lookup(KEYS))
+    assert sent[0] == 2 * sent[1] > 0
+    torch.testing.assert_close(found[1], found[0].bfloat16().float(), rtol=0, atol=0)
 
 
 def test_vectors_may_travel_in_half_the_bytes(four_ranks: Ranks) -> None:
-    for exact, rounded, sent, halved in four_ranks.call(narrow):
-        assert sent == 2 * halved > 0
-        torch.testing.assert_close(rounded, exact.bfloat16().float(), rtol=0, atol=0)
+    four_ranks.call(narrow)
 
 
-def of_its_own_keys() -> tuple[list[Tensor], int]:
+def of_its_own_keys() -> tuple[Tensor, int]:
     table = filled()
     optimizer = GroupAdam(table.parameters(), lr=0.1)
     mine = table.keys.repeat(2)
     vectors = table.own_vectors(mine.view(2, -1))  # no other rank is asked
     vectors.sum().backward()
     optimizer.step()
+    for key, vector in zip(mine, vectors.detach().flatten(0, 1), strict=True):
+        assert torch.equal(vector, VECTORS[key == KEYS][0])
     if dist.get_rank() == 0:
         table.own_vectors(table.keys[:1])
     table.own_vectors(torch.empty(0, dtype=torch.int64))
-    return [mine, vectors.detach().flatten(0, 1), table.lookup(KEYS)], len(table)
+    return table.lookup(KEYS), len(table)
 
 
 def test_a_rank_looks_up_what_is_its_own_without_the_others(four_ranks: Ranks) -> None:
@@ -200,34 +168,30 @@ def test_a_rank_looks_up_what_is_its_own_without_the_others(four_ranks: Ranks) -
     optimizer = GroupAdam(whole.parameters(), lr=0.1)
     whole(KEYS.repeat(2)).sum().backward()
     optimizer.step()
-    for (keys, vectors, after), _ in parts:
-        rows = torch.stack([VECTORS[(key == KEYS).nonzero()[0, 0]] for key in keys])
-        assert torch.equal(vectors, rows)
+    for after, _ in parts:
         torch.testing.assert_close(after, whole.lookup(KEYS))
     assert sum(rows for _, rows in parts) == len(KEYS)
 
 
-def converted(count: int) -> tuple[int, Tensor, Tensor] | None:
-    """How many rows a rank has of an embedding that becomes a table, what it gives, and what becomes of it again."""
+def converted(count: int) -> int:
+    """How many rows a rank has of an embedding that becomes a table on some ranks, and one again."""
     group = first_ranks(count)
     if group is None:
-        return None
+        return 0
     torch.manual_seed(0)
-    model = convert(nn.Embedding(50, 4), process_group=group)
+    embedding = nn.Embedding(50, 4)
+    weight = embedding.weight.detach().clone()
+    model = convert(embedding, process_group=group)
     rows = model.table.num_rows
-    before = model(torch.arange(50)).detach()
+    assert torch.equal(model(torch.arange(50)), weight)
     model(torch.tensor([70] if not group.rank() else []).long())
-    return rows, before, to_embeddings(model).weight.detach()
+    after = to_embeddings(model).weight.detach()
+    assert after.shape == (71, 4)
+    assert torch.equal(after[:50], weight)
+    assert after[70].any()
+    return rows
 
 
 @over("count", [1, 3])
 def test_an_embedding_becomes_a_table_of_all_ranks_and_one_again(count: int, four_ranks: Ranks) -> None:
-    torch.manual_seed(0)
-    weight = nn.Embedding(50, 4).weight.detach()
-    found = [part for part in four_ranks.call(converted, count) if part is not None]
-    assert sum(rows for rows, _, _ in found) == 50
-    for _, before, after in found:
-        assert torch.equal(before, weight)
-        assert after.shape == (71, 4)
-        assert torch.equal(after[:50], weight)
-        assert after[70].any()
+    assert sum(four_ranks.call(converted, count)) == 50

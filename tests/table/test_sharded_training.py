@@ -1,96 +1,251 @@
-"""A table on several ranks is trained as one on one process with the same global batches."""
+"""A table on several ranks is trained as one on one process with the same global batches; a table on each rank."""
 
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from distributed_cases import Ranks
+from distributed_cases import Ranks, on_two, own_half, whole
 from optimizer_cases import ALL, make
-from sharded_cases import Case, all_to_the_last, assert_same, content, mostly_last, together, trained
-from sparsegroup import GroupAdaHessian, GroupAdam, GroupOptimizer, feature_rate, sparsity_report
+from over import over
+from sharded_cases import ROWS, STEPS, average_fallback, batches, evenly, first_ranks, loss_of, rows_of
+from sparsegroup import (
+    FieldTables,
+    GroupAdaHessian,
+    GroupAdam,
+    GroupOptimizer,
+    HashEmbedding,
+    HashEmbeddingBag,
+    TargetRate,
+    feature_rate,
+    param_groups,
+    sparsity_report,
+)
 from sparsegroup.table import MinCount
 
-L21 = {"sgd": 5.0, "momentum": 2.0}
+
+def mostly_last(keys: Tensor, ranks: int) -> Sequence[Tensor]:
+    return [*(keys[rank : rank + 1] for rank in range(ranks - 1)), keys[ranks - 1 :]]
 
 
-def checked(four_ranks: Ranks, case: Case, count: int) -> dict[str, Any]:
-    theirs = content(case, 0)  # first, so that one process compiles what all need
-    assert theirs is not None
-    parts = four_ranks.call(content, case, count)
-    assert [part is not None for part in parts] == [rank < count for rank in range(4)]
-    ours = together(parts)
-    assert_same(ours, theirs)
-    return ours
+def all_to_the_last(keys: Tensor, ranks: int) -> Sequence[Tensor]:
+    return [*([keys[:0]] * (ranks - 1)), keys]
 
 
-@pytest.mark.filterwarnings("ignore:Using backward")
-@pytest.mark.parametrize(
-    ("cls", "count"), [*((cls, 4) for cls in ALL), (GroupAdam, 1), (GroupAdam, 2), (GroupAdaHessian, 3)]
-)
-def test_every_rule_with_a_penalty(cls: type[GroupOptimizer], count: int, four_ranks: Ranks) -> None:
-    ours = checked(four_ranks, Case(partial(make, cls, l1=1e-3, l21=L21.get(cls.rule.name, 0.05), l2=1e-3)), count)
-    rows, live, seen = ours["counts"]
-    assert 0 < live < rows == seen
+@dataclass(frozen=True)
+class Case:
+    """A training.
+
+    Attributes:
+        optimizer: Makes the optimizer of a table's parameters.
+        table: Arguments of the table.
+        cut: Cuts a global batch into the parts of so many ranks.
+        ahead: Look each batch up ahead of its time.
+        rate: The live share that a target asks for.
+        rows: Of a batch.
+    """
+
+    optimizer: Callable[[Any], GroupOptimizer]
+    table: dict[str, Any] = field(default_factory=dict)
+    cut: Callable[[Tensor, int], Sequence[Tensor]] = evenly
+    ahead: bool = False
+    rate: float | None = None
+    rows: int = ROWS
+
+
+def trained(case: Case, ranks: int) -> dict[str, Any] | None:
+    """Rows, counts and reports after the steps, on each of so many ranks; None on others. 0: on one process."""
+    group = first_ranks(ranks) if ranks else None
+    if ranks and group is None:
+        return None
+    options = {**case.table, "process_group": group} if ranks else {**case.table, "reduction": "mean"}
+    table = HashEmbedding(4, std=0.5, **options)
+    optimizer = case.optimizer(table.parameters())
+    stream = [case.cut(keys, max(ranks, 1)) for keys in batches(STEPS, case.rows)]
+    target = None if case.rate is None else TargetRate(optimizer, case.rate, steps=STEPS, interval=2)
+    rank = dist.get_rank(group) if ranks else 0
+    mean = case.table.get("reduction", "mean") == "mean"
+    for step, parts in enumerate(stream):
+        keys = parts[rank]
+        optimizer.zero_grad()
+        vectors = table(keys)
+        if case.ahead and step + 1 < len(stream) and not (target is not None and target.is_due):
+            table.prefetch(stream[step + 1][rank])
+        share = (len(parts) if mean else 1) / sum(map(len, parts))
+        (loss_of(vectors, keys, step) * share).backward(create_graph=optimizer.rule.second_order)
+        average_fallback(table)
+        optimizer.step()
+        if target is not None:
+            target.step()
+    fallback = None if table.fallback is None else table.fallback.detach().clone()
+    return {
+        "rows": rows_of(table),
+        "counts": (table.num_rows, table.num_live, table.num_seen),
+        "of all": [
+            [float(state["step"]) for state in optimizer.state.values()],
+            [str(sparsity_report(optimizer)), feature_rate(table.weight)],
+            *([group["l21"], fallback] for group in optimizer.param_groups),
+        ],
+    }
+
+
+def together(parts: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """The content of all ranks as one; what they share is the same on each."""
+    there = [part for part in parts if part is not None]
+    rows: dict[int, Tensor] = {}
+    for part in there:
+        assert not rows.keys() & part["rows"].keys()
+        rows |= part["rows"]
+        torch.testing.assert_close(part["of all"][2:], there[0]["of all"][2:], rtol=0, atol=0)
+        assert part["of all"][:2] == there[0]["of all"][:2]
+    counts = tuple(map(sum, zip(*(part["counts"] for part in there), strict=True)))
+    return {"rows": dict(sorted(rows.items())), "counts": counts, "of all": there[0]["of all"]}
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float = 2e-6) -> None:
+    """Whether two trainings have ended in the same, to rounding."""
+    assert ours["counts"] == theirs["counts"]
+    assert ours["of all"][:2] == theirs["of all"][:2]
+    torch.testing.assert_close(ours["rows"], theirs["rows"], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ours["of all"][2:], theirs["of all"][2:], rtol=50 * tolerance, atol=tolerance)
 
 
 def adam(parameters: Any, **arguments: Any) -> GroupOptimizer:
-    return GroupAdam(parameters, **{"lr": 0.1, "l21": 5e-3, **arguments})
+    return GroupAdam(parameters, **{"lr": 0.1, "l21": 0.05, **arguments})
 
 
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize(
-    ("table", "ahead"),
-    [
-        ({"admission": MinCount(2)}, False),
-        ({"admission": MinCount(2)}, True),
-        ({"field_bits": 4, "fallback": True}, False),
-        ({"field_bits": 4, "fallback": True}, True),
-        ({"reduction": "sum", "fallback": True}, True),
-    ],
-)
-def test_the_options_of_a_table(table: dict[str, Any], ahead: bool, count: int, four_ranks: Ranks) -> None:
-    checked(four_ranks, Case(adam, table, ahead=ahead), count)
+def penalized(cls: type[GroupOptimizer], **arguments: Any) -> Case:
+    l21 = {"sgd": 5.0, "momentum": 2.0}.get(cls.rule.name, 0.05)
+    return Case(partial(make, cls, l1=1e-3, l21=l21, l2=1e-3), **arguments)
+
+
+WAITING = {"admission": MinCount(2)}
+FIELDS = {"field_bits": 4, "fallback": True}
+CASES = [
+    *[(penalized(cls), 4) for cls in ALL],
+    (penalized(GroupAdam), 1),
+    (penalized(GroupAdam), 2),
+    (penalized(GroupAdaHessian), 3),
+    (Case(adam, WAITING), 2),
+    (Case(adam, WAITING, ahead=True), 3),
+    (Case(adam, FIELDS), 3),
+    (Case(adam, FIELDS, ahead=True), 2),
+    (Case(adam, {"reduction": "sum", "fallback": True}, ahead=True), 2),
+    (Case(adam, {"reduction": "sum", "fallback": True}, ahead=True), 3),
+    (penalized(GroupAdam, cut=mostly_last, rows=2), 4),
+    (penalized(GroupAdam, cut=all_to_the_last), 4),
+    (penalized(GroupAdaHessian, cut=all_to_the_last, rows=2), 2),
+    (penalized(GroupAdaHessian, cut=mostly_last), 2),
+    (Case(adam, rate=0.1), 3),
+    (Case(adam, rate=0.1, ahead=True), 4),
+    (Case(partial(adam, penalty="hard"), rate=0.1, ahead=True), 2),
+    (Case(partial(adam, penalty="hard"), rate=0.1), 1),
+]
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
-@pytest.mark.parametrize("rows", [2, 30])
-@pytest.mark.parametrize("cut", [mostly_last, all_to_the_last])
-@pytest.mark.parametrize(("cls", "count"), [(GroupAdam, 4), (GroupAdaHessian, 2)])
-def test_ranks_with_few_keys_or_none(
-    cls: type[GroupOptimizer], cut: Any, rows: int, count: int, four_ranks: Ranks
-) -> None:
-    checked(four_ranks, Case(partial(make, cls, l21=0.05), cut=cut, rows=rows), count)
+@pytest.mark.parametrize(("case", "count"), CASES)
+def test_a_table_on_ranks_is_trained_as_on_one_process(case: Case, count: int, four_ranks: Ranks) -> None:
+    """With every rule, options of the table, few keys on some ranks or none, and a target; reports are of all ranks."""
+    theirs = trained(case, 0)  # first, so that one process compiles what all need
+    assert theirs is not None
+    parts = four_ranks.call(trained, case, count)
+    assert [part is not None for part in parts] == [rank < count for rank in range(4)]
+    assert_same(together(parts), {**theirs, "rows": dict(sorted(theirs["rows"].items()))})
+    rows, live, seen = theirs["counts"]
+    assert 0 < live <= rows <= seen
+    assert live < seen or case.rows < ROWS
+    if case.rate is not None:
+        assert live == round(case.rate * seen)
 
 
-@pytest.mark.parametrize(
-    ("penalty", "ahead", "count"), [("lasso", False, 3), ("lasso", True, 4), ("hard", True, 2), ("hard", False, 1)]
-)
-def test_a_target_of_all_ranks(penalty: str, ahead: bool, count: int, four_ranks: Ranks) -> None:
-    case = Case(partial(adam, penalty=penalty), rate=0.1, ahead=ahead)
-    _, live, seen = checked(four_ranks, case, count)["counts"]
-    assert live == round(0.1 * seen)
-
-
-@pytest.mark.parametrize("ahead", [False, True], ids=["at once", "ahead"])
+@over("ahead", [False, True])
 def test_the_same_ranks_give_the_same_bits(ahead: bool, four_ranks: Ranks) -> None:
     case = Case(adam, {"fallback": True}, ahead=ahead)
-    first, second = (together(four_ranks.call(content, case, 3)) for _ in range(2))
+    first, second = (together(four_ranks.call(trained, case, 3)) for _ in range(2))
     assert_same(first, second, tolerance=0)
 
 
-def reports(case: Case, count: int) -> tuple[str, float] | None:
-    found = trained(case, count)
-    if found is None:
-        return None
-    table, optimizer = found
-    return str(sparsity_report(optimizer)), feature_rate(table.weight)
+# A table on each rank; DistributedDataParallel, and ZeRO, which takes no names.
+
+KINDS = {
+    "table": lambda **options: HashEmbedding(4, **options),
+    "bag": lambda **options: HashEmbeddingBag(4, **options),
+    "fields": lambda **options: FieldTables(4, {0: 4, 1: 2}, **options),
+}
+KEYS = torch.tensor([[5, (1 << 56) + 5]])
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_reports_are_of_all_ranks(count: int, four_ranks: Ranks) -> None:
-    case = Case(partial(make, GroupAdam, l21=0.05))
-    theirs = reports(case, 0)
-    assert theirs is not None
-    assert 0 < theirs[1] < 1
-    assert four_ranks.call(reports, case, count) == [theirs] * count + [None] * (4 - count)
+def on_each_rank(kind: str) -> None:
+    table, keys = KINDS[kind](), KEYS + dist.get_rank()
+    assert not table.eval()(KEYS).any()  # to be read as ever
+    table.train()
+    with pytest.raises(RuntimeError, match=rf"rank {dist.get_rank()} of 2.*diverge.*per_rank=True"):
+        table(KEYS)
+    with pytest.raises(RuntimeError, match="per_rank=True"):
+        getattr(table, "prefetch", lambda _: table(KEYS))(KEYS)
+    assert table.num_rows == 0
+    table = KINDS[kind](per_rank=True)
+    table(keys).sum().backward()
+    GroupAdam(table.parameters()).step()
+    later = HashEmbedding(4)
+    later.per_rank = True
+    later(keys)
+    assert table.num_rows == pickle.loads(pickle.dumps(later)).num_rows == 2
+
+
+@over("kind", KINDS)
+def test_each_rank_has_a_table_of_its_own_only_if_it_is_meant_so(ranks: Ranks, kind: str) -> None:
+    ranks.call(on_each_rank, kind)
+
+
+def wrapped() -> None:
+    model = nn.Sequential(HashEmbedding(4, per_rank=True), nn.Linear(4, 1))
+    with pytest.raises(NotImplementedError, match="let DistributedDataParallel leave it out"):
+        DistributedDataParallel(model)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
+    DistributedDataParallel(model)(torch.arange(3) + dist.get_rank()).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_data_parallel_takes_a_table_only_where_it_is_left_out(ranks: Ranks) -> None:
+    ranks.call(wrapped)
+
+
+def data_parallel(sharded: bool) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 1))
+    model = DistributedDataParallel(model) if on_two() else model
+    groups = param_groups(model, layers=nn.Linear, l21=0.3, named=not sharded)
+    assert all(("param_names" in group) is not sharded for group in GroupAdam(groups).param_groups)
+    if sharded and on_two():
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of its own module
+
+        optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(groups, optimizer_class=GroupAdam, lr=0.05)
+    else:
+        optimizer = GroupAdam(groups, lr=0.05)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(6):
+        batch = own_half(torch.randn(16, 6, generator=generator))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch), batch[:, :1] * 2).backward()
+        optimizer.step()
+    return {name.removeprefix("module."): whole(x) for name, x in model.named_parameters()}
+
+
+@over("sharded", [False, True])
+def test_data_parallel_and_zero_train_as_one_process(ranks: Ranks, sharded: bool) -> None:
+    alone = data_parallel(sharded)
+    dead = [not row.any() for row in alone["0.weight"]]
+    assert 0 < sum(dead) < len(dead)
+    for found in ranks.call(data_parallel, sharded):
+        for name, x in alone.items():
+            torch.testing.assert_close(found[name], x, rtol=1e-3, atol=1e-5)
+            assert torch.equal(found[name] == 0, x == 0)

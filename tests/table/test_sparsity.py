@@ -2,22 +2,34 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from optimizer_cases import parameter
 from over import over
-from sparsegroup import GroupAdam, ParameterSparsity, SparsityReport, feature_rate, param_groups, sparsity_report
+from sparsegroup import (
+    GroupAdam,
+    HashEmbedding,
+    ParameterSparsity,
+    SparsityReport,
+    feature_rate,
+    param_groups,
+    sparsity_report,
+)
 
 TABLE = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0], [1e-30, 0.0]])
+
+
+def mask(*seen: int) -> Tensor:
+    return torch.tensor(seen, dtype=torch.bool)
 
 
 @over(
     ("weight", "seen", "rate"),
     [
         (TABLE, None, 3 / 5),
-        (TABLE, torch.tensor([True, True, False, False, False]), 1 / 2),
-        (TABLE, torch.tensor([True, False, False, True, False]), 0.0),
-        (TABLE, torch.zeros(5, dtype=torch.bool), 0.0),
+        (TABLE, mask(1, 1, 0, 0, 0), 1 / 2),
+        (TABLE, mask(1, 0, 0, 1, 0), 0.0),
+        (TABLE, mask(0, 0, 0, 0, 0), 0.0),
         (TABLE, 30, 3 / 30),
         (TABLE, 3, 1.0),
         (torch.zeros(5, 2), 0, 0.0),
@@ -30,20 +42,18 @@ TABLE = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0], [1e-30, 0.
     ],
 )
 def test_the_feature_rate_is_the_share_of_seen_rows_with_a_non_zero_vector(
-    weight: torch.Tensor, seen: torch.Tensor | int | None, rate: float
+    weight: Tensor, seen: Tensor | int | None, rate: float
 ) -> None:
     assert feature_rate(weight, seen) == rate
 
 
-@over(
-    "seen", [torch.ones(4, dtype=torch.bool), torch.ones(5), torch.ones(5, 1, dtype=torch.bool), torch.tensor(5), -1, 2]
-)
-def test_what_was_seen_must_be_a_mask_over_rows_or_a_count_of_all_live_ones_at_least(seen):
+@over("seen", [mask(1, 1, 1, 1), torch.ones(5), mask(1, 1, 1, 1, 1)[:, None], torch.tensor(5), -1, 2])
+def test_what_was_seen_must_be_a_mask_over_rows_or_a_count_of_all_live_ones_at_least(seen: Tensor | int) -> None:
     with pytest.raises(ValueError, match="seen"):
         feature_rate(TABLE, seen)
 
 
-def test_the_report_counts_groups_and_elements_and_prints_an_aligned_table():
+def test_the_report_counts_groups_and_elements_and_prints_an_aligned_table() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 3))
     with torch.no_grad():
@@ -51,41 +61,42 @@ def test_the_report_counts_groups_and_elements_and_prints_an_aligned_table():
         model[0].weight[0, 0] = 0.0
         model[1].bias[0] = 0.0
     optimizer = GroupAdam(param_groups(model, l21=0.1))
-    assert sparsity_report(optimizer) == (
+    optimizer.add_param_group({"params": [parameter(), parameter(0, 3)], "param_names": ["scalar", "empty"]})
+    table = HashEmbedding(2)
+    table.assign(torch.arange(3), torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    optimizer.add_param_group({"params": [table.weight], "param_names": ["rows"]})
+    report = sparsity_report(optimizer)
+    assert report == (
         ParameterSparsity("0.weight", (4, 2), 4, 2, 5),
         ParameterSparsity("1.weight", (3, 2), 3, 0, 0),
         ParameterSparsity("1.bias", (3,), 3, 1, 1),
+        ParameterSparsity("scalar", (), 1, 0, 0),
+        ParameterSparsity("empty", (0, 3), 0, 0, 0),
+        ParameterSparsity("rows", (3, 2), 3, 1, 3),
     )
-    assert [entry.live_rate for entry in sparsity_report(optimizer)] == pytest.approx([0.5, 1.0, 2 / 3])
-    lines = str(sparsity_report(optimizer)).splitlines()
+    assert [entry.live_rate for entry in report] == pytest.approx([0.5, 1.0, 2 / 3, 1.0, 0.0, 2 / 3])
+    large = ParameterSparsity("table", (33_800_000, 8), 33_800_000, 1_000_000, 8_000_000)
+    lines = str(SparsityReport([*report, large])).splitlines()
     assert [line.split() for line in lines] == [
         ["parameter", "shape", "groups", "zero", "groups", "live"],
         ["0.weight", "4×2", "4", "2", "50.00%"],
         ["1.weight", "3×2", "3", "0", "100.00%"],
         ["1.bias", "3", "3", "1", "66.67%"],
+        ["scalar", "scalar", "1", "0", "100.00%"],
+        ["empty", "0×3", "0", "0", "0.00%"],
+        ["rows", "3×2", "3", "1", "66.67%"],
+        ["table", "33800000×8", "33,800,000", "1,000,000", "97.04%"],
     ]
     assert len({len(line) for line in lines}) == 1
     assert not optimizer.state
 
 
-def test_the_report_uses_the_groups_of_the_optimizer():
+def test_the_report_uses_the_groups_of_the_optimizer_and_places_where_there_are_no_names() -> None:
     x = parameter(4, 3)
     with torch.no_grad():
         x[:, 1] = 0.0
         x[:2] = 0.0
     numbered = {torch.tensor([5, 5, 5, 9]): (2, 0), torch.tensor([5, 5, 9, 9]): (2, 1)}
     for spec, counts in {"rows": (4, 2), "columns": (3, 1), "all": (1, 0), -1: (3, 1), **numbered}.items():
-        (entry,) = sparsity_report(GroupAdam([x], groups=spec))
-        assert (entry.groups, entry.zero_groups) == counts
-
-
-def test_parameters_without_names_scalars_and_empty_ones_have_a_line():
-    optimizer = GroupAdam([{"params": [parameter(2)]}, {"params": [parameter(), parameter(0, 3)]}])
-    _, scalar, empty = report = sparsity_report(optimizer)
-    assert [entry.name for entry in report] == ["param_groups[0][0]", "param_groups[1][0]", "param_groups[1][1]"]
-    assert (scalar.groups, scalar.live_rate) == (1, 1.0)
-    assert (empty.groups, empty.live_rate) == (0, 0.0)
-    assert "scalar" in str(report)
-    large = SparsityReport([ParameterSparsity("table", (33_800_000, 8), 33_800_000, 1_000_000, 8_000_000)])
-    assert "33,800,000" in str(large)
-    assert "1,000,000" in str(large)
+        _, entry = sparsity_report(GroupAdam([{"params": [parameter(2)]}, {"params": [x], "groups": spec}]))
+        assert (entry.name, entry.groups, entry.zero_groups) == ("param_groups[1][0]", *counts)

@@ -1,6 +1,8 @@
-"""What a table refuses, in words that help, with nothing changed."""
+"""What a table refuses, in words that help, with nothing changed; gradients that are not finite."""
 
+import copy
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from family import Member
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, backward, make
 from over import over
-from sparsegroup import GroupOptimizer, HashEmbedding, HashEmbeddingBag
-from table_cases import EDGES, REGULARIZED, as_keys, edges_trained, everything, learn, pull
+from sparsegroup import GroupAdam, GroupMomentum, GroupOptimizer, HashEmbedding, HashEmbeddingBag
+from table_cases import EDGES, REGULARIZED, KeyedEmbedding, as_keys, edges_trained, everything, learn, pull, random_keys
 from table_pairs import one_of_each_kind
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -43,26 +45,17 @@ def refused(
         *[("std", value) for value in (-0.1, NAN, INF, "0.1", None, True)],
         *[("init", value) for value in ("xavier", None, 1)],
         *[("seed", value) for value in (1.5, "0", None)],
-        *[("max_rows", value) for value in (-1, 0, 2.5, "many")],
+        *[("max_rows", value) for value in (-1, 0, 2.5, "many", 10_000_000_001)],
         *[("field_bits", value) for value in (-1, 65, 1.5, None)],
         *[("nonfinite", value) for value in ("ignore", None, True)],
         *[("dtype", value) for value in (torch.float16, torch.bfloat16, torch.int64, torch.complex64, "float32")],
         *[("device", value) for value in ("meta", "xpu", torch.device("meta"))],
+        *[("mode", value) for value in ("max", None, 1)],
     ],
 )
-@over("cls", [HashEmbedding, HashEmbeddingBag])
-def test_a_bad_argument_is_named(cls: type[HashEmbedding], name: str, value: object) -> None:
+def test_a_bad_argument_is_named(name: str, value: object) -> None:
     with pytest.raises((ValueError, TypeError), match=name):
-        cls(**{"dim": DIM, name: value})
-
-
-def test_good_ones_are_taken() -> None:
-    for options in (
-        {"device": "cpu"},
-        {"device": torch.device("cpu"), "dtype": torch.float64},
-        {"huge_pages": False, "max_rows": 1, "field_bits": 8, "seed": 2**63 - 1},
-    ):
-        assert HashEmbedding(1, **options)(as_keys([3])).shape == (1, 1)
+        HashEmbeddingBag(**{"dim": DIM, name: value})
 
 
 @over("call", ["forward", "lookup", "contains", "initial"])
@@ -82,29 +75,26 @@ def test_keys_that_are_not_of_int64_on_the_cpu_are_refused_by_what_they_are(call
 def test_in_bags_must_fit_their_offsets_and_weights() -> None:
     table = HashEmbeddingBag(DIM, mode="sum", dtype=torch.float64)
     keys = as_keys([1, 2, 3])
-    bad: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
-        ((keys,), {}, "offsets"),
-        ((keys, as_keys([1, 2])), {}, "offsets"),
-        ((keys, as_keys([0, 2, 1])), {}, "offsets"),
-        ((keys, as_keys([0, 4])), {}, "offsets"),
-        ((keys, as_keys([0, -1])), {}, "offsets"),
-        ((keys, as_keys([[0, 1]])), {}, "offsets"),
-        ((keys, torch.tensor([0.0, 1.0])), {}, "offsets"),
-        ((keys.view(1, 3), as_keys([0])), {}, "offsets"),
-        ((keys.view(1, 1, 3),), {}, "keys|dimension"),
-        ((as_keys([1])[0],), {}, "keys|dimension"),
-        ((keys, as_keys([0])), {"per_sample_weights": torch.ones(2, dtype=torch.float64)}, "per_sample_weights"),
-        ((keys.view(1, 3),), {"per_sample_weights": torch.ones(3, dtype=torch.float64)}, "per_sample_weights"),
+    bad: list[tuple[tuple[Any, ...], str]] = [
+        *[
+            ((keys, offsets), "offsets")
+            for offsets in (None, as_keys([1, 2]), as_keys([0, 2, 1]), as_keys([0, 4]), as_keys([0, -1]))
+        ],
+        ((keys, as_keys([[0, 1]])), "offsets"),
+        ((keys, torch.tensor([0.0, 1.0])), "offsets"),
+        ((keys, as_keys([])), "keys need at least one bag|offsets"),
+        ((keys.view(1, 3), as_keys([0])), "offsets"),
+        ((keys.view(1, 1, 3),), "keys|dimension"),
+        ((as_keys([1])[0],), "keys|dimension"),
+        ((keys, as_keys([0]), torch.ones(2)), "per_sample_weights"),
+        ((keys.view(1, 3), None, torch.ones(3)), "per_sample_weights"),
     ]
-    for positional, named, match in bad:
+    for arguments, match in bad:
         with pytest.raises((ValueError, TypeError), match=match):
-            table(*positional, **named)
+            table(*arguments)
     assert table.num_seen == 0
     with pytest.raises(ValueError, match=r"per_sample_weights.*sum"):
         HashEmbeddingBag(DIM)(keys.view(1, 3), per_sample_weights=torch.ones(1, 3))
-    for mode in ("max", None, 1):
-        with pytest.raises((ValueError, TypeError), match="mode"):
-            HashEmbeddingBag(DIM, mode=mode)
 
 
 MOVES: tuple[Callable[[nn.Module], nn.Module], ...] = (
@@ -116,32 +106,23 @@ MOVES: tuple[Callable[[nn.Module], nn.Module], ...] = (
 )
 
 
-@over("move", MOVES)
-def test_a_move_to_another_device_or_dtype_is_refused(move: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_move_to_another_device_or_dtype_is_refused_and_one_to_where_it_is_changes_nothing() -> None:
     table, optimizer = edges_trained()
-    with refused(table, optimizer, (RuntimeError, ValueError, TypeError, NotImplementedError), "HashEmbedding|table"):
-        move(nn.ModuleDict({"table": table}))
-
-
-def test_a_move_to_where_it_is_changes_nothing() -> None:
-    table, optimizer = edges_trained()
+    for move in MOVES:
+        error = RuntimeError, ValueError, TypeError, NotImplementedError
+        with refused(table, optimizer, error, "HashEmbedding|table"):
+            move(nn.ModuleDict({"table": table}))
     before = everything(table, optimizer)
-    assert table.cpu() is table
-    assert table.to("cpu") is table
-    assert table.double() is table
-    assert table.to(torch.device("cpu"), torch.float64) is table
+    assert table.cpu() is table.to("cpu") is table.double() is table.to(torch.device("cpu"), torch.float64) is table
     assert_identical(everything(table, optimizer), before)
     assert optimizer.param_groups[0]["params"][0] is table.weight
-    learn(table, optimizer, pull(as_keys([1, 99]), DIM))
 
 
 @over("cls", ALL)
 @over(
     ("options", "match"),
     [
-        ({"groups": "columns"}, "groups='rows'"),
-        ({"groups": "all"}, "groups='rows'"),
-        ({"groups": 1}, "groups='rows'"),
+        *[({"groups": groups}, "groups='rows'") for groups in ("columns", "all", 1)],
         ({"groups": torch.zeros(11, dtype=torch.int64)}, "groups"),
         ({"weight_decay": 0.1}, "weight_decay"),
     ],
@@ -165,12 +146,15 @@ def test_other_groups_and_weight_decay_are_refused(
     assert_identical(everything(table, first), before)
 
 
+@over("is_copy", [False, True])
 @one_of_each_kind
-def test_a_second_optimizer_starts_afresh_and_the_first_one_is_told(member: Member) -> None:
-    table = HashEmbedding(DIM, std=0.5, dtype=torch.float64)
-    first = member.build(table.weight, **REGULARIZED)
+def test_a_second_optimizer_starts_afresh_and_the_first_one_is_told(member: Member, is_copy: bool) -> None:
+    """Also one of a copy of the table without its optimizer."""
+    original = HashEmbedding(DIM, std=0.5, dtype=torch.float64)
+    first = member.build(original.weight, **REGULARIZED)
     for _ in range(3):
-        learn(table, first, pull(as_keys(EDGES), DIM))
+        learn(original, first, pull(as_keys(EDGES), DIM))
+    table = copy.deepcopy(original) if is_copy else original
     start = table.lookup(as_keys(EDGES))
 
     second = member.build(table.weight, l21=0.05)
@@ -182,10 +166,13 @@ def test_a_second_optimizer_starts_afresh_and_the_first_one_is_told(member: Memb
     torch.testing.assert_close(table.lookup(as_keys(EDGES)), embedding.weight.detach(), rtol=1e-12, atol=1e-12)
     assert second.state_dict()["state"][0]["step"] == 1
 
-    before = everything(table, second)
-    with pytest.raises(RuntimeError, match="optimizer"):
-        learn(table, first, pull(as_keys(EDGES), DIM))
-    assert_identical(everything(table, second), before)
+    if is_copy:
+        learn(original, first, pull(as_keys(EDGES), DIM))
+    else:
+        before = everything(table, second)
+        with pytest.raises(RuntimeError, match="optimizer"):
+            learn(table, first, pull(as_keys(EDGES), DIM))
+        assert_identical(everything(table, second), before)
     learn(table, second, pull(as_keys(EDGES), DIM))
     assert second.state_dict()["state"][0]["step"] == 2
 
@@ -200,8 +187,7 @@ def test_an_argument_that_has_become_bad_stops_the_whole_step() -> None:
         with pytest.raises((ValueError, TypeError), match=name):
             optimizer.step()
         optimizer.param_groups[0][name] = good
-        assert_identical(everything(table, optimizer)["table"], before["table"])
-    assert_identical(everything(table, optimizer), before)
+        assert_identical(everything(table, optimizer), before)
     optimizer.step()
 
 
@@ -212,3 +198,138 @@ def test_inspection_needs_a_size_of_batches_and_fields() -> None:
             next(iter(table.items(bad)))
     with refused(table, optimizer, ValueError, "field_bits"):
         table.field_counts()
+
+
+def test_shrink_waits_for_pending_gradients() -> None:
+    table, optimizer = edges_trained()
+    table(as_keys(EDGES[:3])).sum().backward()
+    before = everything(table, optimizer)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="grad"):
+            table.shrink()
+        assert_identical(everything(table, optimizer), before)
+        optimizer.step()
+        before = everything(table, optimizer)
+    optimizer.zero_grad()
+    assert table.shrink() == 0
+
+
+def test_a_lookup_from_before_shrink_has_no_way_back() -> None:
+    table, optimizer = edges_trained()
+    loss = table(as_keys([5, 1])).square().sum()
+    optimizer.param_groups[0]["l21"] = 1e9
+    learn(table, optimizer, pull(as_keys([0, 1]), DIM))
+    optimizer.zero_grad()
+    assert table.shrink() == 2
+    with refused(table, optimizer, RuntimeError, "shrink"):
+        loss.backward()
+
+
+# Gradients that are not finite
+
+BAD = (0, 2**63 - 1)
+
+
+def give(table: nn.Module, optimizer: GroupOptimizer, bad: float | None, others: Tensor | None = None) -> None:
+    """Gradients for all keys; those of `BAD` are bad in one element, key 0 is also looked up with a good one."""
+    (lookup,) = pull(as_keys([*EDGES, 0]), DIM)
+    gradient = lookup.gradient.clone()
+    if bad is not None:
+        gradient[0, 1], gradient[EDGES.index(BAD[1]), 2] = bad, -bad
+    vectors = table(lookup.keys)
+    moved = vectors - vectors.detach()
+    loss = (gradient * moved).sum() + moved.square().sum() / 2
+    backward(optimizer, loss if others is None else loss + others.square().sum())
+
+
+@over("bad", [NAN, INF, -INF])
+@one_of_each_kind
+def test_they_raise_before_anything_is_changed(member: Member, bad: float) -> None:
+    dense = [nn.Parameter(torch.ones(2, DIM, dtype=torch.float64)) for _ in range(2)]
+    good, table = (HashEmbedding(DIM, std=0.5, dtype=torch.float64) for _ in range(2))
+    optimizer = member.optimizer(
+        [{"params": [p], **REGULARIZED} for p in (dense[0], good.weight, table.weight, dense[1])],
+        **{"lr": member.lr, **member.hyperparameters, **member.only_ours},
+    )
+
+    def give_all(value: float | None) -> None:
+        give(table, optimizer, value, torch.cat([good(as_keys([3, 4])), *dense]))
+
+    def all_of_it() -> list[Any]:
+        of_dense = copy.deepcopy([(p.detach(), dict(optimizer.state[p])) for p in dense])
+        return [everything(good, optimizer, 1), everything(table, optimizer, 2), of_dense]
+
+    for _ in range(2):
+        give_all(None)
+        optimizer.step()
+    give_all(bad)
+    before = all_of_it()
+    with pytest.raises(FloatingPointError) as error:
+        optimizer.step()
+    assert all(str(key) in str(error.value) for key in BAD)
+    assert str(2**62) not in str(error.value)
+    assert_identical(all_of_it(), before)
+    assert table.skipped_rows == 0
+    give_all(None)
+    optimizer.step()
+    assert optimizer.state_dict()["state"][2]["step"] == 3
+
+
+@over("bad", [NAN, INF])
+@one_of_each_kind
+def test_skipping_leaves_those_rows_and_updates_the_others(member: Member, bad: float) -> None:
+    table = HashEmbedding(DIM, std=0.5, dtype=torch.float64, nonfinite="skip")
+    oracle = KeyedEmbedding(table)
+    ours, theirs = (member.build(module.weight, **REGULARIZED) for module in (table, oracle))
+    for value in (None, bad, None):
+        give(table, ours, value)
+        ours.step()
+        state = theirs.state[oracle.weight]
+        before = {name: tensor.clone() for name, tensor in state.items() if name != "step"}
+        weight = oracle.weight.detach().clone()
+        give(oracle, theirs, None)
+        theirs.step()
+        if value is not None:  # an embedding's rows are spared by putting them back
+            rows = oracle.rows(as_keys(BAD))
+            oracle.weight.data[rows] = weight[rows]
+            for name, tensor in before.items():
+                state[name][rows] = tensor[rows]
+    keys = as_keys(oracle.row_of)
+    torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-12, atol=1e-12)
+    assert table.skipped_rows == 2
+    assert ours.state_dict()["state"][0]["step"] == 3
+
+
+def test_many_bad_keys_are_counted_and_some_are_named() -> None:
+    """When one table raises, what another would skip is not counted; all of its rows may be bad."""
+    table, skipping = HashEmbedding(DIM), HashEmbedding(DIM, nonfinite="skip")
+    optimizer = GroupAdam([skipping.weight, table.weight], l21=0.1)
+    keys = random_keys(5000)
+    (table(keys) * NAN + skipping(keys) * NAN).sum().backward()
+    with pytest.raises(FloatingPointError) as error:
+        optimizer.step()
+    assert len(str(error.value)) < 2000
+    assert re.search(r"5000|49\d\d more", str(error.value).replace(",", ""))
+    assert any(str(key) in str(error.value) for key in keys.tolist())
+    assert_identical(table.lookup(keys), table.initial(keys))
+    assert skipping.skipped_rows == 0
+    assert optimizer.state_dict()["state"] == {}
+    table.weight.grad = None
+    for skipped in (5000, 10_000):
+        optimizer.step()
+        assert skipping.skipped_rows == skipped
+    assert_identical(skipping.lookup(keys), skipping.initial(keys))
+
+
+def test_a_sum_that_overflows_is_not_finite_and_a_dense_parameter_is_as_in_torch() -> None:
+    """Each gradient of a key is finite, their sum over its lookups is not."""
+    table, dense = HashEmbedding(DIM), nn.Parameter(torch.ones(2))
+    optimizer = GroupMomentum([dense, table.weight])
+    (table(as_keys([4, 4, 5])) * torch.tensor([[3e38], [3e38], [1.0]])).sum().backward()
+    with pytest.raises(FloatingPointError, match=r"\b4\b"):
+        optimizer.step()
+    optimizer.zero_grad()
+    (dense * NAN).sum().backward()
+    table(as_keys([1])).sum().backward()
+    optimizer.step()
+    assert dense.isnan().all()

@@ -1,15 +1,24 @@
-"""Lookups, steps and inspection from several threads at once: what comes out is what would have come out in turn."""
+"""Several threads at once: what comes out is what would have come out in turn. Workers of a DataLoader insert nothing.
+
+Workers have copies of a table: they may look keys up, however they were started.
+"""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from family import Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
+from over import over
 from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding, UnusedFor
+from sparsegroup.kernels.cpu import threads
 from table_cases import REGULARIZED, everything, learn, pull, random_keys, stream
 from table_pairs import one_of_each_kind
 
@@ -30,52 +39,45 @@ def together(*jobs: Callable[[], object]) -> list[object]:
         return [future.result() for future in [pool.submit(run, job) for job in jobs]]
 
 
-class Background:
-    """Calls `job` again and again in a thread while the body of the `with` runs, at least once before it starts."""
+@contextmanager
+def background(job: Callable[[], object]) -> Iterator[None]:
+    """`job` again and again in a thread while the body of the `with` runs, at least once before it."""
+    stop, started = threading.Event(), threading.Event()
 
-    def __init__(self, job: Callable[[], object]) -> None:
-        self.job = job
-        self.stop, self.started = threading.Event(), threading.Event()
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            while not self.stop.is_set():
-                self.job()
-                self.started.set()
-        except BaseException as error:
-            self.error = error
+            while not stop.is_set():
+                job()
+                started.set()
         finally:
-            self.started.set()
+            started.set()
 
-    def __enter__(self) -> None:
-        self.thread.start()
-        self.started.wait()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        self.thread.join()
-        if self.error is not None:
-            raise self.error
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(run)
+        started.wait()
+        try:
+            yield
+        finally:
+            stop.set()
+        future.result()
 
 
 def new_table(**options: object) -> HashEmbedding:
     return HashEmbedding(DIM, std=0.5, seed=1, **options)
 
 
+def train(table: HashEmbedding, optimizer: GroupOptimizer, steps: Any) -> None:
+    for lookups in steps:
+        learn(table, optimizer, lookups)
+
+
 @one_of_each_kind
 def test_a_loader_that_looks_up_ahead_changes_nothing(member: Member) -> None:
     """It inserts the keys of later batches while earlier ones are trained: every row ends as without it."""
     steps = stream(steps=30, dim=DIM, new_per_step=20)
-
-    def train(table: HashEmbedding, optimizer: GroupOptimizer) -> None:
-        for lookups in steps:
-            learn(table, optimizer, lookups)
-
     alone, accompanied = new_table(), new_table()
     expected, optimizer = (member.build(table.weight, **REGULARIZED) for table in (alone, accompanied))
-    train(alone, expected)
+    train(alone, expected, steps)
 
     def look_ahead() -> None:
         for lookups in steps[3:]:
@@ -83,20 +85,26 @@ def test_a_loader_that_looks_up_ahead_changes_nothing(member: Member) -> None:
                 with torch.no_grad():
                     accompanied(lookup.keys)
 
-    together(lambda: train(accompanied, optimizer), look_ahead, look_ahead)
+    together(lambda: train(accompanied, optimizer, steps), look_ahead, look_ahead)
     assert_identical(everything(accompanied, optimizer), everything(alone, expected))
 
 
 def test_a_key_that_comes_to_several_threads_at_once_gets_one_row() -> None:
+    """Also of threads that look ahead."""
     keys = random_keys(20_000)
     table = new_table()
     orders = [torch.randperm(len(keys), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
 
-    def insert(order: Tensor) -> None:
-        for part in keys[order].split(500):
+    def insert(order: Tensor, size: int) -> None:
+        parts = keys[order].split(size)
+        for part, following in zip(parts, [*parts[1:], parts[0]], strict=True):
             assert_identical(table(part).detach(), table.initial(part))
+            table.prefetch(following)
 
-    together(*(lambda order=order: insert(order) for order in orders))
+    threads.set_num_threads(2)
+    sizes = zip(orders, [500, 5000, 500, 5000], strict=True)
+    together(*(lambda order=order, size=size: insert(order, size) for order, size in sizes))
+    threads.set_num_threads(None)
     assert (table.num_rows, table.num_seen, table.num_live) == (len(keys),) * 3
     assert_identical(table.lookup(keys), table.initial(keys))
     assert len(torch.cat([found for found, _ in table.items()]).unique()) == len(keys)
@@ -116,7 +124,7 @@ def test_a_vector_is_read_whole_while_steps_write_it() -> None:
         assert (vectors[:, 0] >= last - 1e-6).all()
         last.copy_(vectors[:, 0])
 
-    with Background(look_up):
+    with background(look_up):
         for _ in range(40):
             optimizer.zero_grad()
             (-table(keys)).sum().backward()
@@ -145,7 +153,7 @@ def test_shrinking_and_returning_while_others_look_up() -> None:
         assert_identical(others, table.initial(living))
         done += 1
 
-    with Background(look_up):
+    with background(look_up):
         for _ in range(15):
             learn(table, optimizer, pull(dying, DIM))
             optimizer.zero_grad()
@@ -163,7 +171,7 @@ def test_rows_that_go_by_themselves_while_others_look_up() -> None:
         with torch.no_grad():
             table(torch.randint(2_000, (64,)))
 
-    with Background(look_up):
+    with background(look_up):
         for _ in range(100):
             learn(table, optimizer, pull(torch.randint(2_000, (64,)), DIM))
     assert table.lookup(torch.arange(2_000)).isfinite().all()
@@ -171,7 +179,7 @@ def test_rows_that_go_by_themselves_while_others_look_up() -> None:
 
 def test_old_keys_are_found_and_items_are_complete_or_raise_while_the_table_grows() -> None:
     table = new_table()
-    old = random_keys(5000, seed=1)
+    old, new = random_keys(5000, seed=1), torch.arange(100_000)
     expected = table.initial(old)
     table(old)
 
@@ -189,8 +197,7 @@ def test_old_keys_are_found_and_items_are_complete_or_raise_while_the_table_grow
         assert len(found.unique()) == len(found)
         assert torch.isin(old, found).all()
 
-    new = torch.arange(100_000)
-    with Background(read):
+    with background(read):
         for part in new.split(1000):
             table(part)
     assert_identical(table.lookup(new), table.initial(new))
@@ -198,10 +205,9 @@ def test_old_keys_are_found_and_items_are_complete_or_raise_while_the_table_grow
 
 
 def test_inspection_and_saving_while_a_table_trains() -> None:
-    table = new_table(field_bits=4)
-    optimizer = GroupAdam([table.weight], lr=0.1, l21=0.3)
-    steps = stream(steps=40, dim=DIM, new_per_step=30)
-    learn(table, optimizer, steps[0])
+    tables = [new_table(field_bits=4) for _ in range(2)]
+    optimizers = [GroupAdam([each.weight], lr=0.1, l21=0.3) for each in tables]
+    steps, table = stream(steps=40, dim=DIM, new_per_step=30), tables[0]
 
     def inspect() -> None:
         rows = table.num_rows
@@ -212,43 +218,72 @@ def test_inspection_and_saving_while_a_table_trains() -> None:
         assert 0 <= table.feature_rate <= 1
         assert table.memory().total > 0
 
-    with Background(inspect):
-        for lookups in steps[1:]:
-            learn(table, optimizer, lookups)
-    again = new_table(field_bits=4)
-    expected = GroupAdam([again.weight], lr=0.1, l21=0.3)
-    for lookups in steps:
-        learn(again, expected, lookups)
-    assert_identical(everything(table, optimizer), everything(again, expected))
+    with background(inspect):
+        train(table, optimizers[0], steps)
+    train(tables[1], optimizers[1], steps)
+    assert_identical(*(everything(*each) for each in zip(tables, optimizers, strict=True)))
 
 
-def test_tables_of_their_own_train_in_threads_of_their_own() -> None:
-    def train(seed: int) -> object:
-        table = HashEmbedding(DIM, seed=seed)
-        optimizer = GroupAdam([table.weight], lr=0.1, **REGULARIZED)
-        for lookups in stream(dim=DIM, seed=seed):
-            learn(table, optimizer, lookups)
-        return everything(table, optimizer)
-
-    expected = [train(seed) for seed in range(4)]
-    assert_identical(together(*(lambda seed=seed: train(seed) for seed in range(4))), expected)
-
-
-def test_losses_from_several_threads_add_up_in_one_gradient() -> None:
+def test_tables_train_in_threads_of_their_own_and_losses_of_several_threads_add_up_in_one_gradient() -> None:
     """Lookup and backward in each thread, on keys of its own; autograd adds the gradients of the weight up."""
-    table, in_turn = new_table(dtype=torch.float64), new_table(dtype=torch.float64)
     parts = torch.arange(4000).view(4, -1)
-    optimizer, expected = (GroupAdam([each.weight], lr=0.1, l21=0.01) for each in (table, in_turn))
 
-    def contribute(module: HashEmbedding, keys: Tensor) -> None:
+    def contribute(table: HashEmbedding, keys: Tensor) -> None:
         (lookup,) = pull(keys, DIM)
         for start in range(0, len(keys), 100):
             part = slice(start, start + 100)
-            (module(keys[part]) * lookup.gradient[part]).sum().backward()
+            (table(keys[part]) * lookup.gradient[part]).sum().backward()
 
-    for keys in parts:
-        contribute(in_turn, keys)
-    together(*(lambda keys=keys: contribute(table, keys) for keys in parts))
-    optimizer.step()
-    expected.step()
-    assert_identical(everything(table, optimizer), everything(in_turn, expected))
+    def all_of_it(run: Callable[..., object]) -> object:
+        tables = [new_table(dtype=torch.float64) for _ in range(5)]
+        optimizers = [GroupAdam([each.weight], lr=0.1, l21=0.01) for each in tables]
+        run(*(lambda keys=keys: contribute(tables[0], keys) for keys in parts))
+        optimizers[0].step()
+        pairs = list(enumerate(zip(tables, optimizers, strict=True)))
+        run(*(lambda seed=seed, one=one: train(*one, stream(dim=DIM, seed=seed)) for seed, one in pairs[1:]))
+        return [everything(*one) for _, one in pairs]
+
+    assert_identical(all_of_it(together), all_of_it(lambda *jobs: [job() for job in jobs]))
+
+
+class Vectors(Dataset[Tensor]):
+    """Gives the vector of each key, or what was said instead."""
+
+    def __init__(self, table: HashEmbedding) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.table(torch.tensor([index])).detach()
+        except RuntimeError as error:
+            return str(error)
+
+
+def said(table: HashEmbedding, start: str) -> list[Any]:
+    loader = DataLoader(Vectors(table), batch_size=None, num_workers=1, multiprocessing_context=start, timeout=120)
+    return list(loader)
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+@pytest.mark.whole
+def test_a_worker_inserts_nothing_and_says_what_to_do(start: str) -> None:
+    torch.set_num_threads(1)
+    table = HashEmbedding(3)
+    for message in said(table, start):
+        assert message.startswith("worker 0 of a DataLoader cannot insert keys: its table is a copy")
+        assert "Have the workers give the keys, and look them up in the main process" in message
+    assert table.num_rows == 0
+    assert len(list(DataLoader(Vectors(table), batch_size=None))) == 4
+    assert table.num_rows == 4  # where there are no workers
+
+
+@over("is_frozen", [False, True])
+@pytest.mark.whole
+def test_a_worker_may_look_up_what_there_is(is_frozen: bool) -> None:
+    table = HashEmbedding(3)
+    table.assign(torch.tensor([1]), torch.ones(1, 3))
+    table = table.requires_grad_(False) if is_frozen else table.eval()
+    assert [vector.tolist() for vector in said(table, "fork")] == [[[one] * 3] for one in (0.0, 1.0, 0.0, 0.0)]
