@@ -171,6 +171,20 @@ def test_a_sparse_embedding_steps_as_a_dense_one_given_the_same_vectors(size):
     torch.testing.assert_close(models[0].weight, models[1].weight, rtol=1e-12, atol=1e-12)
 
 
+def test_sparse_gradients_of_more_dimensions_have_a_hessian():
+    """Also where autograd gives the Hessian's product densely."""
+    table, flat = parameter(6, 2, 3), nn.Parameter(parameter(6, 2, 3).detach().reshape(6, -1))
+    for x in (table, flat):
+        optimizer = GroupAdaHessian([x], lr=0.1, l21=0.02, spatial_average_block_size=(1, 1, 1, 1))
+        for t, rows in enumerate([[0, 5], [2, 5]]):
+            optimizer.zero_grad()
+            g = (x + 0.5 * t)[rows]  # linked to x, so that the Hessian is 1
+            x.grad = torch.sparse_coo_tensor(torch.tensor([rows]), g, x.shape, check_invariants=True)
+            optimizer.step()
+        torch.testing.assert_close(hessian_estimate(optimizer, x)[0], torch.ones_like(x[0]))
+    torch.testing.assert_close(table.reshape(6, -1), flat, rtol=1e-14, atol=1e-14)
+
+
 @over("sparse", [False, True])
 def test_step_lets_go_of_the_graph(sparse):
     x = parameter(4, 3)
