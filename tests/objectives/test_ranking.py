@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import ndcg_score
 
+from over import over
 from sparsegroup import HashEmbedding
 from sparsegroup.data import FrameLog
 from sparsegroup.estimator import Classifier, Regressor
@@ -75,8 +76,8 @@ def test_losses_are_those_of_a_loop_over_pairs_and_gradients_their_differences(
     torch.testing.assert_close(objective.mean_loss(scores, labels, None, groups, total=True), losses.sum())
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_a_groups_level_makes_no_difference_and_equal_scores_lose_ln_2(objective: Pairwise) -> None:
+@over("objective", OBJECTIVES)
+def test_a_groups_level_makes_no_difference_and_rows_without_a_pair_have_no_loss(objective: Pairwise) -> None:
     scores, labels, groups = (torch.from_numpy(one) for one in (DRAW.normal(size=ROWS), LABELS, GROUPS))
     levels = torch.from_numpy(DRAW.normal(size=20) * 10)[groups]
     moved = objective.losses(scores + levels, labels, groups)
@@ -84,12 +85,7 @@ def test_a_groups_level_makes_no_difference_and_equal_scores_lose_ln_2(objective
     assert not torch.allclose(objective.losses(scores, labels), moved)  # as one group
     equal = objective.mean_loss(torch.zeros_like(scores), labels, None, groups)
     assert equal == pytest.approx(math.log(2))
-    assert objective.shift(SCORES, LABELS, np.ones(ROWS)) == 0
-    assert objective.start(LABELS, np.ones(ROWS)) == 0
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_rows_without_a_pair_have_no_loss_and_no_gradient(objective: Pairwise) -> None:
+    assert objective.shift(SCORES, LABELS, np.ones(ROWS)) == objective.start(LABELS, np.ones(ROWS)) == 0
     for labels, groups in (([], []), ([1.0], [0]), ([1.0, 0.0], [0, 1]), ([2.0, 2.0], [0, 0])):
         scores = torch.zeros(len(labels), requires_grad=True)
         loss = objective.mean_loss(scores, torch.tensor(labels), None, torch.tensor(groups).long(), total=True)
@@ -118,7 +114,7 @@ def test_ndcg_is_that_of_scikit_learn_and_large_labels_stay_finite() -> None:
     np.testing.assert_array_equal(ndcg_of(np.ones(4), np.arange(4.0), np.array([0, 0, 1, 1])), [np.nan, np.nan])
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@over("objective", OBJECTIVES)
 def test_metrics_are_means_over_groups_of_the_rows_that_count(objective: Pairwise) -> None:
     found = measure(objective, LABELS, SCORES, WEIGHTS, GROUPS)
     assert isinstance(found, RankMetrics)

@@ -1,7 +1,5 @@
 """Classes: the softmax against autograd, the logistic objective and scikit-learn, and a model of each network."""
 
-from typing import get_args
-
 import numpy as np
 import polars as pl
 import pytest
@@ -9,16 +7,13 @@ import sklearn.metrics
 import torch
 
 from sparsegroup.data import FrameLog
-from sparsegroup.models import MLP
 from sparsegroup.objectives import LOGISTIC, Objective, Softmax
 from sparsegroup.settings.names import ModelName
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, network_step
 from sparsegroup.training.baseline import LinearBaselines, baseline_for
 from sparsegroup.training.metrics import measure
-from sparsegroup.training.network_step import NetworkStep
-from sparsegroup.training.predictions import PredictionWindow, as_batch
-from sparsegroup.training.ranks import GlobalBatch
+from sparsegroup.training.predictions import PredictionWindow
 
 DRAW = np.random.default_rng(0)
 LABELS, SCORES, WEIGHTS = DRAW.integers(4, size=300).astype(float), DRAW.normal(size=(300, 4)), DRAW.random(300) + 0.1
@@ -84,21 +79,6 @@ def test_the_metrics_are_scikit_learns() -> None:
     )
 
 
-@pytest.mark.parametrize("compile", [False, True])
-def test_parts_of_a_batch_have_the_gradients_of_the_whole(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys, labels = torch.zeros(64, 3, dtype=torch.int64), torch.tensor(LABELS[:64], dtype=torch.float32)
-    batch, gradients = as_batch((keys, labels)), []
-    object.__setattr__(batch, "weights", torch.tensor(WEIGHTS[:64], dtype=torch.float32))
-    for work, compiles in ((network_step.MIN_WORK_TO_SPLIT, False), (5, compile)):
-        monkeypatch.setattr(network_step, "MIN_WORK_TO_SPLIT", work)
-        torch.manual_seed(1)
-        network, vectors = MLP(3, 4, hidden=(8,), outputs=4), torch.randn(64, 3, 4, requires_grad=True)
-        step = NetworkStep(network, objective=FOUR, compile=compiles)
-        logits, loss = step.backward(vectors, None, GlobalBatch(batch, 64))
-        gradients.append([logits, loss, vectors.grad, *(parameter.grad for parameter in network.parameters())])
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
-
-
 def classes_of_values(rows: int = 3_000) -> tuple[FrameLog, np.ndarray]:
     """A field of nine values, of which each has one of three classes nine times in ten, and a number."""
     draw = np.random.default_rng(1)
@@ -108,8 +88,8 @@ def classes_of_values(rows: int = 3_000) -> tuple[FrameLog, np.ndarray]:
     return FrameLog(frame, labels, classes=("low", "middle", "high")), values % 3
 
 
-@pytest.mark.parametrize("name", get_args(ModelName))
-def test_every_network_learns_which_class_a_value_has(name: ModelName) -> None:
+@pytest.mark.parametrize("name", ["lr", "mlp", "xdeepfm"])
+def test_a_network_learns_which_class_a_value_has(name: ModelName) -> None:
     log, best = classes_of_values()
     config = Config.of(model=name, objective="softmax", l21=1e-3, optimizer="adagrad", lr=0.1, batch_size=64, epochs=3)
     config = config.resolved_for(log)
@@ -118,11 +98,11 @@ def test_every_network_learns_which_class_a_value_has(name: ModelName) -> None:
     plan = config.training.plan(log.train_rows)
     trainer = config.trainer(model, optimizer, plan)
     (whole,) = log.batches(0, len(log), len(log))
-    begin = trainer.predict([whole])
+    assert (trainer.predict([whole]).argmax(1) == best).mean() < 0.99
     trainer.fit_plan(plan, log)
     found = trainer.predict([whole])
     np.testing.assert_allclose(found.sum(1), 1)
-    assert (found.argmax(1) == best).mean() > 0.99 > (begin.argmax(1) == best).mean()
+    assert (found.argmax(1) == best).mean() > 0.99
     assert trainer.evaluate([whole]).normalized_entropy < 0.6
 
 

@@ -1,16 +1,21 @@
-"""State: its names, when `u` exists, saving, loading, resuming, copying."""
+"""State: its names, when `u` exists; saving, loading, resuming, copying; states of torch.optim; what is refused."""
 
 import copy
 import io
 import pickle
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, SparseAdam
 
 from optimizer_cases import (
     ALL,
     ALLOW_CREATE_GRAPH,
+    FIRST_ORDER,
+    KINDS,
     LOW_PRECISION,
     assert_identical,
     backward,
@@ -56,10 +61,6 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     return torch.load(file, weights_only=True)
 
 
-def through_pickle(item: Any) -> Any:
-    return pickle.loads(pickle.dumps(item))
-
-
 @over("cls", ALL)
 def test_state_has_torchs_names_plus_u_where_it_is_needed(cls):
     """For a regularizer, for FTRL's start, and for the rounding of a low-precision parameter."""
@@ -78,65 +79,10 @@ def test_state_has_torchs_names_plus_u_where_it_is_needed(cls):
         assert optimizer.state[p]["u"].abs().max() > 0
 
 
-@over("cls", [cls for cls in ALL if cls is not GroupFTRL])
-@over("name", ["l1", "l21", "l2"])
-def test_a_regularizer_turned_on_later_starts_from_u_0(cls, name):
-    x = parameter(4, 3)
-    optimizer = make(cls, [x])
-    train(optimizer, 3)
-    y = nn.Parameter(x.detach().clone())
-    zero_u = make(cls, [y], **{name: 0.05})
-    state = copy.deepcopy(optimizer.state_dict())
-    state["state"][0]["u"] = torch.zeros_like(x)
-    state["param_groups"][0][name] = 0.05
-    zero_u.load_state_dict(state)
-    optimizer.param_groups[0][name] = 0.05
-    train(optimizer, 2, start=3)
-    train(zero_u, 2, start=3)
-    assert_identical(x, y)
-    assert_identical(optimizer.state[x], zero_u.state[y])
-
-
 @over("cls", ALL)
-def test_a_regularizer_turned_off_lets_u_drain(cls):
-    x = parameter(4, 3)
-    optimizer = make(cls, [x], l1=0.3, l21=0.3)
-    train(optimizer, 4)
-    assert optimizer.state[x]["u"].abs().max() > 0.1
-    for name in ("l1", "l21"):
-        optimizer.param_groups[0][name] = 0.0
-    train(optimizer, 1, start=4)
-    assert optimizer.state[x]["u"].abs().max() < 1e-13
-
-
-@over("cls", ALL)
-@over("regularized", [False, True])
-def test_at_lr_0_the_moments_advance_and_the_weights_stay(cls, regularized):
-    options = REGULARIZED if regularized else {}
-    x, y = parameter(4, 3), parameter(4, 3)
-    paused, running = make(cls, [x], **options), make(cls, [y], **options)
-    train(paused, 2)
-    train(running, 2)
-    before = snapshot(paused)
-    paused.param_groups[0]["lr"] = 0.0
-    train(paused, 1, start=2)
-    train(running, 1, start=2)
-    after, advanced = snapshot(paused), snapshot(running)
-    assert_identical(after["params"], before["params"])
-    u = {"u"} & after["state"][0].keys()
-    for name, value in after["state"][0].items():
-        assert_identical(value, (before if name in u else advanced)["state"][0][name], name)
-    paused.param_groups[0]["lr"] = 0.1
-    train(paused, 1, start=3)
-    assert not torch.equal(x, before["params"][0])
-
-
-@over("cls", ALL)
-@over(
-    ("dtype", "sparse"), [(torch.float64, False), (torch.float32, True), (torch.bfloat16, True), (torch.float16, False)]
-)
+@over(("dtype", "sparse"), [(torch.float64, False), (torch.bfloat16, True), (torch.float16, False)])
 def test_resuming_from_a_file_equals_not_stopping(cls, dtype, sparse):
-    # A lookup of nothing has no graph to differentiate twice, see test_gradients.py.
+    # A lookup of nothing has no graph to differentiate twice.
     batches = [rows for rows in BATCHES if rows or cls is not GroupAdaHessian]
 
     def go(optimizer, start, stop):
@@ -146,26 +92,27 @@ def test_resuming_from_a_file_equals_not_stopping(cls, dtype, sparse):
             train(optimizer, stop - start, start)
 
     x = parameter(5, 3, dtype=dtype)
-    whole = make(cls, [x], **REGULARIZED)
+    groups = "rows" if sparse else torch.tensor([1, 0, 1, 2, 2])
+    whole = make(cls, [x], lr=torch.tensor(0.25), groups=groups, norm="metric", **REGULARIZED)
     go(whole, 0, 4)
     weights, state = through_a_file({"x": x.detach()})["x"], through_a_file(whole.state_dict())
     go(whole, 4, 7)
 
     y = nn.Parameter(weights)
-    resumed = make(cls, [y])  # the regularizer comes with the state
+    resumed = make(cls, [y])  # the hyperparameters come with the state
     resumed.load_state_dict(state)
+    assert_identical(snapshot(resumed)["groups"], snapshot(whole)["groups"])
     go(resumed, 4, 7)
     assert_identical(x, y)
     assert_identical(whole.state[x], resumed.state[y])
 
 
-@over("cls", ALL)
+@over("cls", KINDS)
 @over(
     ("source", "target", "computed"),
     [
         (torch.float64, torch.float32, torch.float32),
         (torch.bfloat16, torch.float64, torch.float64),
-        (torch.float32, torch.bfloat16, torch.float32),
         (torch.float32, torch.float16, torch.float32),
     ],
 )
@@ -186,8 +133,8 @@ def test_loaded_state_has_the_compute_dtype_and_the_layout_of_the_parameter_and_
     assert_identical(snapshot(optimizer), before)
 
 
-@over("cls", ALL)
-@over("copy_of", [copy.deepcopy, through_pickle])
+@over("cls", KINDS)
+@over("copy_of", [copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
 def test_a_copy_with_its_parameters_trains_on_alike(cls, copy_of):
     generator = {"generator": torch.Generator().manual_seed(3)} if cls is GroupAdaHessian else {}
     x = parameter(4, 3)
@@ -209,27 +156,168 @@ def test_a_copy_with_its_parameters_trains_on_alike(cls, copy_of):
         twin.add_param_group({"params": [parameter(2)], "l21": -1.0})
 
 
-@over("cls", ALL)
-def test_hyperparameters_come_with_the_state(cls):
-    x, y = parameter(4, 3), parameter(4, 3)
-    ids = torch.tensor([1, 0, 1, 2])
-    optimizer = make(cls, [x], lr=torch.tensor(0.25), groups=ids, norm="metric", **REGULARIZED)
-    other = make(cls, [y])
-    other.load_state_dict(through_a_file(optimizer.state_dict()))
-    assert_identical(snapshot(other)["groups"], snapshot(optimizer)["groups"])
-
-
-def test_named_parameters_keep_their_names_through_a_state_without_names():
+def test_what_a_state_lacks_or_has_in_addition():
+    """Names of parameters, the state of one without steps, and what is of no parameter, as in torch."""
     model = nn.Linear(2, 2)
-    named, unnamed = GroupAdam(model.named_parameters()), GroupAdam(model.parameters())
-    named.load_state_dict(unnamed.state_dict())
+    named, unnamed = GroupAdam(model.named_parameters(), l21=0.1), GroupAdam(model.parameters(), l21=0.1)
+    model.weight.square().sum().backward()
+    unnamed.step()
+    state = unnamed.state_dict()
+    state["state"]["of the whole"] = 3
+    named.load_state_dict(state)
     assert named.param_groups[0]["param_names"] == ["weight", "bias"]
+    assert list(named.state) == [model.weight, "of the whole"]
 
 
-def test_state_of_a_parameter_without_steps_loads():
-    used, unused = parameter(2), parameter(3)
-    optimizer, other = (GroupAdam(params, l21=0.1) for params in ([used, unused], [parameter(2), parameter(3)]))
-    used.square().sum().backward()
-    optimizer.step()
-    other.load_state_dict(optimizer.state_dict())
-    assert len(other.state) == 1
+# States of torch.optim
+
+SAME = [
+    (GroupAdam, Adam),
+    (GroupAdam, partial(Adam, fused=True)),
+    (GroupAdam, partial(Adam, foreach=True)),
+    (GroupAdam, partial(Adam, betas=(0.5, 0.9), eps=0.1, weight_decay=0.1, maximize=True)),
+    (GroupAMSGrad, partial(Adam, amsgrad=True)),
+    (GroupMomentum, partial(SGD, momentum=0.8, nesterov=True, foreach=True)),
+    (GroupMomentum, SGD),
+    (GroupAdagrad, partial(Adagrad, lr_decay=0.1, initial_accumulator_value=0.2)),
+]
+
+
+def trained(factory: Any, steps: int = 3) -> tuple[nn.Parameter, torch.optim.Optimizer]:
+    x = parameter(4, 3)
+    optimizer = factory([x], lr=0.1)
+    train(optimizer, steps)
+    return x, optimizer
+
+
+@over(("cls", "theirs"), SAME)
+@over("flags", [{}, {"capturable": True, "differentiable": True}])
+def test_training_continues_from_a_torch_state(cls, theirs, flags):
+    """With u = 0 and all λ = 0 the next steps are torch's."""
+    x, reference = trained(theirs)
+    state = copy.deepcopy(reference.state_dict())
+    for group in state["param_groups"]:  # torch's own step refuses these on a CPU, a state from a GPU has them
+        group.update({name: value for name, value in flags.items() if name in group})
+    y = nn.Parameter(x.detach().clone())
+    ours = cls([y])
+    arguments = ours.param_groups[0].keys()
+    ours.load_state_dict(state)
+    assert "u" not in ours.state[y]
+    assert ours.param_groups[0].keys() == arguments
+    train(ours, 3, start=3)
+    train(reference, 3, start=3)
+    torch.testing.assert_close(y, x, rtol=1e-13, atol=1e-13)
+
+
+def test_a_sparse_adam_state_with_its_int_step_loads_and_our_regularizer_stays():
+    x = parameter(4, 3)
+    reference = SparseAdam([x], lr=0.1)
+    x.grad = parameter(4, 3, seed=1).detach().to_sparse(1)
+    reference.step()
+    y = nn.Parameter(x.detach().clone())
+    ours = GroupAdam([y], lr=0.3, l21=0.25, groups=0)
+    ours.load_state_dict(reference.state_dict())
+    (group,) = ours.param_groups
+    assert (group["l21"], group["groups"], group["lr"]) == (0.25, 0, 0.1)
+    y.grad = x.grad
+    ours.step()
+    assert ours.state[y]["step"] == 2
+    assert ours.state[y]["u"].abs().max() > 0
+
+
+# Older ones keep a state that nothing tells from Adam's.
+ADAMW_SAYS_SO = "decoupled_weight_decay" in AdamW([torch.zeros(1)]).param_groups[0]
+
+
+@over(
+    ("cls", "theirs", "match"),
+    [
+        (GroupAdam, partial(Adam, amsgrad=True), "amsgrad.*GroupAMSGrad"),
+        (GroupAMSGrad, Adam, "'max_exp_avg_sq' of 'amsgrad' is missing"),
+        *([(GroupAdam, AdamW, "decoupled_weight_decay")] if ADAMW_SAYS_SO else []),
+        (GroupAdam, NAdam, "state 'mu_product' is not of the rule 'adam'"),
+        (GroupMomentum, partial(SGD, momentum=0.8, dampening=0.5), "dampening"),
+        (GroupSGD, partial(SGD, momentum=0.8), "momentum"),
+        (GroupAdagrad, Adam, "exp_avg"),
+    ],
+)
+def test_a_state_of_another_rule_is_refused_by_name(cls, theirs, match):
+    _, reference = trained(theirs)
+    ours = cls([parameter(4, 3)], lr=0.3, l21=0.1)
+    train(ours, 1)
+    with refused(ours, ValueError, match):
+        ours.load_state_dict(reference.state_dict())
+
+
+def second(**changes: Any) -> Any:
+    return lambda state: state["state"][1].update(changes)
+
+
+def group(**changes: Any) -> Any:
+    return lambda state: state["param_groups"][0].update(changes)
+
+
+@over(
+    ("change", "match"),
+    [
+        (second(exp_avg=torch.zeros(2, 3)), r"exp_avg.*\[2, 3\]"),
+        (lambda s: s["state"][1].pop("exp_avg_sq"), "exp_avg_sq"),
+        (lambda s: s["state"][1].pop("step"), "step"),
+        *((second(step=step), r"'step' must be a number from 0 to 2⁵³.*group 0") for step in (-1.0, 1e308, 2.0**60)),
+        (second(step=float("nan")), r"'step' must be a number from 0 to 2⁵³"),
+        (second(exp_avg="x"), "state 'exp_avg' must be a tensor, got str"),
+        (second(u=torch.zeros(())), r"'u'"),
+        (group(l21=float("nan")), "l21.*nan"),
+        (group(groups=torch.tensor([0, 1])), r"groups.*\[4\]"),
+        (group(norm="t"), "norm"),
+        (group(amsgrad=True), "amsgrad"),
+        (lambda s: s["param_groups"][0]["params"].pop(), "size"),
+        (lambda s: s["param_groups"].clear(), "number"),
+    ],
+)
+def test_a_broken_state_is_refused_and_changes_nothing(change, match):
+    optimizer = GroupAdam([parameter(4, 3), parameter(4, 3)], lr=0.1, l21=0.02)
+    train(optimizer, 2)
+    state = copy.deepcopy(optimizer.state_dict())
+    train(optimizer, 1, start=2)
+    change(state)
+    with refused(optimizer, (ValueError, TypeError), match):
+        optimizer.load_state_dict(state)
+    train(optimizer, 1, start=3)
+
+
+@over("prepend", [False, True])
+def test_the_users_load_hooks_come_first(prepend):
+    x, y = parameter(4, 3), parameter(4, 3)
+    optimizer, other = GroupAdam([x], l21=0.02), GroupAdam([y], l21=0.02)
+    train(optimizer, 2)
+
+    def rename(_, state):  # state that only the hook makes loadable
+        entry = {name.removeprefix("old_"): value for name, value in state["state"][0].items()}
+        return {**state, "state": {0: entry}}
+
+    called = []
+    other.register_load_state_dict_pre_hook(rename, prepend=prepend)
+    other.register_load_state_dict_post_hook(lambda o: called.append(o.state[y]["u"].clone()))
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0] = {f"old_{name}": value for name, value in state["state"][0].items()}
+    before = copy.deepcopy(state)
+    for _ in range(2):
+        other.load_state_dict(state)
+    assert_identical(other.state[y], optimizer.state[x])
+    assert_identical(called, [optimizer.state[x]["u"]] * 2)
+    assert_identical(state, before, "what was passed in")
+    assert len(other._optimizer_load_state_dict_pre_hooks) == 1
+
+
+@over("cls", FIRST_ORDER)
+def test_distributed_checkpoint_knows_all_state_before_the_first_step(cls):
+    """It loads into the entries that a step of lr = 0 on a fresh optimizer makes: what is not there is not loaded."""
+
+    def entries(steps: int) -> Any:
+        model = nn.Linear(3, 2, dtype=torch.float64)
+        optimizer = make(cls, model.parameters(), l21=0.02)
+        train(optimizer, steps)
+        return get_optimizer_state_dict(model, optimizer)["state"]["weight"].keys()
+
+    assert entries(3) == entries(0)

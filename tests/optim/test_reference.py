@@ -1,4 +1,4 @@
-"""Every optimizer is Algorithm 1: it agrees with the oracle of `reference.py`, zeros included."""
+"""Every optimizer is Algorithm 1: it agrees with the oracle of `reference.py`, zeros included; what that implies."""
 
 import itertools
 import math
@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from family import FAMILY, Member
-from fixed_gradients import Array, Step, relative_error, trajectory
+from family import FAMILY, SIX, Member
+from fixed_gradients import Array, Step, relative_error, take, trajectory
 from over import over
 from reference import Algorithm1, Regularizer
-from sparsegroup import MCP
+from sparsegroup import MCP, GroupMomentum, GroupOptimizer, GroupSGD
 from sparsegroup.groups import GroupSpec
+from sparsegroup.penalties import Hard, Penalty
 
 TOLERANCE = 1e-11
 # How far learning rates fall before they restart. Where NumPy has no float longer than float64, the oracle's rounding
@@ -115,25 +118,23 @@ def sparse_steps(
         yield Step(member.lr * RATES[rate](t, steps), g[t, present], present, hessian)
 
 
-def by_oracle(
-    member: Member,
-    x: Array,
-    groups: Sequence[Sequence[int]],
-    steps: Sequence[Step],
-    regularizer: Regularizer,
-    hyperparameters: Mapping[str, Any],
-) -> Array:
+Change = Mapping[int, dict[str, float]]
+"""Step → the λ's from there on."""
+
+
+def by_oracle(oracle: Algorithm1, shape: tuple[int, ...], steps: Sequence[Step], changes: Change) -> Array:
     """The oracle's trajectory, `[steps, …]`."""
-    oracle = Algorithm1(member.rule, x.ravel(), groups, regularizer, **hyperparameters)
     visited = []
-    for step in steps:
-        g, h = np.zeros_like(x), np.zeros_like(x)
+    for t, step in enumerate(steps):
+        if t in changes:
+            oracle.regularizer = Regularizer(**changes[t])
+        g, h = np.zeros(shape), np.zeros(shape)
         present = ... if step.rows is None else step.rows
         g[present] = step.gradient
         if step.hessian is not None:
             h[present] = step.hessian
-        oracle.step(g.ravel(), step.lr, step.rows, h.ravel() if member.second_order else None)
-        visited.append(oracle.x.reshape(x.shape).copy())
+        oracle.step(g.ravel(), step.lr, step.rows, None if step.hessian is None else h.ravel())
+        visited.append(oracle.x.reshape(shape).copy())
     return np.stack(visited)
 
 
@@ -144,72 +145,82 @@ def assert_agrees(
     regularizer: Regularizer,
     groups: Sequence[Sequence[int]] | None = None,
     spec: GroupSpec = "rows",
+    changes: Change = {},  # noqa: B006
     **hyperparameters: Any,
-) -> None:
-    """Assert that the optimizer visits the points that the oracle visits, with the same zeros."""
+) -> Array:
+    """Assert that the optimizer visits the points that the oracle visits, with the same zeros; gives these points."""
     if groups is None:
         groups = np.arange(x.size).reshape(len(x), -1).tolist()
     parameter = torch.nn.Parameter(torch.tensor(x))
-    options = {**member.hyperparameters, **hyperparameters}
     optimizer = member.build(parameter, **{**hyperparameters, **arguments_of(regularizer), "groups": spec})
-    ours = trajectory(optimizer, parameter, steps)
-    oracle = by_oracle(member, x, groups, steps, regularizer, options)
-    assert relative_error(ours, oracle) < TOLERANCE
+    ours: list[Array] = []
+    for t, step in enumerate(steps):
+        optimizer.param_groups[0].update(changes.get(t, {}))
+        ours.extend(trajectory(optimizer, parameter, [step]))
+    path = np.stack(ours)
+    options = {**member.hyperparameters, **hyperparameters}
+    oracle = by_oracle(Algorithm1(member.rule, x.ravel(), groups, regularizer, **options), x.shape, steps, changes)
+    assert relative_error(path, oracle) < TOLERANCE
     # Without λ1 only whole groups are zeroed; a coordinate may be 0 because rounding errors happen to cancel.
     parts = [[i] for i in range(x.size)] if regularizer.l1 > 0 else groups
     for part in parts:
-        live, live_by_oracle = (path.reshape(len(steps), -1)[:, part].any(axis=1) for path in (ours, oracle))
+        live, live_by_oracle = (one.reshape(len(steps), -1)[:, part].any(axis=1) for one in (path, oracle))
         np.testing.assert_array_equal(live, live_by_oracle)
+    return path
 
 
 def seeded(*case: object) -> np.random.Generator:
     return np.random.default_rng(list("/".join(map(str, case)).encode()))
 
 
-every_norm_and_penalty = over(("norm", "penalty"), itertools.product(NORMS, PENALTIES))
-
-
 @pytest.mark.parametrize("name", FAMILY)
-class TestAlgorithm1:
-    """Every norm with every penalty: with λ21 alone for dense gradients and all λ for sparse ones, or the other way."""
-
-    @every_norm_and_penalty
-    def test_dense_gradients_with_rows_that_are_zero(self, name: str, norm: str, penalty: str) -> None:
+def test_every_norm_and_penalty_on_dense_gradients_with_rows_that_are_zero(name: str) -> None:
+    member, returned = FAMILY[name], 0
+    for norm, penalty in itertools.product(NORMS, PENALTIES):
         regularized_by = regularizer_of(name, norm, penalty)
-        member, rng = FAMILY[name], seeded(name, norm, penalty, regularized_by)
+        rng = seeded(name, norm, penalty, regularized_by)
         drawn = weights(rng, regularized_by, member, norm)
         regularizer = Regularizer(**drawn, norm=norm, penalty=penalty, mcp_gamma=2.5)
         steps = dense_steps(rng, member, str(rng.choice(list(RATES))), (ROWS, SIZE))
-        assert_agrees(member, start(rng), steps, regularizer)
+        live = assert_agrees(member, start(rng), steps, regularizer).any(axis=-1)
+        returned += (live[1:] & ~live[:-1]).any(axis=0).sum()
+    assert returned, "zero rows come back"
 
-    @every_norm_and_penalty
-    def test_sparse_gradients_touch_the_rows_they_hold(self, name: str, norm: str, penalty: str) -> None:
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_sparse_gradients_touch_the_rows_they_hold(name: str) -> None:
+    """Each norm and each penalty, with λ21 alone where dense gradients have all λ, or the other way."""
+    member = FAMILY[name]
+    for i, (norm, rate) in enumerate(zip(NORMS, RATES, strict=True)):
+        penalty = PENALTIES[(i + list(FAMILY).index(name)) % 3]
         regularized_by = regularizer_of(name, norm, penalty, other=True)
-        member, rng = FAMILY[name], seeded(name, norm, penalty, regularized_by)
-        drawn = weights(rng, regularized_by, member, norm)
-        regularizer = Regularizer(**drawn, norm=norm, penalty=penalty)
-        steps = list(sparse_steps(rng, member, str(rng.choice(list(RATES))), late=45, steps=60))
+        rng = seeded(name, norm, penalty, regularized_by)
+        regularizer = Regularizer(**weights(rng, regularized_by, member, norm), norm=norm, penalty=penalty)
+        steps = list(sparse_steps(rng, member, rate, late=45, steps=60))
         assert_agrees(member, start(rng), steps, regularizer)
 
 
-@over("rate", RATES)
-@pytest.mark.parametrize("name", FAMILY)
-def test_without_the_group_lasso(name: str, rate: str) -> None:
-    for regularized_by in ("l1", "l2", "nothing"):
-        member, rng = FAMILY[name], seeded(name, regularized_by, rate)
-        regularizer = Regularizer(**weights(rng, regularized_by, member))
-        steps = dense_steps(rng, member, rate, (ROWS, SIZE))
-        assert_agrees(member, start(rng), steps, regularizer)
+@over(("regularized_by", "rate"), [("l1", "restarts"), ("l2", "pauses"), ("nothing", "restarts")])
+@over("name", FAMILY)
+def test_without_the_group_lasso(name: str, regularized_by: str, rate: str) -> None:
+    member, rng = FAMILY[name], seeded(name, regularized_by, rate)
+    steps = dense_steps(rng, member, rate, (ROWS, SIZE))
+    assert_agrees(member, start(rng), steps, Regularizer(**weights(rng, regularized_by, member)))
 
 
-@pytest.mark.parametrize("name", FAMILY)
-def test_a_row_first_seen_at_step_300(name: str) -> None:
-    member, rng = FAMILY[name], seeded(name)
-    regularizer = Regularizer(**weights(rng, "all", member))
-    steps = list(sparse_steps(rng, member, "restarts", late=299, steps=320, rows=2))
-    x = start(rng)
-    assert [LATE in (step.rows or ()) for step in steps].index(True) == 299
-    assert_agrees(member, x, steps, regularizer)
+@over("name", FAMILY)
+def test_a_changed_lambda_counts_from_its_step_on(name: str) -> None:
+    """Also for a group whose gradient is zero then; except for SGD, which keeps no trace of it without λ."""
+    member, rng = FAMILY[name], seeded("changes", name)
+    plain = {"l1": 0.0, "l21": 0.0, "l2": 0.0}
+    group_lasso, all_three = {**plain, "l21": 3 * member.gain}, {"l1": 0.5, "l21": member.gain, "l2": 0.2}
+    g = rng.normal(size=(40, ROWS, SIZE)) + rng.normal(size=(ROWS, SIZE)) / 2
+    g[8, 0] *= name == "sgd"
+    h = np.where(g != 0, 1.0 + rng.random(g.shape), 0.0) if member.second_order else [None] * len(g)
+    steps = [Step(member.lr * (1 + t % 3), g[t], hessian=h[t]) for t in range(len(g))]
+    changes = dict(zip(range(0, 40, 8), [plain, group_lasso, all_three, plain, group_lasso], strict=True))
+    path = assert_agrees(member, start(rng), steps, Regularizer(), changes=changes)
+    assert (path == 0).any()
 
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -225,8 +236,8 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-@over("norm", NORMS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("norm", NORMS)
+@over("variant", VARIANTS)
 def test_other_hyperparameters(variant: str, norm: str) -> None:
     name, hyperparameters = VARIANTS[variant]
     for regularized_by in ("l21", "all") if norm != "s" else ("nothing", "l1", "l21", "l2", "all"):
@@ -268,29 +279,64 @@ CUTS: Mapping[str, tuple[tuple[int, ...], GroupSpec, list[list[int]]]] = {
 """Others are the same groups: see `test_groups`."""
 
 
-@over(("name", "norm"), [("momentum", "s"), ("adam", "s_tilde"), ("adam", "metric")])
+@over(("name", "norm"), [("momentum", "s"), ("adam", "s_tilde"), ("rowwise_adagrad", "metric")])
 @pytest.mark.parametrize("cut", CUTS)
 def test_groups_are_cut_as_named(cut: str, name: str, norm: str) -> None:
+    """A group that never had a gradient is left alone however it is cut."""
     shape, spec, groups = CUTS[cut]
     assert sorted(i for group in groups for i in group) == list(range(math.prod(shape)))
     member, rng = FAMILY[name], seeded(cut, name, norm)
     regularizer = Regularizer(**weights(rng, "all", member, norm, size=0.3), norm=norm)
-    # `rng` gives a plain float for the shape (), hence the arrays.
-    signal = np.array(rng.normal(size=shape) * (rng.random(size=shape) < 0.5))
-    steps = [Step(member.lr, np.array(rng.normal(size=shape) + signal)) for _ in range(40)]
-    assert_agrees(member, start(rng, shape), steps, regularizer, groups, spec)
+    signal = rng.normal(size=math.prod(shape)) * (rng.random(math.prod(shape)) < 0.5)
+    g = rng.normal(size=(40, math.prod(shape))) + signal
+    untouched = groups[0] if len(groups) > 1 and name != "momentum" else []
+    g[:, untouched] = 0
+    # An element of the shape () is a plain float, hence the arrays.
+    steps, x = [Step(member.lr, np.array(one.reshape(shape))) for one in g], start(rng, shape)
+    path = assert_agrees(member, x, steps, regularizer, groups, spec)
+    np.testing.assert_array_equal(path[-1].ravel()[untouched], x.ravel()[untouched])
 
 
-@over("cut", ["columns", "all", "dimension 2", "index"])
-def test_a_group_that_never_had_a_gradient_is_left_alone_however_it_is_cut(cut: str) -> None:
-    shape, spec, groups = CUTS[cut]
-    member, rng = FAMILY["adagrad"], seeded(cut)
-    dead = groups[0]
-    g = rng.normal(size=(30, math.prod(shape)))
-    g[:, dead] = 0
-    steps = [Step(member.lr, step.reshape(shape)) for step in g]
-    x = start(rng, shape)
-    assert_agrees(member, x, steps, Regularizer(l21=1.0), groups, spec)
-    parameter = torch.nn.Parameter(torch.tensor(x))
-    trajectory(member.build(parameter, l21=1.0, groups=spec), parameter, steps)
-    np.testing.assert_array_equal(parameter.detach().numpy().ravel()[dead], x.ravel()[dead])
+@over("member", FAMILY.values())
+@given(seed=st.integers(0, 2**32 - 1), weight=st.floats(0, 10))
+@settings(max_examples=8)
+def test_the_group_lasso_on_groups_of_one_is_the_lasso(member: Member, seed: int, weight: float) -> None:
+    rng = np.random.default_rng(seed)
+    x, steps = rng.normal(size=(ROWS, 1)), dense_steps(rng, member, "constant", (ROWS, 1), steps=10)
+    by_l1, by_l21 = (torch.nn.Parameter(torch.tensor(x)) for _ in range(2))
+    a = trajectory(member.build(by_l1, l1=weight), by_l1, steps)
+    b = trajectory(member.build(by_l21, l21=weight), by_l21, steps)
+    np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(a == 0, b == 0)
+
+
+@over("l1", [0.0, 0.4])
+@over("member", SIX.values())
+def test_from_zero_all_stays_zero_above_the_largest_lambda_and_not_below(member: Member, l1: float) -> None:
+    steps = dense_steps(seeded(member.rule), member, "constant", (ROWS, SIZE), steps=30)
+    # While x is 0, z is the sum of m whatever σ is.
+    everything = [range(ROWS * SIZE)]
+    oracle = Algorithm1(member.rule, np.zeros(ROWS * SIZE), everything, Regularizer(), **member.hyperparameters)
+    largest = 0.0
+    for step in steps:
+        oracle.x[:] = 0
+        by_oracle(oracle, (ROWS, SIZE), [step], {})
+        s = np.maximum(np.abs(oracle.z) - l1, 0).reshape(ROWS, SIZE)
+        largest = max(largest, float(np.linalg.norm(s, axis=1).max()) / math.sqrt(SIZE))
+    for factor, lives in ((1 + 1e-9, False), (1 - 1e-9, True)):
+        x = torch.nn.Parameter(torch.zeros(ROWS, SIZE, dtype=torch.float64))
+        assert trajectory(member.build(x, l1=l1, l21=largest * factor), x, steps).any() == lives
+
+
+# From x = 2 the step g = 1 at lr = 1 reaches x = 1 unshrunk, with u = 0. Two steps later, at lr = 10 and g = 0,
+# ‖z‖ = σ x is √3/10 or 1/10, below τ = 0.5.
+@over("penalty", [MCP(gamma=1.5), Hard()])
+@over(("cls", "options"), [(GroupSGD, {}), (GroupMomentum, {"momentum": 0.0})])
+def test_a_group_that_left_no_trace_in_u_takes_part_in_every_dense_step(
+    cls: type[GroupOptimizer], options: dict[str, Any], penalty: Penalty
+) -> None:
+    x = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = cls([x], lr=1.0, l21=0.5, penalty=penalty, **options)
+    for lr, gradient, expected in ((1.0, 1.0, 1.0), (1.0, 0.0, None), (10.0, 0.0, 0.0)):
+        take(optimizer, x, Step(lr, np.array([gradient])))
+        assert expected in (None, x.item())

@@ -20,7 +20,7 @@ from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.checkpoint.manifest import CHECKPOINT
 from sparsegroup.models import MLP
 from sparsegroup.training import Trainer
-from table_cases import learn, random_keys, stream
+from table_cases import learn, stream
 from table_pairs import NORMS, PENALTIES, TOLERANCE, Pair, same, table_of
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -59,7 +59,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "norm", "penalty"), CASES)
-def test_a_table_is_swept_as_a_sparse_embedding(name: str, norm: str, penalty: str) -> None:
+def test_a_table_is_swept_as_an_embedding_and_rows_live_iff_lambda_is_below_their_critical_one(
+    name: str, norm: str, penalty: str
+) -> None:
     member = FAMILY[name]
     options = regularizer(member, norm, penalty)
 
@@ -72,16 +74,11 @@ def test_a_table_is_swept_as_a_sparse_embedding(name: str, norm: str, penalty: s
         pair = Pair(table_of(dtype), lambda weight: member.build(weight, **options))
         same(pair.follow(stream(steps=15), change))
         pair.assert_same_state()
-
-
-@pytest.mark.parametrize(("name", "norm", "penalty"), CASES)
-def test_a_row_lives_after_a_sweep_iff_lambda_is_below_its_critical_one(name: str, norm: str, penalty: str) -> None:
-    member = FAMILY[name]
-    table, optimizer = trained(member.build, **regularizer(member, norm, penalty))
+    table, optimizer = trained(member.build, **options)
     (census,) = optimizer.census(0)
-    critical = np.sort(census.critical)
-    assert len(critical) == census.seen == table.num_rows
+    assert len(census.critical) == census.seen == table.num_rows
     for share in (0.25, 0.5, 0.75):
+        critical = np.sort(census.critical)
         at = int(share * len(critical))
         optimizer.param_groups[0]["l21"] = (critical[at - 1] + critical[at]) / 2
         optimizer.sweep()
@@ -90,7 +87,6 @@ def test_a_row_lives_after_a_sweep_iff_lambda_is_below_its_critical_one(name: st
         if penalty == "lasso" and norm == "s":
             assert torch.equal((vectors_of(table) != 0).any(1), expected)
         assert int((vectors_of(table) != 0).any(1).sum()) == table.num_live == int(expected.sum())
-        critical = np.sort(census.critical)
 
 
 @over("dim", [1, 256, 257])
@@ -157,92 +153,74 @@ def test_rows_that_were_stepped_just_now_are_where_a_sweep_would_leave_them() ->
     torch.testing.assert_close(x.detach(), before, rtol=1e-14, atol=0)
 
 
-class TestWhatStays:
-    def test_state_step_count_and_groups_without_lambda(self) -> None:
-        torch.manual_seed(0)
-        x, y = (nn.Parameter(torch.randn(20, 3)) for _ in range(2))
-        optimizer = GroupAdam([{"params": [x], "l21": 1e-3}, {"params": [y]}], lr=1e-2)
-        x.grad, y.grad = torch.randn(20, 3), torch.randn(20, 3)
-        optimizer.step()
-        before = copy.deepcopy([{**optimizer.state[p], "u": None} for p in (x, y)])
-        y_before = y.detach().clone()
-        optimizer.param_groups[0]["l21"] = 30.0
+def test_state_step_count_and_groups_without_lambda_stay() -> None:
+    torch.manual_seed(0)
+    x, y = (nn.Parameter(torch.randn(20, 3)) for _ in range(2))
+    optimizer = GroupAdam([{"params": [x], "l21": 1e-3}, {"params": [y]}], lr=1e-2)
+    optimizer.sweep()  # before the first step
+    assert optimizer.census(0) == []
+    x.grad, y.grad = torch.randn(20, 3), torch.randn(20, 3)
+    optimizer.step()
+    before = copy.deepcopy([{**optimizer.state[p], "u": None} for p in (x, y)])
+    y_before = y.detach().clone()
+    optimizer.param_groups[0]["l21"] = 30.0
+    optimizer.sweep()
+    assert not (x != 0).all()
+    assert torch.equal(y, y_before)
+    assert_identical([{**optimizer.state[p], "u": None} for p in (x, y)], before)
+    once = x.detach().clone()
+    optimizer.param_groups[0]["l21"], optimizer.param_groups[1]["l21"] = 0.0, math.nan
+    with pytest.raises(ValueError, match=r"l21 .*param group 1"):
         optimizer.sweep()
-        assert not (x != 0).all()
-        assert torch.equal(y, y_before)
-        assert_identical([{**optimizer.state[p], "u": None} for p in (x, y)], before)
+    assert torch.equal(x, once)
 
-    @over("optimizer_class", [GroupAdam, GroupMomentum, GroupAdagrad])
-    def test_groups_that_never_had_a_gradient(self, optimizer_class: type[GroupOptimizer]) -> None:
-        x = nn.Parameter(torch.ones(4, 3))
-        optimizer = optimizer_class([x], lr=0.1, l21=1e3)
-        x.grad = torch.zeros(4, 3)
-        x.grad[1] = 1.0
-        optimizer.step()
-        optimizer.sweep()
-        assert (x != 0).all(1).tolist() == [True, False, True, True]
-        (census,) = optimizer.census(0)
-        assert census.seen == len(census.critical) == 1
 
-    @over("dim", [3, 300])
-    def test_rows_without_a_gradient_go_if_asked(self, dim: int) -> None:
-        table = HashEmbedding(dim, std=1.0)
-        optimizer = GroupAdam(table.parameters(), lr=0.1, l21=1e-3)
-        table(torch.arange(4))[1].sum().backward()
-        optimizer.step()
-        optimizer.sweep()
-        assert table.num_live == 4
-        optimizer.sweep(zero_untrained=True)
-        assert (table.lookup(torch.arange(4)) != 0).any(1).tolist() == [False, True, False, False]
-        assert table.num_live == 1
-        table(torch.arange(4)).sum().backward()
-        optimizer.step()  # they come back from zero
-        assert table.num_live == 4
+@over("optimizer_class", [GroupAdam, GroupMomentum])
+def test_groups_that_never_had_a_gradient_stay(optimizer_class: type[GroupOptimizer]) -> None:
+    x = nn.Parameter(torch.ones(4, 3))
+    optimizer = optimizer_class([x], lr=0.1, l21=1e3)
+    x.grad = torch.zeros(4, 3)
+    x.grad[1] = 1.0
+    optimizer.step()
+    optimizer.sweep()
+    assert (x != 0).all(1).tolist() == [True, False, True, True]
+    (census,) = optimizer.census(0)
+    assert census.seen == len(census.critical) == 1
 
-    def test_an_optimizer_that_has_not_stepped(self) -> None:
-        table = HashEmbedding(4)
-        optimizer = GroupAdam(table.parameters(), l21=1.0)
-        vectors = table(torch.arange(5)).detach()
-        optimizer.sweep()
-        assert torch.equal(table.lookup(torch.arange(5)), vectors)
-        assert optimizer.census(0) == []
 
-    def test_a_learning_rate_of_zero_keeps_the_order_of_the_living(self) -> None:
-        _, optimizer = trained(penalty="hard")
-        (census,) = optimizer.census(0)
-        optimizer.param_groups[0]["lr"] = 0.0
-        (frozen,) = optimizer.census(0)
-        assert np.isfinite(frozen.critical).all()
-        np.testing.assert_array_equal(np.argsort(frozen.critical), np.argsort(census.critical))
+@over("dim", [3, 300])
+def test_rows_without_a_gradient_become_zero_on_request(dim: int) -> None:
+    table = HashEmbedding(dim, std=1.0)
+    optimizer = GroupAdam(table.parameters(), lr=0.1, l21=1e-3)
+    table(torch.arange(4))[1].sum().backward()
+    optimizer.step()
+    optimizer.sweep()
+    assert table.num_live == 4
+    optimizer.sweep(zero_untrained=True)
+    assert (table.lookup(torch.arange(4)) != 0).any(1).tolist() == [False, True, False, False]
+    assert table.num_live == 1
+    table(torch.arange(4)).sum().backward()
+    optimizer.step()  # they come back from zero
+    assert table.num_live == 4
 
-    def test_a_nan_lambda_is_refused_before_anything_changes(self) -> None:
-        table, optimizer = trained()
-        before = vectors_of(table)
-        optimizer.param_groups[0]["l21"] = math.nan
-        with pytest.raises(ValueError, match="l21"):
-            optimizer.sweep()
-        assert torch.equal(vectors_of(table), before)
 
-    def test_another_optimizers_rows_are_not_swept(self) -> None:
-        table, optimizer = trained(l21=1e3)
-        learn(table, GroupAdagrad(table.parameters()), stream(steps=1)[0])
-        before = vectors_of(table)
-        optimizer.sweep()
-        assert torch.equal(vectors_of(table), before)
-        (census,) = optimizer.census(0)
-        assert not len(census.critical)
+def test_a_learning_rate_of_zero_keeps_the_order_of_the_living() -> None:
+    _, optimizer = trained(penalty="hard")
+    (census,) = optimizer.census(0)
+    optimizer.param_groups[0]["lr"] = 0.0
+    (frozen,) = optimizer.census(0)
+    assert np.isfinite(frozen.critical).all()
+    np.testing.assert_array_equal(np.argsort(frozen.critical), np.argsort(census.critical))
 
-    def test_keys_that_come_later(self) -> None:
-        tables = []
-        for sweeps in (False, True):
-            table = table_of(torch.float64)
-            optimizer = GroupAdam(table.parameters(), lr=0.03, l21=1e-9)
-            learn(table, optimizer, stream(steps=1)[0])
-            if sweeps:
-                optimizer.sweep()
-            tables.append(table)
-        keys = random_keys(500, seed=9)
-        assert torch.equal(tables[0](keys), tables[1](keys))
+
+def test_another_optimizers_rows_are_not_swept() -> None:
+    table, optimizer = trained(l21=1e3)
+    learn(table, GroupAdagrad(table.parameters()), stream(steps=1)[0])
+    before = vectors_of(table)
+    optimizer.sweep()
+    assert torch.equal(vectors_of(table), before)
+    (census,) = optimizer.census(0)
+    assert not len(census.critical)
 
 
 @over(("groups", "count"), [("rows", 6), ("columns", 4), ("all", 1), (1, 4), (torch.tensor([0, 7, 7, 2, 0, 0]), 3)])

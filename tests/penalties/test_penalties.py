@@ -1,15 +1,21 @@
-"""The shapes of the group threshold: the limits of MCP, and what each closed form minimizes."""
+"""The shapes of the group threshold: what each closed form minimizes; penalties as objects."""
 
+import io
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch import nn
 
 from fixed_gradients import Array
+from optimizer_cases import assert_identical, parameter, train
 from over import over
-from sparsegroup import MCP, GroupMomentum
+from sparsegroup import MCP, GroupAdam, GroupMomentum, Penalty
+from sparsegroup.penalties import Hard, Lasso, MetricNorm, Norm
+from sparsegroup.training import Config
 
 SIZE = 3
 TAU_PER_L21 = math.sqrt(SIZE)
@@ -30,24 +36,6 @@ def directions(seed: int, n: int = 200, longest: float = 6) -> Array:
     return z / np.linalg.norm(z, axis=1, keepdims=True) * rng.uniform(0, longest, size=(n, 1))
 
 
-@over("l1", [0.0, 0.5])
-@over("norm", ["s", "s_tilde", "metric"])
-def test_mcp_lies_between_the_lasso_and_the_hard_threshold_and_tends_to_both(norm: str, l1: float) -> None:
-    z, options = directions(0, longest=20), {"l1": l1, "l21": 1.5, "l2": 0.3, "norm": norm}
-    lasso, mcp, hard = (solve(z, 2.0, penalty=p, **options) for p in ("lasso", "mcp", "hard"))
-    gaps = [np.abs(solve(z, 2.0, penalty=MCP(gamma=g), **options) - lasso).max() for g in (1e1, 1e4, 1e9)]
-    assert gaps[0] > 1e-2 > gaps[1] > 1e-6 > gaps[2]
-    np.testing.assert_array_equal(solve(z, 2.0, penalty=MCP(gamma=1 + 1e-9), **options), hard)
-    for one in (lasso, hard):
-        assert 0 < (one != 0).any(axis=1).mean() < 1
-    assert (np.abs(lasso) <= np.abs(mcp)).all()
-    assert (np.abs(mcp) <= np.abs(hard)).all()
-    # Only the lasso shrinks large groups.
-    large = np.linalg.norm(z, axis=1) == np.linalg.norm(z, axis=1).max()
-    np.testing.assert_array_equal(mcp[large], hard[large])
-    assert (np.abs(lasso[large]) < np.abs(mcp[large])).any()
-
-
 PENALTY: Mapping[str, Callable[[float, float, float, float], float]] = {
     "lasso": lambda r, tau, c, gamma: tau * r,
     "mcp": lambda r, tau, c, gamma: (
@@ -58,8 +46,7 @@ PENALTY: Mapping[str, Callable[[float, float, float, float], float]] = {
 
 
 @over("l1", [0.0, 0.7])
-@over("gamma", [1.2, 4.0])
-@over("penalty", PENALTY)
+@over(("penalty", "gamma"), [("lasso", 0.0), ("hard", 0.0), ("mcp", 1.2), ("mcp", 4.0)])
 def test_with_equal_sigma_the_closed_form_minimizes_its_objective(penalty: str, gamma: float, l1: float) -> None:
     sigma, l21, l2 = 1.7, 1.1, 0.4
     c, tau = sigma + 2 * l2, TAU_PER_L21 * l21
@@ -82,9 +69,94 @@ def test_with_equal_sigma_the_closed_form_minimizes_its_objective(penalty: str, 
         assert best <= min(objective(rival, z_row) for rival in rivals) + 1e-12
 
 
-def test_the_penalties_minimize_different_objectives() -> None:
-    """Otherwise the test above could not tell them apart."""
-    z = directions(5)
-    lasso, mcp, hard = (solve(z, 1.7, l21=1.1, penalty=p) for p in ("lasso", MCP(gamma=2.0), "hard"))
-    assert np.abs(lasso - mcp).max() > 0.1
-    assert np.abs(mcp - hard).max() > 0.1
+# As objects
+
+
+def test_penalties_are_values_and_a_name_is_the_penalty_at_its_defaults() -> None:
+    assert [Penalty.of(name) for name in ("lasso", "mcp", "hard")] == [Lasso(), MCP(gamma=3.0), Hard()]
+    assert MCP(gamma=2.5) == MCP(2.5) != MCP()
+    assert Lasso() != Hard()
+    assert len({MCP(2.5), MCP(gamma=2.5), MCP(), Lasso()}) == 3
+    assert (str(MCP()), str(MCP(2.5)), repr(MCP(2.5))) == ("mcp", "mcp (gamma = 2.5)", "MCP(gamma=2.5)")
+
+
+@over(
+    ("given", "error", "message"),
+    [
+        ({"name": "mcp", "gamma": 1}, ValueError, r"gamma of the penalty 'mcp' must be > 1, got 1"),
+        ({"name": "mcp", "gamma": "a"}, TypeError, "gamma of the penalty 'mcp' must be a number, got 'a'"),
+        ({"name": "mcp", "gama": 2}, TypeError, "the penalty 'mcp' has no parameter 'gama'"),
+        ("scud", ValueError, r"penalty must be one of 'lasso', 'mcp', 'hard'.* got 'scud'"),
+    ],
+)
+def test_a_message_names_what_is_wrong_with_a_penalty(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=rf"{message}.* \(param group 0\)"):
+        GroupAdam([parameter(2)], penalty=given)
+    with pytest.raises(ValueError, match=f"optimizer.penalty: {message}"):
+        Config.of(penalty=given)
+
+
+def test_a_name_belongs_to_one_penalty() -> None:
+    with pytest.raises(ValueError, match="there is a penalty 'mcp' already"):
+
+        class Other(Penalty):
+            name = "mcp"
+
+    assert Penalty.of("mcp") == MCP()
+
+
+@over("penalty", ["lasso", "mcp", "hard", MCP(), MCP(gamma=2.5), Hard(), {"name": "mcp", "gamma": 2.5}])
+def test_a_state_dict_and_a_config_hold_plain_values_and_bring_the_penalty_back(penalty: Any) -> None:
+    optimizer = GroupAdam([parameter(4, 3)], l21=0.5, penalty=penalty, norm=MetricNorm())
+    train(optimizer, 3)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    other = GroupAdam([parameter(4, 3)])
+    other.load_state_dict(loaded)
+    group = other.param_groups[0]
+    assert (Penalty.of(group["penalty"]), Norm.of(group["norm"])) == (Penalty.of(penalty), MetricNorm())
+    with torch.no_grad():
+        group["params"][0].copy_(optimizer.param_groups[0]["params"][0])
+    train(other, 2, start=3)
+    train(optimizer, 2, start=3)
+    assert_identical(group["params"], optimizer.param_groups[0]["params"])
+    config = Config.of(penalty=penalty)
+    plain = config.as_dict()["optimizer"]["penalty"]
+    assert plain == Penalty.of(penalty).plain == loaded["param_groups"][0]["penalty"]
+    assert Config.of(**{"optimizer.penalty": plain}) == config
+
+
+# A penalty in the loss touches every row of a dense weight, and so does weight decay, which is warned of.
+
+ROWS = 500
+BATCH = torch.tensor([0, 3, 3, 400])
+
+
+@over(("in_loss", "l2", "left"), [(0.0, 1e-5, ROWS), (1e-12, 0.0, 3)])
+def test_rows_that_no_batch_holds_become_zero_by_a_penalty_in_the_loss_and_not_by_l2(
+    in_loss: float, l2: float, left: int
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Embedding(ROWS, 4)
+    optimizer = GroupAdam([module.weight], l21=1e-3, l2=l2)
+    loss = (module(BATCH) * torch.linspace(1, 2, 4)[:, None]).sum() + in_loss * module.weight.square().sum()
+    loss.backward()
+    optimizer.step()
+    assert int((module.weight != 0).any(1).sum()) == left
+
+
+def test_weight_decay_with_l21_is_warned_of_where_the_optimizer_is_made() -> None:
+    weight = nn.Parameter(torch.ones(ROWS, 4))
+    with pytest.warns(RuntimeWarning, match=r"weight_decay=0.5 .*l21=0.001 .*\(param group 0\)\. Give l2") as caught:
+        GroupAdam([weight], l21=1e-3, weight_decay=0.5)
+    assert caught[0].filename == __file__
+    # Not where no row vanishes by it: the rows of a small weight are in every batch.
+    for x, options in (
+        (weight, {"weight_decay": 0.5}),
+        (weight, {"l21": 1e-3}),
+        (weight, {"l21": 1e-3, "weight_decay": 0.5, "groups": "columns"}),
+        (weight[:8].detach(), {"l21": 1e-3, "weight_decay": 0.5}),
+    ):
+        GroupAdam([x], **options)

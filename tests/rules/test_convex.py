@@ -73,8 +73,7 @@ class History:
 
 
 @pytest.mark.filterwarnings("ignore:Solution may be inaccurate:UserWarning")
-@over("weights", WEIGHTS)
-@over("name", SIX)
+@over(("name", "weights"), [*zip(SIX, [*WEIGHTS] * 2, strict=True), ("adam", "l21"), ("adam", "l1 and l21")])
 def test_the_metric_norm_minimizes_the_papers_objective(name: str, weights: str) -> None:
     member = SIX[name]
     parameter = torch.nn.Parameter(torch.tensor(np.random.default_rng(1).normal(size=(ROWS, SIZE))))

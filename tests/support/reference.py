@@ -30,36 +30,28 @@ State = Mapping[str, Array]
 Moments = Callable[..., tuple[Array, Array, State]]
 
 
-def sgd(g: Array, hessian: Array | None, state: State, t: int) -> tuple[Array, Array, State]:
+def sgd(g, hessian, state, t):
     return g, np.full_like(g, np.sqrt(np.longdouble(t))), {}
 
 
-def momentum(
-    g: Array, hessian: Array | None, state: State, t: int, momentum: float, nesterov: bool
-) -> tuple[Array, Array, State]:
+def momentum(g, hessian, state, t, momentum, nesterov):
     b = momentum * state["b"] + g
     m = g + momentum * b if nesterov else b
     return m, np.ones_like(g), {"b": b}
 
 
-def adagrad(
-    g: Array, hessian: Array | None, state: State, t: int, lr_decay: float, initial_accumulator_value: float, eps: float
-) -> tuple[Array, Array, State]:
+def adagrad(g, hessian, state, t, lr_decay, initial_accumulator_value, eps):
     V = state["V"] + g**2
     # α_t = α / (1 + (t - 1) lr_decay), as torch has it.
     return g, (np.sqrt(V) + eps) * (1 + (t - 1) * lr_decay), {"V": V}
 
 
-def rowwise_adagrad(
-    g: Array, hessian: Array | None, state: State, t: int, lr_decay: float, initial_accumulator_value: float, eps: float
-) -> tuple[Array, Array, State]:
+def rowwise_adagrad(g, hessian, state, t, lr_decay, initial_accumulator_value, eps):
     V = state["V"] + np.mean(g**2)  # g is a group's
     return g, (np.sqrt(V) + eps) * (1 + (t - 1) * lr_decay), {"V": V}
 
 
-def adam(
-    g: Array, hessian: Array | None, state: State, t: int, betas: tuple[float, float], eps: float
-) -> tuple[Array, Array, State]:
+def adam(g, hessian, state, t, betas, eps):
     beta1, beta2 = betas
     m_hat = beta1 * state["m_hat"] + (1 - beta1) * g
     V_hat = beta2 * state["V_hat"] + (1 - beta2) * g**2
@@ -68,9 +60,7 @@ def adam(
     return m, np.sqrt(V) + eps, {"m_hat": m_hat, "V_hat": V_hat}
 
 
-def amsgrad(
-    g: Array, hessian: Array | None, state: State, t: int, betas: tuple[float, float], eps: float
-) -> tuple[Array, Array, State]:
+def amsgrad(g, hessian, state, t, betas, eps):
     beta1, beta2 = betas
     m_hat = beta1 * state["m_hat"] + (1 - beta1) * g
     V_hat = beta2 * state["V_hat"] + (1 - beta2) * g**2
@@ -80,11 +70,8 @@ def amsgrad(
     return m, np.sqrt(V) + eps, {"m_hat": m_hat, "V_hat": V_hat, "V_max": V_max}
 
 
-def adahessian(
-    g: Array, hessian: Array | None, state: State, t: int, betas: tuple[float, float], eps: float
-) -> tuple[Array, Array, State]:
+def adahessian(g, hessian, state, t, betas, eps):
     beta1, beta2 = betas
-    assert hessian is not None
     m_hat = beta1 * state["m_hat"] + (1 - beta1) * g
     V_hat = beta2 * state["V_hat"] + (1 - beta2) * hessian**2
     m = m_hat / (1 - beta1**t)
@@ -92,32 +79,16 @@ def adahessian(
     return m, np.sqrt(V) + eps, {"m_hat": m_hat, "V_hat": V_hat}
 
 
-def ftrl(
-    g: Array, hessian: Array | None, state: State, t: int, beta: float, initial_accumulator_value: float
-) -> tuple[Array, Array, State]:
+def ftrl(g, hessian, state, t, beta, initial_accumulator_value):
     V = state["V"] + g**2
     return g, np.sqrt(V) + beta, {"V": V}
 
 
-MOMENTS: Mapping[str, Moments] = {
-    "sgd": sgd,
-    "momentum": momentum,
-    "adagrad": adagrad,
-    "rowwise_adagrad": rowwise_adagrad,
-    "adam": adam,
-    "amsgrad": amsgrad,
-    "adahessian": adahessian,
-    "ftrl": ftrl,
-}
+RULES: tuple[Moments, ...] = (sgd, momentum, adagrad, rowwise_adagrad, adam, amsgrad, adahessian, ftrl)
+MOMENTS: Mapping[str, Moments] = {rule.__name__: rule for rule in RULES}
 STATE: Mapping[str, tuple[str, ...]] = {
-    "sgd": (),
-    "momentum": ("b",),
-    "adagrad": ("V",),
-    "rowwise_adagrad": ("V",),
-    "adam": ("m_hat", "V_hat"),
-    "amsgrad": ("m_hat", "V_hat", "V_max"),
-    "adahessian": ("m_hat", "V_hat"),
-    "ftrl": ("V",),
+    **{"sgd": (), "momentum": ("b",), "adagrad": ("V",), "rowwise_adagrad": ("V",), "ftrl": ("V",)},
+    **{"adam": ("m_hat", "V_hat"), "amsgrad": ("m_hat", "V_hat", "V_max"), "adahessian": ("m_hat", "V_hat")},
 }
 
 

@@ -1,0 +1,350 @@
+"""Arguments: torch's names, places and defaults, as rules declare them, per param group; bad ones are named."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sparsegroup
+from optimizer_cases import (
+    ALL,
+    ALLOW_CREATE_GRAPH,
+    assert_identical,
+    backward,
+    make,
+    parameter,
+    refused,
+    separable_loss,
+    train,
+)
+from over import over
+from sparsegroup import (
+    MCP,
+    GroupAdagrad,
+    GroupAdaHessian,
+    GroupAdam,
+    GroupAMSGrad,
+    GroupFTRL,
+    GroupMomentum,
+    GroupOptimizer,
+    GroupRowWiseAdagrad,
+    GroupSGD,
+    optim,
+)
+from sparsegroup.rules import REQUIRED
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
+COUNTERPART = {
+    GroupSGD: torch.optim.SGD,
+    GroupMomentum: torch.optim.SGD,
+    GroupAdagrad: torch.optim.Adagrad,
+    GroupAdam: torch.optim.Adam,
+    GroupAMSGrad: torch.optim.Adam,
+}
+SHARED = optim.arguments.DEFAULTS
+NOT_DECLARED = {GroupAdaHessian: ["generator"]}
+"""Arguments of the optimizer, not of its param groups."""
+# One value per argument that differs from the default and is valid with the others.
+OTHER_VALUES: dict[str, Any] = {
+    **{"lr": 0.05, "momentum": 0.5, "nesterov": True, "weight_decay": 0.03, "lr_decay": 0.2, "eps": 1e-3},
+    **{"initial_accumulator_value": 0.3, "beta": 0.7, "betas": (0.7, 0.8), "maximize": True},
+    **{"spatial_average_block_size": (1, 1, 1, 1), "l1": 0.02, "l21": 0.03, "l2": 0.04, "groups": "columns"},
+    **{"norm": "metric", "penalty": MCP(gamma=2.0), "state_dtype": torch.float32},
+}
+PER_GROUP = [
+    (cls, name)
+    for cls in ALL
+    for name in inspect.signature(cls).parameters
+    if (cls is GroupAdam or name not in SHARED) and name in OTHER_VALUES
+]
+
+
+@over("cls", COUNTERPART)
+def test_names_places_and_defaults_are_torchs(cls):
+    """`SGD(params, 0.1, 0.9, 0, 1e-4)` with the class name changed means the same, or is refused by name."""
+    ours, of_torch = inspect.signature(cls).parameters, inspect.signature(COUNTERPART[cls]).parameters
+    by_place = [
+        [name for name, one in every.items() if one.kind is one.POSITIONAL_OR_KEYWORD] for every in (ours, of_torch)
+    ]
+    assert by_place[0] == by_place[1][: len(by_place[0])]
+    for name, argument in ours.items():
+        default = of_torch[name].default if name in of_torch else SHARED[name]
+        # Not torch's default, on purpose: momentum is what the class is for.
+        assert argument.default == (0.9 if (cls, name) == (GroupMomentum, "momentum") else default), name
+    # Plain SGD has no momentum: these are unknown to GroupSGD.
+    for name in of_torch.keys() - ours.keys() - {"momentum", "nesterov"}:
+        make(cls, [parameter(2)], **{name: of_torch[name].default})
+        with pytest.raises(ValueError, match=name):
+            make(cls, [parameter(2)], **{name: 0.5 if name == "dampening" else True})
+
+
+def typed_constructor(cls: type[GroupOptimizer]) -> ast.arguments:
+    """The arguments of the `__init__` that type checkers see."""
+    (body,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(body, ast.ClassDef)
+    (guarded,) = [node for node in body.body if isinstance(node, ast.If)]
+    assert ast.unparse(guarded.test) == "TYPE_CHECKING"
+    (constructor,) = guarded.body
+    assert isinstance(constructor, ast.FunctionDef)
+    return constructor.args
+
+
+@over("cls", ALL)
+def test_a_rules_declaration_is_what_is_shown_typed_and_explained(cls):
+    assert cls.__name__ in sparsegroup.__all__
+    shown, hyperparameters = inspect.signature(cls).parameters, cls.rule.hyperparameters
+    names = [one.name for one in hyperparameters]
+    assert [argument for name, argument in shown.items() if name in names] == [one.argument for one in hyperparameters]
+    by_name = NOT_DECLARED.get(cls, [])
+    assert [name for name in shown if name not in names] == ["params", *by_name, *SHARED]
+    if cls not in (GroupAMSGrad, GroupRowWiseAdagrad):  # which inherit the constructor
+        typed, by_place = typed_constructor(cls), [one for one in hyperparameters if not one.keyword_only]
+        assert [one.arg for one in typed.args] == ["self", "params", *(one.name for one in by_place)]
+        by_name = [*(one.name for one in hyperparameters if one.keyword_only), *by_name]
+        assert sorted(one.arg for one in typed.kwonlyargs) == sorted(by_name)
+        assert len(typed.defaults) == sum(one.default is not REQUIRED for one in by_place)
+        assert typed.kwarg is not None
+    documentation = inspect.getdoc(cls)
+    parents = [one for one in (GroupAdam, GroupAdagrad) if f"The arguments are `{one.__name__}`'s" in documentation]
+    explained = inspect.getdoc(parents[0]) if parents else documentation
+    for name in names:
+        assert re.search(rf"^    {name}: .", explained, re.MULTILINE), name
+    assert f">>> from sparsegroup import {cls.__name__}\n" in documentation
+
+
+def test_the_documentation_has_every_default_and_range():
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| `Group\w+` \| `", line)]
+    expected = [
+        f"| `{cls.__name__}` | `{one.name}`{', by name' if one.keyword_only else ''} "
+        f"| {'required' if one.default is REQUIRED else f'`{one.default}`'} | {one.valid} |"
+        for cls in ALL
+        for one in cls.rule.hyperparameters
+    ]
+    assert sorted(rows) == sorted(expected)
+
+
+def test_arguments_are_given_by_place_or_by_name_and_checked_without_parameters():
+    by_place = GroupAdam([parameter(2)], 0.1, (0.5, 0.6), 1e-3, 0.2, l21=0.3)
+    by_name = GroupAdam([parameter(2)], weight_decay=0.2, eps=1e-3, betas=(0.5, 0.6), lr=0.1, l21=0.3)
+    assert by_place.defaults == by_name.defaults
+    arguments = GroupMomentum.checked_arguments(0.1, nesterov=True, l1=0.5)
+    assert (arguments["lr"], arguments["momentum"], arguments["nesterov"], arguments["l1"]) == (0.1, 0.9, True, 0.5)
+    numbers = GroupAdam([parameter(2)], lr=np.float32(0.5), l21=np.int64(1), betas=[np.float32(0.5), 0.75])
+    assert (numbers.defaults["lr"], numbers.defaults["l21"]) == (0.5, 1)
+
+
+def test_a_subclass_with_other_arguments_shows_the_shared_ones():
+    class Wrapped(GroupAdam):
+        def __init__(self, params, extra=1, **options):
+            super().__init__(params, **options)
+
+    expected = ["params", "extra", "lr", "betas", "eps", "weight_decay", *SHARED]
+    assert list(inspect.signature(Wrapped).parameters) == expected
+
+
+@over(("cls", "name"), PER_GROUP)
+def test_an_argument_of_one_param_group_acts_on_that_group_only(cls, name):
+    base = {"weight_decay": 0.01, "l1": 0.01, "l21": 0.01}
+    if name == "penalty":  # read where some groups are shrunk and not zero
+        base |= {"l21": 2.0}
+
+    def trained(first: dict[str, Any], second: dict[str, Any]) -> list[nn.Parameter]:
+        x = [parameter(4, 3, seed=1), parameter(4, 3, seed=2)]
+        train(make(cls, [{"params": [one], **of} for one, of in zip(x, (first, second), strict=True)], **base), 4)
+        return x
+
+    other = {name: OTHER_VALUES[name]}
+    (one, changed), (plain, default), (_, alone) = trained({}, other), trained({}, {}), trained(other, other)
+    assert_identical([one, changed], [plain, alone])
+    assert not torch.equal(changed, default), "the argument has no effect"
+
+
+def test_the_params_of_a_group_may_come_from_a_generator_and_with_names():
+    model = nn.Linear(3, 2)
+    group = {"params": (item for item in model.named_parameters()), "l21": 0.1}
+    optimizer = GroupAdam([group])
+    assert group.keys() == {"params", "l21"}
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+
+
+NAN, INF = float("nan"), float("inf")
+NOT_IN_RANGE = (-0.1, NAN, INF, "x", None, True, torch.tensor(0.1))
+VALUES = {
+    "lr": (-0.1, NAN, INF, "0.1", None, True, 1j, torch.tensor([0.1, 0.2]), torch.tensor(NAN), torch.tensor(1j)),
+    "l21": (*NOT_IN_RANGE, 2**63, -(2**70), 10**5000),
+    **dict.fromkeys(("l1", "l2", "eps", "weight_decay", "beta", "momentum", "lr_decay"), NOT_IN_RANGE[:1]),
+    "initial_accumulator_value": NOT_IN_RANGE[:1],
+    "nesterov": ("yes",),
+    "betas": ((1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9, NAN), (0.9,), (0.9,) * 3, None, 0.9, ("a", 0.9)),
+    "norm": ("t", None, 2, []),
+    "penalty": (
+        *("scud", None, 0, {}, {"name": "mcp", "gama": 2.0}, {"name": "lasso", "gamma": 2.0}),
+        *({"name": "mcp", "gamma": gamma} for gamma in (1.0, -2.0, NAN, INF, None)),
+    ),
+    "groups": ("row", "", None, 1.5, True, [0, 1], 2, -3, torch.zeros(3, dtype=torch.int64)),
+    "spatial_average_block_size": ((1, 1, 1), (0, 1, 1, 1), (-2, 1, 1, 1), (1.5, 1, 1, 1), 3, None, ("a",) * 4),
+}
+OWNERS = {
+    **{"momentum": GroupMomentum, "nesterov": GroupMomentum, "lr_decay": GroupAdagrad, "beta": GroupFTRL},
+    **{"initial_accumulator_value": GroupFTRL, "spatial_average_block_size": GroupAdaHessian},
+}
+BAD = [(OWNERS.get(name, GroupAdam), name, value) for name, values in VALUES.items() for value in values]
+ONE_PER_ARGUMENT = [(OWNERS.get(name, GroupAdam), name, values[0]) for name, values in VALUES.items()]
+"""All entry points check with the function that the constructor's test tries in full."""
+
+
+def two_groups(cls: type[GroupOptimizer] = GroupAdam, **second: Any) -> GroupOptimizer:
+    """Trained for two steps, with gradients for a third; its second param group has one more parameter."""
+    optimizer = make(cls, [{"params": [parameter(4, 3)]}, {"params": [parameter(4, 3, seed=1)], "l21": 0.02}], l1=0.01)
+    train(optimizer, 2)
+    optimizer.param_groups[1].update(second)
+    first, other = (group["params"][0] for group in optimizer.param_groups)
+    backward(optimizer, separable_loss(first) + separable_loss(other))
+    return optimizer
+
+
+@over(("cls", "name", "value"), BAD)
+def test_a_bad_argument_is_named_by_the_constructor(cls, name, value):
+    with pytest.raises((ValueError, TypeError), match=f"{name}.*param group 0"):
+        make(cls, [parameter(4, 3)], **{name: value})
+
+
+@over(("cls", "name", "value"), ONE_PER_ARGUMENT)
+def test_a_bad_argument_adds_no_group_and_stops_the_whole_step(cls, name, value):
+    """The first param group is in order, and must not be updated either."""
+    optimizer = two_groups(cls)
+    with refused(optimizer, (ValueError, TypeError), f"{name}.*param group 2"):
+        optimizer.add_param_group({"params": [parameter(4, 3)], name: value})
+    optimizer.param_groups[1][name] = value
+    with refused(optimizer, (ValueError, TypeError), f"{name}.*param group 1"):
+        optimizer.step()
+
+
+IDS = torch.zeros(4, dtype=torch.int64)
+COMPLEX = torch.zeros(2, dtype=torch.complex64)
+MESSAGES = [
+    # The value, and the name of the argument and of the optimizer.
+    (GroupAdam, [parameter(2)], {"l21": -0.5}, ValueError, r"l21 must be >= 0, got -0\.5 \(param group 0\)"),
+    (GroupAdam, [parameter(2)], {"l21": NAN}, ValueError, r"l21 must be >= 0, got nan \(param group 0\)"),
+    (GroupAdam, [parameter(2)], {"l21": 2**63}, ValueError, r"l21 must be .* below 2⁶³, got an int of 64 bits"),
+    (GroupAdam, [parameter(2)], {"betas": (2, 0)}, ValueError, r"betas must be two numbers in \[0, 1\), got \(2, 0\)"),
+    (GroupMomentum, [parameter(2)], {"nesterov": "yes"}, ValueError, "nesterov must be True or False, got 'yes'"),
+    (GroupMomentum, [parameter(2)], {"momentum": 0.0, "nesterov": True}, ValueError, r"True needs momentum > 0 \(par"),
+    (GroupAdam, [parameter(2)], {"fused": True, "foreach": True}, ValueError, "exclude each other"),
+    (GroupAdam, [parameter(2)], {"state_dtype": torch.half}, ValueError, "state_dtype must be None, torch.float32 or"),
+    # Arguments that are not there, or are torch's and not supported.
+    (GroupAdam, [parameter(2)], {"l12": 0.1}, TypeError, "GroupAdam got an unexpected argument 'l12'"),
+    (GroupAdam, [parameter(2)], {"learning_rate": 0.1}, TypeError, "GroupAdam.*'learning_rate'"),
+    (GroupAdam, [{"params": [parameter(2)], "l12": 0.1}], {}, TypeError, "l12.*param group 0"),
+    (GroupFTRL, [parameter(2)], {"lr": None, "lambda1": 0.1}, TypeError, "GroupFTRL.*'lambda1'"),
+    (GroupAdam, [parameter(2)], {"amsgrad": True}, ValueError, "amsgrad=True is not supported .* use GroupAMSGrad"),
+    (GroupAdam, [parameter(2)], {"decoupled_weight_decay": True}, ValueError, "decoupled weight decay is no gradient"),
+    (GroupAdaHessian, [parameter(2)], {"hessian_power": 0.5}, ValueError, "hessian_power=0.5 .* hessian_power=1"),
+    (GroupAdam, [parameter(2)], {"capturable": True}, ValueError, "capturable=True needs parameters on a GPU"),
+    # Groups that do not fit.
+    (GroupAdam, [parameter(4, 3), parameter(5, 3)], {"groups": IDS}, ValueError, "param group 0, parameter 1"),
+    (GroupAdam, [("a", parameter(4)), ("b", parameter(5))], {"groups": IDS}, ValueError, r"\[5\].*\[4\].* group 0, b"),
+    (GroupAdam, [parameter(4)], {"groups": IDS[:, None]}, ValueError, r"groups.*\[4\].*\[4, 1\]"),
+    (GroupAdam, [parameter()], {"groups": IDS[:0]}, ValueError, "groups.* 0-d parameter"),
+    (GroupAdam, [parameter(4)], {"groups": IDS.int()}, TypeError, "groups.*int64.*int32"),
+    (GroupAdam, [parameter(4)], {"groups": IDS - 2}, ValueError, "groups.*>= 0.*-2"),
+    (GroupAdam, [parameter(4)], {"groups": np.zeros(4, int)}, TypeError, "groups.*array"),
+    (GroupAdam, [("bias", parameter(4))], {"groups": "columns"}, ValueError, r"groups='columns'.*\[4\].*bias"),
+    # Parameters of a kind that is not supported, and what is no list of parameters.
+    (GroupAdam, [parameter(2), COMPLEX], {}, ValueError, "float16, got torch.complex64 .*parameter 1"),
+    (GroupAdam, [torch.zeros(2, dtype=torch.int64)], {}, ValueError, "int64"),
+    (GroupAdam, [torch.eye(2).to_sparse().requires_grad_()], {}, ValueError, "dense.*sparse_coo"),
+    (GroupAdam, ["weight"], {}, TypeError, "parameters must be tensors, got str"),
+    (GroupAdam, [nn.Linear(2, 2)], {}, TypeError, "got a module, Linear"),
+    (GroupAdam, nn.Linear(2, 2).parameters, {}, TypeError, r"got the function 'parameters': call it, parameters\(\)"),
+    (GroupAdam, {"params": [parameter(2)]}, {}, TypeError, r"give \[group\]"),
+    (GroupAdam, parameter(2), {}, TypeError, r"an iterable of parameters: give \[parameter\]"),
+    (GroupAdam, [parameter(2) * 2], {}, ValueError, "non-leaf"),
+    (GroupAdam, [], {}, ValueError, "empty"),
+    (GroupAdam, [{"params": {parameter(2)}}], {}, TypeError, "ordered"),
+]
+
+
+@over(("cls", "params", "options", "error", "match"), MESSAGES)
+def test_a_message_names_what_does_not_fit(cls, params, options, error, match):
+    with pytest.raises(error, match=match):
+        cls(params, **options)
+
+
+@over(
+    ("cls", "positional", "options", "match"),
+    [
+        (GroupAdam, (0.1,), {"lr": 0.1}, "GroupAdam: multiple values for argument 'lr'"),
+        (GroupMomentum, (0.1, 0.9, True), {}, "GroupMomentum: too many positional arguments"),
+        (GroupFTRL, (), {}, "GroupFTRL: missing a required argument: 'lr'"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_signature(cls, positional, options, match):
+    with pytest.raises(TypeError, match=match):
+        cls([parameter(2)], *positional, **options)
+    with pytest.raises(TypeError, match=match):
+        cls.checked_arguments(*positional, **options)
+
+
+def test_a_param_group_that_cannot_be_added_changes_nothing():
+    optimizer = two_groups()
+    own = optimizer.param_groups[0]["params"][0]
+    for group, error, match in (
+        ([parameter(2)], TypeError, "param_group must be a dict"),
+        ({"params": [parameter(2), own]}, ValueError, "more than one parameter group"),
+        ({"params": [parameter(2), COMPLEX]}, ValueError, "complex64.*param group 2, parameter 1"),
+        ({"params": [parameter(2)], "l12": 0.1}, TypeError, "l12.*param group 2"),
+        ({"params": [parameter(2)], "amsgrad": True}, (TypeError, ValueError), "amsgrad"),
+    ):
+        with refused(optimizer, error, match):
+            optimizer.add_param_group(group)
+    optimizer.add_param_group({"params": [parameter(2)]})
+
+
+@over("name", ["capturable", "differentiable"])
+def test_an_argument_for_gpus_is_accepted_at_its_default_and_refused_after_loading(name):
+    # torch's `__setstate__` adds "differentiable" to the defaults, which must not make it a known argument.
+    for value in (None, False):
+        GroupAdam([parameter(2)], **{name: value})
+        optimizer = GroupAdam([{"params": [parameter(2)], name: value}])
+    optimizer.load_state_dict(optimizer.state_dict())
+    with refused(optimizer, (TypeError, ValueError), name):
+        optimizer.add_param_group({"params": [parameter(2)], name: True})
+
+
+SPARSE = {
+    "weight decay": ({"weight_decay": 0.1}, 1, "weight_decay=0.1.*sparse.*param group 1"),
+    "columns": ({"groups": "columns"}, 1, "sparse.*groups='rows'.*'columns'.*param group 1"),
+    "dimension 1": ({"groups": 1}, 1, "sparse.*groups='rows'.*1.*param group 1"),
+    "index": ({"groups": torch.tensor([0, 0, 1, 1])}, 1, "sparse.*groups='rows'.*param group 1"),
+    "two sparse dimensions": ({}, 2, "sparse_dim 1, got 2.*param group 1, parameter 0"),
+}
+
+
+@over(("arguments", "sparse_dim", "match"), SPARSE.values())
+def test_a_sparse_gradient_that_cannot_be_taken_stops_the_whole_step(arguments, sparse_dim, match):
+    """Only the second parameter's is one: the first must not be updated either."""
+    optimizer = two_groups(**arguments)
+    bad = optimizer.param_groups[1]["params"][0]
+    bad.grad = bad.grad.to_sparse(sparse_dim)
+    with refused(optimizer, ValueError, match):
+        optimizer.step()
+    bad.grad = bad.grad.to_dense()
+    optimizer.step()
+
+
+def test_an_error_of_a_step_names_a_named_parameter():
+    model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
+    optimizer = GroupAdam(model.named_parameters(), weight_decay=0.1)
+    model(torch.tensor([1])).sum().backward()
+    with refused(optimizer, ValueError, r"param group 0, 0\.weight"):
+        optimizer.step()

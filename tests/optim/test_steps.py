@@ -1,0 +1,420 @@
+"""Steps: closures, hooks, schedules; what a step keeps from the one before; tensors that are subclasses."""
+
+import copy
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.testing._internal.two_tensor import TwoTensor
+
+from optimizer_cases import (
+    ALL,
+    ALLOW_CREATE_GRAPH,
+    KINDS,
+    assert_identical,
+    backward,
+    lookup_loss,
+    make,
+    parameter,
+    refused,
+    separable_loss,
+    snapshot,
+    train,
+)
+from over import over
+from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupMomentum, GroupSGD, sparsity_report
+
+pytestmark = ALLOW_CREATE_GRAPH
+
+REGULARIZED = {"l1": 0.01, "l21": 0.02, "l2": 0.01}
+
+
+class Lightning:
+    """As LightningOptimizer: a subclass made on the fly, `step` passing the closure on by keyword."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.__dict__ = {k: v for k, v in optimizer.__dict__.items() if k != "step"}
+        self.__class__ = type("Lightning" + type(optimizer).__name__, (Lightning, type(optimizer)), {})
+        self.wrapped = optimizer
+
+    def step(self, closure: Any = None, **kwargs: Any) -> Any:
+        return self.wrapped.step(closure=closure, **kwargs)
+
+
+def by_hook(optimizer: Optimizer, closure: Any) -> Any:
+    """A step whose closure a hook puts there."""
+    handle = optimizer.register_step_pre_hook(lambda o, args, kwargs: ((o, closure), {}))
+    loss = optimizer.step()
+    handle.remove()
+    return loss
+
+
+@over("cls", KINDS)
+@over(
+    "step",
+    [
+        lambda optimizer, closure: optimizer.step(closure),
+        lambda optimizer, closure: optimizer.step(closure=closure),
+        lambda optimizer, closure: Lightning(optimizer).step(closure=closure),
+        by_hook,
+    ],
+)
+def test_a_closure_is_run_once_with_gradients_on_and_its_loss_returned(cls, step):
+    x, plain = parameter(4, 3), parameter(4, 3)
+    optimizer = make(cls, [x], **REGULARIZED)
+    train(make(cls, [plain], **REGULARIZED), 3)
+    for t in range(3):
+
+        def closure(t: int = t) -> Tensor:
+            loss = separable_loss(x, t)
+            backward(optimizer, loss)
+            return loss
+
+        expected = separable_loss(x, t).item()
+        with torch.no_grad():
+            assert step(optimizer, closure).item() == expected
+    assert optimizer.state[x]["step"] == 3
+    assert_identical(x, plain)
+    optimizer.zero_grad()
+    assert optimizer.step() is None
+    assert_identical(Lightning(optimizer).state_dict()["state"], optimizer.state_dict()["state"])
+
+    def fails() -> None:
+        raise RuntimeError("out of data")
+
+    with refused(optimizer, RuntimeError, "out of data"):
+        optimizer.step(fails)
+
+
+@over("cls", KINDS)
+def test_a_group_added_in_the_middle_starts_at_step_1_with_its_own_arguments(cls):
+    early, late = parameter(4, 3, seed=1), parameter(4, 3, seed=2)
+    optimizer = make(cls, [early], **REGULARIZED)
+    train(optimizer, 3)
+    group = {"params": [late], "lr": 0.05, "l21": 0.5, "groups": "columns"}
+    optimizer.add_param_group(group)
+    assert group.keys() == {"params", "lr", "l21", "groups"}
+    train(optimizer, 2, start=3)
+    assert [optimizer.state[p]["step"] for p in (early, late)] == [5, 2]
+
+    # As a fresh optimizer would train it, behind a parameter that shifts its loss as `early` does.
+    alone = parameter(4, 3, seed=2)
+    separate = make(cls, [{"params": [parameter(4, 3)]}, {**group, "params": [alone]}], **REGULARIZED)
+    train(separate, 2, start=3)
+    assert_identical(late, alone)
+
+
+def test_grad_scaler_unscales_and_skips_a_step_with_an_infinite_gradient():
+    x, plain = parameter(4, 3, dtype=torch.float32), parameter(4, 3, dtype=torch.float32)
+    optimizer, unscaled = GroupAdam([x], **REGULARIZED), GroupAdam([plain], **REGULARIZED)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for t in range(3):
+        optimizer.zero_grad()
+        scaler.scale(separable_loss(x, t)).backward()
+        if t == 2:
+            x.grad[1, 1] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+    train(unscaled, 2)
+    assert_identical(x, plain)  # a power of 2 scales without rounding
+    assert_identical(optimizer.state[x], unscaled.state[plain])
+    assert scaler.get_scale() == 512
+
+
+@over("cls", KINDS[:3])
+def test_a_model_moved_to_another_dtype_trains_on(cls):
+    """`model.double()` after some steps: the state follows at the next one, with dense and with sparse gradients."""
+    for dense in (True, False):
+        x = parameter(5, 3, dtype=torch.float32)
+        optimizer = make(cls, [x], **REGULARIZED)
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            x.grad = None
+            x.data = x.data.to(dtype)
+            g = torch.ones(5, 3, dtype=dtype)
+            x.grad = g if dense else g.to_sparse(1)
+            optimizer.step()
+        assert x.isfinite().all()
+
+
+@over("cls", KINDS)
+def test_a_step_does_not_change_the_gradient(cls):
+    dense, table = parameter(5, 3), parameter(5, 3)
+    for x, options in ((dense, {"weight_decay": 0.1}), (table, {})):
+        optimizer = make(cls, [x], maximize=True, **REGULARIZED, **options)
+        backward(optimizer, lookup_loss(x, [1, 1, 4], sparse=x is table))
+        before = copy.deepcopy(x.grad.detach())
+        optimizer.step()
+        assert_identical(x.grad, before)
+
+
+@over("cls", KINDS)
+def test_parameters_without_gradient_are_skipped(cls):
+    used, unused, frozen = parameter(2), parameter(2), parameter(2).requires_grad_(False)
+    optimizer = make(cls, [used, unused, frozen], l21=0.1)
+    backward(optimizer, separable_loss(used))
+    optimizer.step()
+    assert list(optimizer.state) == [used]
+    assert_identical([unused, frozen], [parameter(2), parameter(2)])
+    optimizer.zero_grad()
+    before = snapshot(optimizer)
+    optimizer.step()
+    assert_identical(snapshot(optimizer), before)
+
+
+# Learning rates: schedulers of torch, tensors, vanishing rates, restarts.
+
+STEPS = 8
+
+
+def one_cycle(optimizer: Optimizer) -> LRScheduler:
+    """The scheduler of torch that changes everything which any changes: rate, momentum and betas."""
+    cycles = "momentum" in optimizer.defaults or "betas" in optimizer.defaults
+    return OneCycleLR(optimizer, 0.2, total_steps=STEPS + 1, cycle_momentum=cycles)
+
+
+def to_zero(optimizer: Optimizer) -> LRScheduler:
+    return CosineAnnealingLR(optimizer, T_max=4)
+
+
+@over(("cls", "schedule"), [(GroupAdam, to_zero), *((cls, one_cycle) for cls in ALL)])
+@over("tensor", [False, True])
+def test_a_scheduler_does_what_setting_its_rates_by_hand_does(cls, schedule, tensor):
+    scheduled, by_hand = parameter(4, 3), parameter(4, 3)
+    lr = torch.tensor(0.1, dtype=torch.float64) if tensor else 0.1
+    optimizer, plain = make(cls, [scheduled], lr=lr, **REGULARIZED), make(cls, [by_hand], **REGULARIZED)
+    of_torch = torch.optim.Adam([parameter(1)], lr=0.1)
+    scheduler, reference = schedule(optimizer), schedule(of_torch)
+    for t in range(STEPS):
+        for argument in {"momentum", "betas"} & optimizer.defaults.keys():
+            plain.param_groups[0][argument] = optimizer.param_groups[0][argument]
+        plain.param_groups[0]["lr"] = float(of_torch.param_groups[0]["lr"])
+        assert float(optimizer.param_groups[0]["lr"]) == plain.param_groups[0]["lr"]
+        train(optimizer, 1, start=t)
+        train(plain, 1, start=t)
+        of_torch.step()
+        scheduler.step()
+        reference.step()
+    assert_identical(scheduled, by_hand)
+    assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor if tensor else float)
+
+
+def test_a_schedule_that_leaves_the_range_is_refused_at_the_step():
+    x = parameter(3)
+    optimizer = GroupAdam([x], lr=torch.tensor(0.1), l21=0.1)
+    scheduler = LambdaLR(optimizer, lambda epoch: 1.0 - epoch)
+    train(optimizer, 1)
+    for _ in range(2):
+        scheduler.step()
+    with refused(optimizer, ValueError, "lr must be finite and >= 0"):
+        optimizer.step()
+
+
+@over("state_first", [False, True])
+def test_a_schedule_resumes_with_its_optimizer(state_first):
+    x = parameter(4, 3)
+    whole = GroupAdam([x], lr=0.1, **REGULARIZED)
+    scheduler = one_cycle(whole)
+    for t in range(3):
+        train(whole, 1, start=t)
+        scheduler.step()
+    state, schedule = copy.deepcopy(whole.state_dict()), copy.deepcopy(scheduler.state_dict())
+    resumed = GroupAdam([torch.nn.Parameter(x.detach().clone())])
+    if state_first:
+        resumed.load_state_dict(state)
+    again = one_cycle(resumed)
+    again.load_state_dict(schedule)
+    resumed.load_state_dict(state)
+    assert_identical(snapshot(resumed)["groups"], snapshot(whole)["groups"])
+    # A new one on a loaded optimizer reads its own keys in the param groups, as it does with torch's optimizers.
+    continued = OneCycleLR(resumed, 0.2, total_steps=STEPS + 1, last_epoch=scheduler.last_epoch)
+    assert continued.get_last_lr() != scheduler.get_last_lr()
+    resumed.load_state_dict(state)
+    for each, its in ((whole, scheduler), (resumed, again)):
+        for t in range(3, 6):
+            train(each, 1, start=t)
+            its.step()
+    assert_identical(snapshot(resumed)["params"], snapshot(whole)["params"])
+
+
+@over("cls", ALL)
+def test_a_vanishing_learning_rate_leaves_the_weights_where_they_are(cls):
+    """ExponentialLR(gamma=0.9) is at 1e-25 after 500 epochs; 1 / lr no longer fits float32 a little later."""
+    for dtype, lr in itertools.product((torch.float32, torch.float64, torch.bfloat16), (1e-18, 1e-25, 1e-40, 1e-310)):
+        x = parameter(4, 3, dtype=dtype)
+        optimizer = make(cls, [x], **REGULARIZED)
+        train(optimizer, 2)
+        before = x.detach().clone()
+        optimizer.param_groups[0]["lr"] = lr
+        train(optimizer, 2, start=2)
+        torch.testing.assert_close(x.detach(), before, rtol=0, atol=2 * torch.finfo(dtype).eps)
+
+
+@over("cls", [GroupMomentum, GroupAdagrad, GroupAdam, GroupFTRL])
+@over("low", [1e-5, 1e-8, 1e-11])
+def test_a_restart_does_not_replay_what_was_too_small_to_move_the_weights(cls, low):
+    """A warm restart raises the rate many times over. What u holds of the rounding at the low rate stays as small."""
+    rounded = parameter(4, 3, dtype=torch.float32)
+    x = torch.nn.Parameter(rounded.detach().double())
+    optimizers = make(cls, [x], lr=1e-2, l21=1e-3), make(cls, [rounded], lr=1e-2, l21=1e-3)
+    for optimizer in optimizers:
+        train(optimizer, 10)
+        optimizer.param_groups[0]["lr"] = low
+        train(optimizer, 50, start=10)
+    before = (rounded.detach().double() - x.detach()).abs().max()
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["lr"] = 1e-2
+        train(optimizer, 1, start=60)
+    drift = (rounded.detach().double() - x.detach()).abs().max() - before
+    assert drift <= 1e-5
+
+
+# What a step keeps from the step before is used for as long as it holds.
+
+Change = Callable[[GroupAdam, list[nn.Parameter]], None]
+
+
+def _moves_state(optimizer: GroupAdam, x: list[nn.Parameter]) -> None:
+    state = optimizer.state[x[1]]["exp_avg"]
+    state.data = state.data.clone()
+
+
+def _strides_a_gradient(optimizer: GroupAdam, x: list[nn.Parameter]) -> None:
+    assert x[0].grad is not None
+    x[0].grad = x[0].grad.t().clone().t()
+
+
+CHANGES: dict[str, Change] = {
+    "moves weights": lambda optimizer, x: setattr(x[0], "data", x[0].data.clone()),
+    "transposes weights": lambda optimizer, x: setattr(x[0], "data", x[0].data.t()),
+    "moves state": _moves_state,
+    "replaces state": lambda optimizer, x: optimizer.state[x[1]].update(exp_avg=optimizer.state[x[1]]["exp_avg"] * 2),
+    "replaces an entry": lambda optimizer, x: optimizer.state.update(
+        {x[1]: {name: value.clone() for name, value in optimizer.state[x[1]].items()}}
+    ),
+    "forgets an entry": lambda optimizer, x: optimizer.state.pop(x[1]),
+    "restarts a count": lambda optimizer, x: optimizer.state[x[0]]["step"].zero_(),
+    "loads": lambda optimizer, x: optimizer.load_state_dict(optimizer.state_dict()),
+    "changes lr": lambda optimizer, x: optimizer.param_groups[0].update(lr=optimizer.param_groups[0]["lr"] / 2),
+    "decays": lambda optimizer, x: optimizer.param_groups[0].update(weight_decay=0.1),
+    "regularizes": lambda optimizer, x: optimizer.param_groups[0].update(l21=0.01),
+    "leaves out": lambda optimizer, x: setattr(x[2], "grad", None),
+    "strides a gradient": _strides_a_gradient,
+}
+
+
+def _trained(changes: list[str], *, fused: bool | None) -> list[Tensor]:
+    """Weights after some steps, before each of which something is changed."""
+    torch.manual_seed(0)
+    x = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(2, 3, 4))]
+    optimizer = GroupAdam(x, lr=0.1, fused=fused)
+    for change in [None, None, None, *changes, None, None]:
+        for one in x:
+            one.grad = torch.randn_like(one)
+        if change is not None:
+            CHANGES[change](optimizer, x)
+        optimizer.step()
+    return [one.detach().clone() for one in x]
+
+
+@over("changes", [*([change] for change in CHANGES), [*CHANGES] * 2])
+def test_changes_between_two_steps_count(changes: list[str]) -> None:
+    torch.testing.assert_close(_trained(changes, fused=None), _trained(changes, fused=False))
+
+
+def test_a_step_keeps_neither_a_gradient_nor_a_parameter_that_was_replaced() -> None:
+    """Pruning replaces parameters: nothing holds the memory of the old ones."""
+    optimizer = GroupAdam([{"params": [nn.Parameter(torch.ones(5))], "lr": lr} for lr in (0.1, torch.tensor(0.1))])
+
+    def step() -> None:
+        for group in optimizer.param_groups:
+            group["params"][0].grad = torch.ones_like(group["params"][0])
+        kept = weakref.ref(group["params"][0].grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        gc.collect()
+        assert kept() is None
+
+    for group in optimizer.param_groups:
+        step()
+        step()
+        gone = group["params"][0]
+        reference = weakref.ref(gone)
+        group["params"][0] = nn.Parameter(torch.ones(3))
+        del optimizer.state[gone], gone
+        step()
+        gc.collect()
+        assert reference() is None
+        assert (group["params"][0] != 1).all()
+
+
+class Clipping(GroupAdam):
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        return super().step(closure)
+
+
+@over("cls", [GroupAdam, Clipping])
+def test_hooks_and_profilers_see_each_step_once(cls: type[GroupAdam]) -> None:
+    x = nn.Parameter(torch.ones(4))
+    x.grad = torch.ones(4)
+    optimizer, seen = cls([x]), list[tuple[str, bool]]()
+    optimizer.register_step_pre_hook(lambda *_: seen.append(("before", bool((x == 1).all()))))
+    removable = optimizer.register_step_post_hook(lambda *_: seen.append(("after", bool((x == 1).all()))))
+    handle = register_optimizer_step_post_hook(lambda *_: seen.append(("after all", False)))
+    try:
+        assert optimizer.step(lambda: 2.0) == 2.0
+    finally:
+        handle.remove()
+    assert seen == [("before", True), ("after", False), ("after all", False)]
+    optimizer.step()
+    assert seen[3:] == [("before", False), ("after", False)]
+    removable.remove()
+    optimizer.step()
+    assert seen[5:] == [("before", False)]
+    unhooked = cls([x])
+    with torch.profiler.profile() as profile:
+        unhooked.step()
+    assert f"Optimizer.step#{cls.__name__}.step" in {event.key for event in profile.key_averages()}
+
+
+# Tensors that are subclasses: those without separate memory are stepped by PyTorch's operations.
+
+
+def stepped(x: nn.Parameter, kind: type, **options: Any) -> Optimizer:
+    optimizer = kind([x], lr=0.1, **options)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        gradient = torch.randn(4, 3, generator=draw) * torch.tensor([[3.0], [0.01], [2.0], [0.02]])
+        x.grad = TwoTensor(gradient, gradient.clone()) if isinstance(x, TwoTensor) else gradient
+        optimizer.step()
+    return optimizer
+
+
+@over("kind", [GroupAdam, GroupFTRL, GroupSGD])
+@over("options", [{}, {"l21": 1.0}, {"l21": 1.0, "groups": "columns"}, {"l21": 1.0, "fused": True}])
+def test_a_tensor_that_wraps_others_is_stepped_as_these(kind, options):
+    start = parameter(4, 3, dtype=torch.float32).detach()
+    wrapping, plain = nn.Parameter(TwoTensor(start.clone(), start.clone())), nn.Parameter(start.clone())
+    optimizer = stepped(wrapping, kind, **options)
+    other = stepped(plain, kind, **options)
+    for part in (wrapping.a, wrapping.b):
+        torch.testing.assert_close(part, plain.detach(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(part == 0, plain == 0)
+    assert str(sparsity_report(optimizer)) == str(sparsity_report(other))
+
+
+class Named(nn.Parameter):
+    """A subclass with memory."""
+
+
+def test_a_subclass_with_memory_is_stepped_as_a_tensor():
+    own, plain = Named(torch.ones(4, 3)), nn.Parameter(torch.ones(4, 3))
+    stepped(own, GroupAdam, l21=1.0)
+    stepped(plain, GroupAdam, l21=1.0)
+    assert torch.equal(own, plain)

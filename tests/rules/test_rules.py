@@ -1,0 +1,193 @@
+"""Rules: values of other implementations, what a rule must declare, and the same source on NumPy (`bind`)."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from over import over
+from rmsprop import GroupRMSprop, update
+from rmsprop import scalars as rmsprop_scalars
+from sparsegroup import GroupFTRL, GroupRowWiseAdagrad, HashEmbedding, prox, rules
+from sparsegroup.penalties import Norm, Penalty
+from sparsegroup.rules import ROWWISE_ADAGRAD, Hyperparameter, Rule, bind, from_to, learning_rate
+
+# FTRL: options, steps, and (x_1, g, expected x) of two variables; learning rate 3 and initial accumulator 0.1.
+# From tensorflow/python/keras/optimizer_v2/ftrl_test.py; computed in float32.
+PUBLISHED: Mapping[str, tuple[Mapping[str, Any], int, list[tuple[list[float], ...]]]] = {
+    "from zero": (
+        {},
+        3,
+        [([0, 0], [0.1, 0.2], [-2.60260963, -4.29698515]), ([0, 0], [0.01, 0.02], [-0.28432083, -0.56694895])],
+    ),
+    "from elsewhere": (
+        {},
+        3,
+        [([1, 2], [0.1, 0.2], [-2.55607247, -3.98729396]), ([4, 3], [0.01, 0.02], [-0.28232238, -0.56096673])],
+    ),
+    "l1": (
+        {"l1": 0.001},
+        10,
+        [([1, 2], [0.1, 0.2], [-7.66718769, -10.91273689]), ([4, 3], [0.01, 0.02], [-0.93460727, -1.86147261])],
+    ),
+    "l1 and l2": (
+        {"l1": 0.001, "l2": 2.0},
+        10,
+        [([1, 2], [0.1, 0.2], [-0.24059935, -0.46829352]), ([4, 3], [0.01, 0.02], [-0.02406147, -0.04830509])],
+    ),
+}
+
+
+@over("dtype", [torch.float32, torch.float64])
+@over("case", PUBLISHED)
+def test_ftrl_has_the_values_that_tensorflows_own_tests_publish(case: str, dtype: torch.dtype) -> None:
+    options, steps, variables = PUBLISHED[case]
+    parameters = [torch.nn.Parameter(torch.tensor(x, dtype=dtype)) for x, _, _ in variables]
+    optimizer = GroupFTRL(parameters, lr=3.0, initial_accumulator_value=0.1, **options)
+    for _ in range(steps):
+        for parameter, (_, g, _) in zip(parameters, variables, strict=True):
+            parameter.grad = torch.tensor(g, dtype=dtype)
+        optimizer.step()
+    for parameter, (_, _, expected) in zip(parameters, variables, strict=True):
+        torch.testing.assert_close(parameter.detach(), torch.tensor(expected, dtype=dtype), rtol=1e-6, atol=0)
+
+
+@over("options", [{}, {"lr_decay": 0.1, "initial_accumulator_value": 0.3, "eps": 1e-3}])
+@over("sparse", [False, True])
+@over("fused", [None, False])
+def test_row_wise_adagrad_is_what_fbgemm_and_torchrec_write_down(
+    options: dict[str, float], sparse: bool, fused: bool | None
+) -> None:
+    """x ← x - α_t g / (√sum + ε), sum ← sum + ‖g‖² / d."""
+    rng = np.random.default_rng(0)
+    start, gradients = rng.normal(size=(6, 5)), rng.normal(size=(20, 6, 5))
+    x = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = GroupRowWiseAdagrad([x], lr=0.1, fused=fused, **options)
+    total = np.full((len(start), 1), options.get("initial_accumulator_value", 0.0))
+    for t, g in enumerate(gradients):
+        x.grad = torch.from_numpy(g).to_sparse(1) if sparse else torch.from_numpy(g)
+        optimizer.step()
+        total += (g * g).sum(axis=1, keepdims=True) / g.shape[1]
+        start -= 0.1 / (1 + t * options.get("lr_decay", 0.0)) * g / (np.sqrt(total) + options.get("eps", 1e-10))
+    np.testing.assert_allclose(x.detach().numpy(), start, rtol=1e-12)
+
+
+@over(("dim", "state_dtype", "row_bytes"), [(8, None, 68), (8, torch.bfloat16, 52), (300, None, 2404)])
+def test_row_wise_adagrad_keeps_one_number_a_row_of_a_table(
+    dim: int, state_dtype: torch.dtype | None, row_bytes: int
+) -> None:
+    table, plain = HashEmbedding(dim, std=0.1), torch.nn.Embedding(50, dim, sparse=True)
+    keys = torch.arange(50)
+    with torch.no_grad():
+        plain.weight.copy_(table.initial(keys))
+    ours = GroupRowWiseAdagrad(table.parameters(), lr=0.1, l21=2.4, state_dtype=state_dtype)
+    theirs = GroupRowWiseAdagrad(plain.parameters(), lr=0.1, l21=2.4, fused=False)
+    table(keys)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        some = torch.randint(50, (30,), generator=draw)  # repeated keys are added up first
+        gradient = torch.randn(30, dim, generator=draw)
+        for module, optimizer in ((table, ours), (plain, theirs)):
+            optimizer.zero_grad()
+            module(some).backward(gradient)
+            optimizer.step()
+    assert table.table.rows.row_bytes == row_bytes
+    assert table.memory().parts["group_sum"] == 4 * table.num_rows
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if state_dtype is None else {"rtol": 0.02, "atol": 5e-3}
+    torch.testing.assert_close(table.lookup(keys), plain.weight.detach(), **tolerance)
+    entry = ours.state_dict()["state"][0]
+    torch.testing.assert_close(entry["group_sum"][entry["keys"].argsort()], theirs.state[plain.weight]["group_sum"])
+    assert 15 < table.num_live < 35
+
+
+def rmsprop(scalars: Any = rmsprop_scalars, state: Any = {"square_avg": 0.0}, names: Any = ("lr",)) -> Rule:  # noqa: B006
+    return Rule("rmsprop", scalars, update, state, [learning_rate(0.1) for _ in names])
+
+
+def like_rowwise(**changes: Any) -> Rule:
+    like = ROWWISE_ADAGRAD
+    fields = {"state": like.state, "hyperparameters": like.hyperparameters, "mean_square": True, **changes}
+    return Rule("mine", like.scalars, like.update, **fields)
+
+
+@over(
+    ("make", "message"),
+    [
+        (rmsprop, "the rule 'rmsprop' reads 'alpha', which it does not declare"),
+        (
+            lambda: rmsprop(lambda lr: (lr,), {"a": "start"}),
+            "the rule 'rmsprop' reads 'start', which it does not declare",
+        ),
+        (lambda: rmsprop(lambda lr: (lr,), {}, "ab"), "the rule 'rmsprop' declares a hyperparameter twice"),
+        (lambda: Hyperparameter("alpha", 1, from_to(0, 1)), r"alpha must be in \[0, 1\), got 1 \(its default\)"),
+        (lambda: like_rowwise(mean_square=False), "needs mean_square=True"),
+        (lambda: like_rowwise(state={"group_sum": 0.0, "other": 0.0}), "must come after that of elements"),
+        (lambda: like_rowwise(second_order=True), "both second_order and mean_square"),
+        (lambda: GroupRMSprop([torch.ones(2)], l21=-1), r"l21 must be >= 0, got -1 \(param group 0\)"),
+        (lambda: GroupRMSprop([torch.ones(2)], alpha=5), r"alpha must be in \[0, 1\), got 5 \(param group 0\)"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_and_a_bad_argument_by_its_declaration(make: Any, message: str) -> None:
+    """Also of a rule from another package."""
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# `bind`: the rules and the closed form of the prox run on NumPy from the same source, with the same numbers.
+
+RULES = [value for value in vars(rules).values() if isinstance(value, Rule)]
+HYPERPARAMETERS = {
+    **{"betas": (0.9, 0.999), "eps": 1e-8, "momentum": 0.9, "nesterov": True, "lr_decay": 0.01},
+    **{"initial_accumulator_value": 0.1, "beta": 0.5},
+}
+KINDS = [one for kind in (Norm, Penalty) for one in kind.known.values() if one.__module__.startswith("sparsegroup.")]
+PROX = [one for one in vars(prox).values() if inspect.isfunction(one)]
+PROX += [vars(kind)[name].__func__ for kind in KINDS for name in ("weigh", "shrinkage") if name in vars(kind)]
+
+
+def same(ours: torch.Tensor, theirs: np.ndarray) -> None:
+    np.testing.assert_allclose(np.asarray(theirs), ours.numpy(), rtol=1e-15, atol=0)
+
+
+@over("rule", RULES)
+def test_a_rule_gives_the_same_numbers_on_numpy(rule: Rule) -> None:
+    generator = torch.Generator().manual_seed(0)
+    bound = bind(rule.update, np)
+    state = [torch.full((7, 3), value, dtype=torch.float64) for value in rule.initial_state(HYPERPARAMETERS).values()]
+    state_np = [value.numpy().copy() for value in state]
+    for t in range(1, 6):
+        inputs = torch.randn(1 + rule.has_second_input, 7, 3, dtype=torch.float64, generator=generator).unbind()
+        inputs = [inputs[0], *(value.abs() for value in inputs[1:])]
+        scalars = rule.host_scalars(HYPERPARAMETERS, t, lr=0.01)
+        m, sigma, *state = rule.update(*inputs, *state, *scalars)
+        m_np, sigma_np, *state_np = bound(*[value.numpy() for value in inputs], *state_np, *scalars)
+        for ours, theirs in zip([m, sigma, *state], [m_np, sigma_np, *state_np], strict=True):
+            same(ours, theirs)
+
+
+@over("function", PROX)
+def test_a_function_of_the_prox_gives_the_same_numbers_on_numpy(function: Any) -> None:
+    """Also where σ or a norm is 0, where NumPy says what it divides by and torch does not."""
+    generator = torch.Generator().manual_seed(1)
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    constants = {"zero": zero, "one": one, "keep": one, "ratio": 1.5 * one, "tau": 0.4 * one, "l1": 0.3}
+    arguments = {}
+    for name in inspect.signature(function).parameters:
+        value = torch.randn(64, dtype=torch.float64, generator=generator)
+        if name in ("sigma", "c", "norm"):
+            value = value.clamp(min=0)  # half of them 0
+        arguments[name] = constants.get(name, value)
+    as_numpy = {name: v.numpy() if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result = bind(function, np)(**as_numpy)
+    same(function(**arguments), result)
+    assert np.isfinite(result).all()
+
+
+def test_rules_and_prox_hold_no_numeric_literal() -> None:
+    """Numba would promote float32 by one, and lose half its speed."""
+    for function in [*PROX, *(rule.update for rule in RULES)]:
+        assert not [c for c in function.__code__.co_consts if isinstance(c, int | float) and not isinstance(c, bool)]
