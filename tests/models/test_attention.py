@@ -1,23 +1,18 @@
 """Target attention over lists: against DIN's formulas in loops, through the table, and on the way to an export."""
 
 from itertools import pairwise
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from cli_cases import summary_of
-from command import Run
 from plain_settings import plain
 from serving_cases import columns_of
 from sparsegroup import GroupMomentum, HashEmbedding
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import MLP, ListPooling, WithPooling
 from sparsegroup.models.attention import Dice
-from sparsegroup.serving import open_trained
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Trainer
 from sparsegroup.training.model import LookupModel, by_field
@@ -146,29 +141,3 @@ def test_fields_that_it_cannot_have_are_named() -> None:
     ):
         with pytest.raises(SettingsError, match=message):
             plain(attention=attention).build_for(columns_of(lists=True))
-
-
-def test_a_run_learns_what_matters_to_the_candidate(tmp_path: Path, run: Run) -> None:
-    """On a log in which a click follows where the item is of a kind that has been viewed."""
-    random = np.random.default_rng(0)
-    lines = ["click,item,history"]
-    for _ in range(4_000):
-        history, item = random.choice(8, random.integers(0, 4), replace=False), random.integers(8)
-        lines.append(f"{int(random.random() < (0.9 if item in history else 0.1))},{item},{'|'.join(map(str, history))}")
-    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "schema.yaml").write_text("{label: click, categorical: [item], multi: {history: '|'}}\n")
-    trains = ("train", "log.csv", "--schema", "schema.yaml", "--model", "mlp", "--optimizer", "adagrad")
-    trains += ("--lr", 0.1, "--batch-size", 32, "--l21", 0, "--shuffle-buffer", 0, "--seed", 1, "--selection", "never")
-    trains += ("--set", "model.list_sums=false")
-    aucs = []
-    for name, options in (("run", ("--set", "model.attention={history: item}")), ("mean", ())):
-        done = run(*trains, *options, "--out", name)
-        assert done.returncode == 0, done.stderr
-        test = summary_of(Path(name))["test"]
-        assert isinstance(test, dict)
-        aucs.append(test["auc"])
-    assert aucs[0] > aucs[1] + 0.03
-    assert run("export", "run", "out", "--test", "log.csv", "--no-onnx").returncode == 0
-    assert isinstance(open_trained("out").model.network, WithPooling)
-    refused = run("train", "log.csv", "--continue", "run", "--set", "model.attention={}", "--out", "no")
-    assert refused.returncode == 2

@@ -10,16 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cli_cases import summary_of
+from cli_cases import click_log
 from command import Run
-from following import CutOff, CutOffError
 from sparsegroup import GroupAdaHessian, HashEmbedding, param_groups
-from sparsegroup.data import open_log
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.models.layers import merged_moments
 from sparsegroup.models.number_encoder import LIMIT, bucket_edges, has_heavy_tails, log_unit
 from sparsegroup.serving import open_trained
-from sparsegroup.training import Config, Session, Trainer
+from sparsegroup.training import Trainer
 from sparsegroup.training.network_step import has_compiler
 
 NAN, INF = float("nan"), float("inf")
@@ -258,55 +256,16 @@ def test_compiled_it_ends_with_the_same_statistics() -> None:
         assert torch.allclose(value, compiled[name], atol=1e-6), name
 
 
-@pytest.fixture
-def priced(tmp_path: Path) -> Path:
-    """A log whose label depends on a number, and not monotonously."""
-    random = np.random.default_rng(0)
-    price = random.lognormal(3, 1.5, 4_000)
-    label = (random.random(4_000) < np.where(np.abs(np.log(price) - 3) < 1, 0.8, 0.1)).astype(int)
-    lines = [f"{y},c{i % 5},{x:.3f}" for i, (x, y) in enumerate(zip(price, label, strict=True))]
-    (tmp_path / "log.csv").write_text("\n".join(["label,color,price", *lines]) + "\n")
-    (tmp_path / "schema.yaml").write_text("{label: label, categorical: [color], numeric: [price]}\n")
-    return tmp_path / "log.csv"
-
-
-def test_a_run_learns_from_buckets_and_hands_them_on(priced: Path, run: Run) -> None:
-    def done(*arguments: object) -> None:
-        ended = run(*arguments)
-        assert ended.returncode == 0, ended.stderr
-
-    encoded = ("--schema", "schema.yaml", "--set", "model.number_buckets=8", "--set", "model.standardize=true")
-    done("train", priced, "--lr", 0.02, "--batch-size", 64, *encoded, "--out", "run")
-    test = summary_of(Path("run"))["test"]
-    assert isinstance(test, dict)
-    assert test["auc"] > 0.8
-    network = open_trained("run").model.network
-    assert isinstance(network, WithNumbers)
-    assert network.encoder.count.item() == 3_600 + 3_600  # the sample, then the rows that were trained on
-    done("export", "run", "out", "--test", priced, "--no-onnx")
-    for folder in ("run", "out"):
-        done("predict", folder, priced, "--schema", "schema.yaml", "--out", f"{folder}.csv")
-    scores = [np.loadtxt(f"{folder}.csv", delimiter=",", skiprows=1)[:, 1] for folder in ("run", "out")]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
-    refused = run("train", priced, "--continue", "run", "--set", "model.number_buckets=9", "--out", "no")
-    assert refused.returncode == 2
-    done("train", priced, "--continue", "run", "--out", "next")
-    later = open_trained("next").model.network
+def test_a_continued_run_keeps_the_buckets_and_adds_its_rows(tmp_path: Path, run: Run) -> None:
+    log = click_log(tmp_path / "log.csv")
+    encoded = ("--set", "model.number_buckets=8", "--set", "model.standardize=true", "--selection", "never")
+    for options in ((*encoded, "--out", "first"), ("--continue", "first", "--out", "next")):
+        done = run("train", log, *options)
+        assert done.returncode == 0, done.stderr
+    assert run("train", log, "--continue", "first", "--set", "model.number_buckets=9").returncode == 2
+    first, later = (open_trained(name).model.network for name in ("first", "next"))
+    assert isinstance(first, WithNumbers)
     assert isinstance(later, WithNumbers)
-    assert torch.equal(later.encoder.edges, network.encoder.edges)
-    assert later.encoder.count.item() == 3 * 3_600
-    done("export", "next", "delta", "--since", "out")
-    done("apply", "out", "delta", "led", "--no-onnx")
-
-
-def test_a_run_that_was_cut_off_ends_with_the_same_statistics(priced: Path, tmp_path: Path) -> None:
-    log = open_log(priced, schema=priced.with_name("schema.yaml"))
-    config = Config.of(number_buckets=4, standardize=True, lr=0.02, batch_size=64, checkpoint_steps=10)
-    Session.begin(tmp_path / "whole", config, log).train()
-    with pytest.raises(CutOffError):
-        Session.begin(tmp_path / "cut", config, log).train(callbacks=[CutOff(25)])
-    resumed = Session.resume(tmp_path / "cut", log)
-    assert 0 < resumed.position < 25 * 64
-    resumed.train()
-    whole, cut = (open_trained(tmp_path / name).model.network.state_dict() for name in ("whole", "cut"))
-    assert all(torch.equal(value, cut[name]) for name, value in whole.items())
+    assert torch.equal(later.encoder.edges, first.encoder.edges)
+    rows = first.encoder.count[0].item() / 2  # the sample, then the rows that were trained on
+    assert (rows, later.encoder.count[0].item()) == (1_800, 3 * 1_800)

@@ -17,7 +17,7 @@ from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.errors import MissingExtraError
 from sparsegroup.models import MLP
 from sparsegroup.settings.declared import TrackingSettings
-from sparsegroup.training import Callback, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
+from sparsegroup.training import Callback, HistoryPoint, MLflowCallback, Trainer
 from sparsegroup.training.callbacks import check_tracking, tracking_callbacks
 from sparsegroup.training.trainer import TrainedBatch
 
@@ -130,23 +130,8 @@ def events_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_has_the_points_of_all_passes_and_a_resumed_history_replaces_later_ones(tmp_path: Path) -> None:
-    trainer = trainer_with(TensorBoardCallback(tmp_path))
-    trainer.fit(stream())
-    trainer.fit(stream(2))
-    logged = events_of(tmp_path)
-    expected = [(point.samples, pytest.approx(point.log_loss)) for point in trainer.history]
-    assert logged["progressive/log_loss"] == expected
-    assert [step for step, _ in logged["progressive/auc"]] == [20, 40, 60, 80]
-    resumed = trainer_with(TensorBoardCallback(tmp_path))
-    resumed.go_on_after(trainer.history[:1])  # the checkpoint was older than the last points
-    resumed.fit(stream(4))
-    assert [step for step, _ in events_of(tmp_path)["progressive/auc"]] == [20, 40, 60]
-
-
 class MLflowDouble:
-    """What is asked of MLflow's client, kept in memory."""
+    """MLflow's client, as far as it is used, in memory."""
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}
@@ -164,33 +149,30 @@ class MLflowDouble:
         return self.experiments.setdefault(name, str(len(self.experiments)))
 
     def create_run(self, experiment_id: str, run_name: str | None = None) -> Any:
-        self._check()
         name = f"run{len(self.runs)}"
-        self.runs[name] = {"name": run_name, "status": "RUNNING", "metrics": [], "params": {}, "artifacts": []}
+        self.run(name, {"name": run_name, "status": "RUNNING", "metrics": [], "params": {}, "artifacts": []})
         return SimpleNamespace(info=SimpleNamespace(run_id=name))
 
     def update_run(self, run_id: str, status: str) -> None:
-        self.runs[run_id]["status"] = status
+        self.run(run_id)["status"] = status
 
-    def set_terminated(self, run_id: str, status: str) -> None:
-        self._check()
-        self.runs[run_id]["status"] = status
+    set_terminated = update_run
 
     def log_batch(self, run_id: str, metrics: Sequence[Any] = (), params: Sequence[Any] = ()) -> None:
-        self._check()
-        self.runs[run_id]["metrics"] += [(metric.key, metric.step, metric.value) for metric in metrics]
-        self.runs[run_id]["params"].update({param.key: param.value for param in params})
+        self.run(run_id)["metrics"] += [(metric.key, metric.step, metric.value) for metric in metrics]
+        self.run(run_id)["params"].update({param.key: param.value for param in params})
 
     def log_artifact(self, run_id: str, path: str) -> None:
         assert Path(path).is_file()
-        self.runs[run_id]["artifacts"].append(Path(path).name)
+        self.run(run_id)["artifacts"].append(Path(path).name)
 
     def get_metric_history(self, run_id: str, key: str) -> list[Any]:
-        return [SimpleNamespace(step=step) for name, step, _ in self.runs[run_id]["metrics"] if name == key]
+        return [SimpleNamespace(step=step) for name, step, _ in self.run(run_id)["metrics"] if name == key]
 
-    def _check(self) -> None:
+    def run(self, run_id: str, new: dict[str, Any] | None = None) -> dict[str, Any]:
         if self.down:
             raise ConnectionError("no route to host")
+        return self.runs[run_id] if new is None else self.runs.setdefault(run_id, new)
 
     def steps(self) -> list[int]:
         return [metric.step for metric in self.get_metric_history("run0", "progressive/auc")]

@@ -110,9 +110,7 @@ def test_what_is_given_or_has_no_effect_is_not_searched(log, given, searched, fi
         assert config.optimizer.lr == given.get("lr", config.optimizer.lr)
 
 
-@pytest.mark.parametrize(
-    ("given", "unsuited"), [({}, set()), ({"hidden": (16,)}, {"lr", "fm"}), ({"dim": 8}, {"lr"})]
-)
+@pytest.mark.parametrize(("given", "unsuited"), [({}, set()), ({"hidden": (16,)}, {"lr", "fm"}), ({"dim": 8}, {"lr"})])
 def test_networks_that_do_not_go_with_what_is_given_are_not_drawn(given, unsuited):
     names = next(one for one in space_of(**given).parameters if one.key == "model.name").values
     of_tasks = {"mmoe", "ple"}  # for several labels, and `tune` is for one

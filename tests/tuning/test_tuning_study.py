@@ -3,6 +3,7 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from zlib import crc32
 
 import optuna
@@ -14,8 +15,7 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
 from sparsegroup.training.selection.sizes import ModelScore, train_and_test
-from sparsegroup.tuning import Study, TuningError
-from sparsegroup.tuning import space
+from sparsegroup.tuning import Study, TuningError, space
 from sparsegroup.tuning import study as study_module
 
 LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
@@ -31,17 +31,6 @@ KEYS = {
 
 class KilledError(BaseException):
     """A process that dies."""
-
-
-class Seconds:
-    """A clock that goes on by one at each look."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 1.0
-        return self.now
 
 
 def begin(folder, log=LOG, tune_rows=None, held_out=0.2, **settings):
@@ -202,51 +191,45 @@ def test_a_trial_that_kills_its_process_is_left_out_in_the_end(tmp_path, monkeyp
 
 
 def test_time_ends_a_trial_within_a_batch(tmp_path):
-    study, clock = begin(tmp_path / "study"), Seconds()
+    study, looks = begin(tmp_path / "study"), count(1)
+
+    def clock():
+        """Goes on by one at each look."""
+        return float(next(looks))
+
     ended = []
     study.run(trials=9, seconds=5, clock=clock, on_trial=ended.append)
     assert [trial.state for trial in ended] == ["cut off"]  # of 12 batches
-    assert clock.now <= 8
+    assert next(looks) <= 9
     assert study.best is None
     study.run(trials=9, seconds=35, clock=clock)
     states = [trial.state for trial in study.trials()]
     assert states[:2] == ["complete", "complete"]
     assert states[-1] == "cut off"
-    assert clock.now <= 46
+    assert next(looks) <= 48
     study.run(trials=len(states), seconds=1e9, clock=clock)
     whole = begin(tmp_path / "whole")
     whole.run(trials=len(states), seconds=600)
     assert known(study) == known(whole)
 
 
-def test_a_trial_that_diverges_is_noted_and_the_study_continues(tmp_path, told):
-    losses = iter((0.5, float("nan")))
+def test_what_later_trials_fail_by_is_noted_and_the_study_continues(tmp_path, told, caplog):
+    outcomes = iter((0.5, float("nan"), FloatingPointError("the loss is nan"), SettingsError("cannot be")))
 
     def log_loss(config, rows):
-        if (loss := next(losses, None)) is None:
-            raise FloatingPointError("the loss is nan")
-        return loss
+        if isinstance(outcome := next(outcomes), Exception):
+            raise outcome
+        return outcome
 
     told["log_loss"] = log_loss
     study = begin(tmp_path / "study")
-    study.run(trials=3, seconds=60)
-    assert [trial.state for trial in study.trials()] == ["complete", "diverged", "diverged"]
+    study.run(trials=4, seconds=60)
+    assert [trial.state for trial in study.trials()] == ["complete", "diverged", "diverged", "failed"]
     assert study.best.number == 0
-
-
-def test_settings_that_cannot_be_trained_are_the_first_trials_error_alone(tmp_path, told, caplog):
-    def log_loss(config, rows):
-        if is_first(config):
-            return 0.5
-        raise SettingsError("cannot be")
-
-    told["log_loss"] = log_loss
-    study = begin(tmp_path / "study")
-    study.run(trials=2, seconds=60)
-    assert [trial.state for trial in study.trials()] == ["complete", "failed"]
     assert "cannot be" in caplog.text
-    with pytest.raises(SettingsError, match="cannot be"):
-        begin(tmp_path / "other", lr=0.1).run(trials=2, seconds=60)
+    outcomes = iter([SettingsError("cannot be")])
+    with pytest.raises(SettingsError, match="cannot be"):  # of the first trial
+        begin(tmp_path / "other").run(trials=2, seconds=60)
 
 
 def test_another_space_is_refused(tmp_path, monkeypatch):
