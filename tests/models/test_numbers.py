@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from sparsegroup.models.layers import merged_moments
 from sparsegroup.models.number_encoder import LIMIT, bucket_edges, has_heavy_tails, log_unit
 from sparsegroup.serving import open_trained
 from sparsegroup.training import Trainer
-from sparsegroup.training.network_step import has_compiler
+from sparsegroup.training.network_step import NetworkStep, has_compiler
+from sparsegroup.training.predictions import as_batch
+from sparsegroup.training.ranks import GlobalBatch
 
 NAN, INF = float("nan"), float("inf")
 
@@ -256,10 +259,25 @@ def test_compiled_it_ends_with_the_same_statistics() -> None:
         assert torch.allclose(value, compiled[name], atol=1e-6), name
 
 
+def test_compiling_a_whole_network_leaves_the_first_batch_to_be_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def compiled(network: WithNumbers, **options: object) -> Callable[..., Tensor]:
+        return lambda *inputs: calls.append(1) or network(*inputs)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    network = WithNumbers(NumberEncoder(2, 3, 4), MLP(fields=3, dim=3, numbers=2, hidden=(4,), dropout=0.1))
+    batch = as_batch((torch.zeros(9, 1, dtype=torch.int64), torch.randn(9, 2), torch.zeros(9)))
+    NetworkStep(network, compile=True).backward(torch.randn(9, 1, 3), batch.numbers, GlobalBatch(batch, 9))
+    assert len(calls) == 2
+    assert network.encoder.count.tolist() == [9, 9]
+
+
 def test_a_continued_run_keeps_the_buckets_and_adds_its_rows(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv")
+    (tmp_path / "schema.yaml").write_text("{label: label, categorical: [color], numeric: [size]}\n")
     encoded = ("--set", "model.number_buckets=8", "--set", "model.standardize=true", "--selection", "never")
-    for options in ((*encoded, "--out", "first"), ("--continue", "first", "--out", "next")):
+    for options in (("--schema", "schema.yaml", *encoded, "--out", "first"), ("--continue", "first", "--out", "next")):
         done = run("train", log, *options)
         assert done.returncode == 0, done.stderr
     assert run("train", log, "--continue", "first", "--set", "model.number_buckets=9").returncode == 2

@@ -1,7 +1,6 @@
 """What is said of a run at its end: the baseline beside it, curves, and warnings where something is wrong."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 
 from cli_cases import click_log, many_features
 from command import Run
-from run_folders import state_of
 from sparsegroup.data import FrameLog
 from sparsegroup.data.batches import Batch
 from sparsegroup.objectives import Pairwise
@@ -178,26 +176,15 @@ def test_a_run_has_its_baseline_in_what_it_prints_and_leaves_and_is_warned_of(tm
         assert all((point["baseline_log_loss"] is not None) == is_there for point in points)
 
 
-def test_a_baseline_goes_on_over_resumed_and_continued_runs_with_the_same_bits(tmp_path: Path, ok: Run) -> None:
+def test_a_continued_run_continues_its_baseline_with_the_same_bits(tmp_path: Path, ok: Run) -> None:
     log = many_features(tmp_path / "log.csv")
-    options = ("--batch-size", 100, "--shuffle-buffer", 0, "--checkpoint-steps", 7, "--keep-checkpoints", 9)
-    options += ("--set", "training.windows=4")
+    options = ("--batch-size", 100, "--shuffle-buffer", 0, "--set", "training.windows=4")
     ok("train", log, "--out", "whole", *options)
-    cut = shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    (cut / "summary.json").unlink()
-    for checkpoint in sorted((cut / "checkpoints").iterdir())[2:]:
-        shutil.rmtree(checkpoint)
-    ok("train", "--resume", "cut")
-    assert state_of(cut) == state_of(tmp_path / "whole")
-    whole, resumed = (RUN.read(tmp_path / name).summary for name in ("whole", "cut"))
-    assert (whole.baseline, whole.baseline_curves) == (resumed.baseline, resumed.baseline_curves)
-
     lines = log.read_text().splitlines(keepends=True)
     for name, part in (("first", lines[:1201]), ("second", lines[:1] + lines[1201:])):
         (tmp_path / f"{name}.csv").write_text("".join(part))
     ok("train", "first.csv", "--out", "day1", "--test-fraction", 0, *options)
-    day2 = ("--continue", "day1", "--out", "day2", "--test-fraction", 300 / 1_800)
-    ok("train", "second.csv", *day2)
+    ok("train", "second.csv", "--continue", "day1", "--out", "day2", "--test-fraction", 300 / 1_800)
     later, once = (load_run(tmp_path / name).baseline for name in ("day2", "whole"))
     assert later is not None
     assert once is not None

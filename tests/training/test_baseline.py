@@ -73,9 +73,9 @@ def test_rows_are_predicted_before_they_are_learnt_from_however_they_are_cut_and
     logits = whole.learn(batch)
     pieces = []
     for piece in rebatched(iter([batch]), 7):
-        pieces.append(cut.learn(piece))
         resumed = LinearBaseline()
-        resumed.load_state_dict(cut.state_dict())
+        resumed.load_state_dict(cut.state_dict())  # first of one that has learnt nothing
+        pieces.append(resumed.learn(piece))
         cut = resumed
     assert logits[0] == 0
     assert torch.equal(logits, torch.cat(pieces))
@@ -190,7 +190,7 @@ def test_several_go_on_as_their_mean_by_what_each_knows_of_a_feature() -> None:
         ("logits", "many", "logits: "),
     ],
 )
-def test_a_wrong_state_and_rows_of_other_columns_are_refused_and_change_nothing(part: str, value: object, message: str) -> None:
+def test_a_wrong_state_and_other_columns_are_refused_and_change_nothing(part: str, value: object, message: str) -> None:
     baseline, batch = LinearBaseline(numbers=1), numbers_batch(torch.ones(3, 1), torch.ones(3))
     baseline.learn(batch)
     before = baseline.predict(batch)

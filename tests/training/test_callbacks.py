@@ -17,8 +17,9 @@ from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.errors import MissingExtraError
 from sparsegroup.models import MLP
 from sparsegroup.settings.declared import TrackingSettings
-from sparsegroup.training import Callback, HistoryPoint, MLflowCallback, Trainer
+from sparsegroup.training import Callback, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
 from sparsegroup.training.callbacks import check_tracking, tracking_callbacks
+from sparsegroup.training.callbacks.figures import scalars
 from sparsegroup.training.trainer import TrainedBatch
 
 FAST = ("--batch-size", 100, "--selection", "never", "--no-baseline")
@@ -122,12 +123,26 @@ def test_a_checkpoint_keeps_what_a_callback_asks_for() -> None:
         trainer_with(Counter()).load_state_dict(state)
 
 
+def test_figures_that_are_not_defined_are_left_out() -> None:
+    figures = scalars(HistoryPoint(100, float("nan"), 0.5, 0.9, 1.0, 0.1, 10, 100, 4_000, 1.0, 100.0))
+    assert figures["log_loss"] == 0.5
+    assert not {"auc", "samples", "l21"} & set(figures)
+
+
 def events_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Tag → step and value of each point that TensorBoard shows."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="tensorboard")
     events = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_has_the_points_of_all_passes(tmp_path: Path) -> None:
+    trainer = trainer_with(TensorBoardCallback(tmp_path))
+    trainer.fit(stream())
+    trainer.fit(stream(2))
+    assert [step for step, _ in events_of(tmp_path)["progressive/auc"]] == [20, 40, 60, 80]
 
 
 class MLflowDouble:

@@ -190,12 +190,6 @@ def test_batches_stay_whole_where_a_part_would_not_do(monkeypatch: pytest.Monkey
     assert same(trained_on(NetworkStep(network), network, batch()), whole)
 
 
-def test_parts_are_of_one_size_and_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_step, "MIN_WORK_TO_SPLIT", 50)
-    samples = (38, 40, 320, 2_560, 20_480, 321, 1_000_000)
-    assert [micro_batches(some, 10) for some in samples] == [1, 2, 4, 8, 16, 1, 16]
-
-
 @compiler
 def test_compiled_passes_give_what_the_network_gives(
     monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]

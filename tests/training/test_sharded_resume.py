@@ -66,8 +66,8 @@ def test_all_ranks_have_one_model_and_it_is_what_is_exported(undisturbed: Undist
 
 @pytest.mark.parametrize(
     "cuts",
-    [[("step", 4)], [("save", 2), ("batch", STEPS)], [("validation", 2)]],
-    ids=["before the first checkpoint", "in a save, then in the second epoch", "in the last validation"],
+    [[("step", 4), ("save", 2), ("batch", STEPS)], [("validation", 2)]],
+    ids=["before the first checkpoint, in a save, in the second epoch", "in the last validation"],
 )
 def test_cut_off_and_resumed(undisturbed: Undisturbed, cuts: list[tuple[str, int]]) -> None:
     undisturbed.check("as above", cuts)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -23,13 +22,8 @@ from sparsegroup.settings.names import OptimizerName
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import (
     ClickModel,
-    Config,
-    Session,
     Trainer,
     evaluate,
-    load_model,
-    load_run,
-    predict,
     prune_rows,
 )
 from sparsegroup.training.predictions import logits_over
@@ -196,18 +190,6 @@ def test_pruning_keeps_the_rows_of_largest_norm() -> None:
     torch.testing.assert_close(embedding.lookup(keys), torch.tensor([[0.0, 3.0], [0, 0], [-4.0, 0.0], [0, 0], [0, 0]]))
     with pytest.raises(ValueError, match=r"keep must be in \[0, 2\], got 6"):
         prune_rows(embedding, 6)
-
-
-def test_a_saved_run_predicts_the_same(log: MemoryLog, tmp_path: Path) -> None:
-    session = Session.begin(tmp_path / "run", Config.of(model="opnn", lr=1e-2, l21=1e-3, dim=4, selection="never"), log)
-    summary = session.train()
-    expected, found = (
-        predict(model, log.batches(log.train_rows, len(log), 4096)).probabilities()
-        for model in (session.model, load_model(tmp_path / "run"))
-    )
-    np.testing.assert_array_equal(found, expected)
-    run = load_run(tmp_path / "run")
-    assert (run.config, run.summary, run.history) == (session.config, summary, session.trainer.history)
 
 
 @pytest.fixture

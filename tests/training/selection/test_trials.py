@@ -1,6 +1,5 @@
 """Settings that trials choose: only what is open, on training rows alone, the simplest of what is as good."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from sparsegroup.reporting.run_record import Metrics, Trial
 from sparsegroup.training import Callback, Config, Trainer, evaluate, settings_by_trials
 from sparsegroup.training.selection import trials
 from sparsegroup.training.selection.pair_gains import PairGains
-from sparsegroup.training.selection.trials import HELD_OUT, MOST_EPOCHS, _Score, _simplest
+from sparsegroup.training.selection.trials import HELD_OUT, MOST_EPOCHS
 
 SLOW: dict[str, Any] = {"model": "lr", "lr": 0.003, "network_lr": 0.003}
 """Too slow to be done after a pass."""
@@ -160,17 +159,3 @@ def test_a_model_that_needs_more_passes_gets_them_and_a_trial_is_the_run_of_its_
         shifted = 1 / (1 + np.exp(-window.logits() - window.shift()))
         assert trial.log_loss == pytest.approx(evaluate(window.labels(), shifted).log_loss, rel=1e-9)
         assert trial.log_loss < measured.metrics[1].log_loss
-
-
-def scored(*losses: float) -> _Score:
-    metrics = Metrics(0.5, float(np.mean(losses)), 1.0, 1.0)
-    return _Score(Config(), Trial(1, "train", (), 0.0, 1.0, 0.5, metrics.log_loss), metrics, np.array(losses))
-
-
-def test_the_first_is_taken_that_is_no_worse_than_the_best_but_for_a_standard_error() -> None:
-    best = scored(0.40, 0.50, 0.60)
-    alike = scored(0.43, 0.47, 0.61)  # by .0033 on average, with a standard error of .018
-    worse = scored(0.41, 0.51, 0.61)  # in each block
-    assert _simplest([worse, alike, best]) is alike
-    assert _simplest([worse, best, alike]) is best
-    assert _simplest([replace(worse), worse, best]) is best
