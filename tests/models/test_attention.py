@@ -1,23 +1,18 @@
 """Target attention over lists: against DIN's formulas in loops, through the table, and on the way to an export."""
 
 from itertools import pairwise
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from cli_cases import summary_of
-from command import Run
 from plain_settings import plain
 from serving_cases import columns_of
 from sparsegroup import GroupMomentum, HashEmbedding
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import MLP, ListPooling, WithPooling
 from sparsegroup.models.attention import Dice
-from sparsegroup.serving import open_trained
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Trainer
 from sparsegroup.training.model import LookupModel, by_field
@@ -38,70 +33,64 @@ def some(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-class TestDice:
-    def test_in_training_it_goes_by_the_batch_and_keeps_running_moments(self) -> None:
-        dice, s = Dice(2).double(), some(7, 2) * 3 + 1
-        torch.nn.init.normal_(dice.alpha)
-        found = dice(s)
-        for row in range(7):
-            for unit in range(2):
-                column = s[:, unit]
-                p = 1 / (1 + torch.exp(-(s[row, unit] - column.mean()) / (column.var(correction=0) + 1e-8).sqrt()))
-                expected = p * s[row, unit] + (1 - p) * dice.alpha[unit] * s[row, unit]
-                torch.testing.assert_close(found[row, unit], expected)
-        torch.testing.assert_close(dice.mean, 0.1 * s.mean(0))
-        torch.testing.assert_close(dice.variance, 0.9 + 0.1 * s.var(0))
-
-    @pytest.mark.parametrize("rows", [0, 1])
-    def test_too_few_vectors_for_a_variance_are_seen_as_in_evaluation(self, rows: int) -> None:
-        dice = Dice(2).double()
-        dice(some(9, 2))
-        before = dice.mean.clone()
-        assert torch.equal(dice(some(rows, 2)), dice.eval()(some(rows, 2)))
-        assert torch.equal(dice.mean, before)
+def test_dice_goes_by_the_batch_in_training_and_else_by_running_moments() -> None:
+    dice, s = Dice(2).double(), some(7, 2) * 3 + 1
+    torch.nn.init.normal_(dice.alpha)
+    found = dice(s)
+    for row in range(7):
+        for unit in range(2):
+            column = s[:, unit]
+            p = 1 / (1 + torch.exp(-(s[row, unit] - column.mean()) / (column.var(correction=0) + 1e-8).sqrt()))
+            expected = p * s[row, unit] + (1 - p) * dice.alpha[unit] * s[row, unit]
+            torch.testing.assert_close(found[row, unit], expected)
+    torch.testing.assert_close(dice.mean, 0.1 * s.mean(0))
+    torch.testing.assert_close(dice.variance, 0.9 + 0.1 * s.var(0))
+    before = dice.mean.clone()
+    for rows in (0, 1):  # too few for a variance
+        few = dice.train()(some(rows, 2))
+        assert torch.equal(few, dice.eval()(some(rows, 2)))
+    assert torch.equal(dice.mean, before)
 
 
-class TestPooling:
-    def test_a_list_is_the_sum_of_its_values_weighted_by_the_candidate(self) -> None:
-        pooling = pooling_of_two().eval()
-        values, fields = some(6, 3), some(4, 2, 3)
-        found = pooling(1, values, OFFSETS, fields)
-        unit = pooling.units["1"].layers
-        for row, (begin, end) in enumerate(pairwise(OFFSETS)):
-            expected, q = torch.zeros(3, dtype=torch.float64), fields[row, 1]
-            for k in values[begin:end]:
-                s = torch.cat([q, k, q - k, q * k])
-                for linear, dice in ((unit[0], unit[1]), (unit[2], unit[3])):
-                    s = linear.weight @ s + linear.bias
-                    p = torch.sigmoid((s - dice.mean) / (dice.variance + 1e-8).sqrt())
-                    s = p * s + (1 - p) * dice.alpha * s
-                expected = expected + (unit[4].weight @ s + unit[4].bias) * k
-            torch.testing.assert_close(found[row, 0], expected)
-        assert not found[1].any()
+def test_a_list_is_the_sum_of_its_values_weighted_by_the_candidate() -> None:
+    pooling = pooling_of_two().eval()
+    values, fields = some(6, 3), some(4, 2, 3)
+    found = pooling(1, values, OFFSETS, fields)
+    unit = pooling.units["1"].layers
+    for row, (begin, end) in enumerate(pairwise(OFFSETS)):
+        expected, q = torch.zeros(3, dtype=torch.float64), fields[row, 1]
+        for k in values[begin:end]:
+            s = torch.cat([q, k, q - k, q * k])
+            for linear, dice in ((unit[0], unit[1]), (unit[2], unit[3])):
+                s = linear.weight @ s + linear.bias
+                p = torch.sigmoid((s - dice.mean) / (dice.variance + 1e-8).sqrt())
+                s = p * s + (1 - p) * dice.alpha * s
+            expected = expected + (unit[4].weight @ s + unit[4].bias) * k
+        torch.testing.assert_close(found[row, 0], expected)
+    assert not found[1].any()
+    empty = pooling.train()(1, some(0, 3), torch.zeros(5, dtype=torch.int64), fields)
+    assert torch.equal(empty, torch.zeros(4, 1, 3, dtype=torch.float64))
 
-    def test_a_list_without_attention_is_the_mean(self) -> None:
-        values, fields = some(6, 3), some(4, 2, 3)
-        expected = [values[:2].mean(0), torch.zeros(3, dtype=torch.float64), values[2:5].mean(0), values[5]]
-        torch.testing.assert_close(pooling_of_two()(0, values, OFFSETS, fields).squeeze(1), torch.stack(expected))
 
-    @pytest.mark.parametrize("place", [0, 1])
-    def test_the_sum_is_a_second_vector(self, place: int) -> None:
-        values, fields = some(6, 3), some(4, 2, 3)
-        found, plain = (pooling_of_two(sums=sums).eval()(place, values, OFFSETS, fields) for sums in (True, False))
-        torch.testing.assert_close(found[:, :1], plain)
-        expected = [values[:2].sum(0), torch.zeros(3, dtype=torch.float64), values[2:5].sum(0), values[5]]
-        torch.testing.assert_close(found[:, 1], torch.stack(expected))
+def test_a_list_without_attention_is_the_mean_and_the_sum_may_be_a_second_vector() -> None:
+    values, fields = some(6, 3), some(4, 2, 3)
+    zero = torch.zeros(3, dtype=torch.float64)
+    means = torch.stack([values[:2].mean(0), zero, values[2:5].mean(0), values[5]])
+    sums = torch.stack([values[:2].sum(0), zero, values[2:5].sum(0), values[5]])
+    for place in (0, 1):
+        pooling, plain = (pooling_of_two(sums=has_sums).eval() for has_sums in (True, False))
+        found = pooling(place, values, OFFSETS, fields)
+        torch.testing.assert_close(found[:, :1], plain(place, values, OFFSETS, fields))
+        torch.testing.assert_close(found[:, 1], sums)
+    torch.testing.assert_close(pooling(0, values, OFFSETS, fields)[:, 0], means)
 
-    @pytest.mark.parametrize("training", [False, True])
-    def test_first_and_second_derivatives(self, training: bool) -> None:
-        pooling = pooling_of_two().train(training)
-        given = [some(6, 3).requires_grad_(), some(4, 2, 3).requires_grad_()]
-        assert gradcheck(lambda values, fields: pooling(1, values, OFFSETS, fields), given)
-        assert gradgradcheck(lambda values, fields: pooling(1, values, OFFSETS, fields), given)
 
-    def test_no_list_has_a_value(self) -> None:
-        found = pooling_of_two()(1, some(0, 3), torch.zeros(5, dtype=torch.int64), some(4, 2, 3))
-        assert torch.equal(found, torch.zeros(4, 1, 3, dtype=torch.float64))
+@pytest.mark.parametrize("training", [False, True])
+def test_first_and_second_derivatives(training: bool) -> None:
+    pooling = pooling_of_two().train(training)
+    given = [some(6, 3).requires_grad_(), some(4, 2, 3).requires_grad_()]
+    assert gradcheck(lambda values, fields: pooling(1, values, OFFSETS, fields), given)
+    assert gradgradcheck(lambda values, fields: pooling(1, values, OFFSETS, fields), given)
 
 
 def stream(count: int = 5) -> list[Batch]:
@@ -138,18 +127,11 @@ def test_the_trainer_is_the_loop_that_one_would_write() -> None:
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(network.state_dict()[name], value)
     assert plain.pooling.units["0"].layers[0].weight.grad.any()
-    batch = stream(1)[0]
-    assert torch.equal(
-        LookupModel(table, network).eval()(batch.keys, batch.numbers, batch.bags),
-        network.eval()(
-            by_field(
-                table(torch.cat([batch.keys.flatten(), batch.bags[0].keys])),
-                tuple(batch.keys.shape),
-                batch.bags,
-                network.pooling,
-            )
-        ),
-    )
+    (batch,) = stream(1)
+    keys = torch.cat([batch.keys.flatten(), batch.bags[0].keys])
+    looked_up = LookupModel(table, network).eval()(batch.keys, batch.numbers, batch.bags)
+    vectors = by_field(table(keys), tuple(batch.keys.shape), batch.bags, network.pooling)
+    assert torch.equal(looked_up, network(vectors))
 
 
 def test_fields_that_it_cannot_have_are_named() -> None:
@@ -159,35 +141,3 @@ def test_fields_that_it_cannot_have_are_named() -> None:
     ):
         with pytest.raises(SettingsError, match=message):
             plain(attention=attention).build_for(columns_of(lists=True))
-
-
-@pytest.fixture
-def viewed(tmp_path: Path) -> Path:
-    """A log in which a click follows where the item is of a kind that has been viewed."""
-    random = np.random.default_rng(0)
-    lines = ["click,item,history"]
-    for _ in range(4_000):
-        history, item = random.choice(8, random.integers(0, 4), replace=False), random.integers(8)
-        lines.append(f"{int(random.random() < (0.9 if item in history else 0.1))},{item},{'|'.join(map(str, history))}")
-    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "schema.yaml").write_text("{label: click, categorical: [item], multi: {history: '|'}}\n")
-    return tmp_path / "log.csv"
-
-
-def test_a_run_learns_what_matters_to_the_candidate(viewed: Path, run: Run) -> None:
-    trains = ("train", viewed, "--schema", "schema.yaml", "--model", "mlp", "--optimizer", "adagrad")
-    trains += ("--lr", 0.1, "--batch-size", 32, "--l21", 0, "--shuffle-buffer", 0, "--seed", 1, "--selection", "never")
-    trains += ("--set", "model.list_sums=false")
-    attends = ("--set", "model.attention={history: item}")
-    tested = {}
-    for name, options in (("run", attends), ("mean", ())):
-        done = run(*trains, *options, "--out", name)
-        assert done.returncode == 0, done.stderr
-        tested[name] = summary_of(Path(name))["test"]
-    attending, mean = tested["run"], tested["mean"]
-    assert isinstance(attending, dict)
-    assert isinstance(mean, dict)
-    assert attending["auc"] > mean["auc"] + 0.03
-    assert run("export", "run", "out", "--test", viewed, "--no-onnx").returncode == 0
-    assert isinstance(open_trained("out").model.network, WithPooling)
-    assert run("train", viewed, "--continue", "run", "--set", "model.attention={}", "--out", "no").returncode == 2

@@ -25,12 +25,14 @@ def shares(gate: nn.Linear, x: Tensor) -> Tensor:
 def test_a_task_of_mmoe_mixes_experts_by_its_gate() -> None:
     torch.manual_seed(1)
     network = MMoE(3, 4, 2, hidden=(5,), experts=3, tower=(4,), outputs=2)
+    nn.init.normal_(network.bias)
     x = torch.cat([EMBEDDINGS.flatten(1), NUMBERS], dim=1)
     expected = []
     for task in range(2):
         mix = sum(shares(network.gates[task], x)[:, [one]] * network.experts[one](x) for one in range(3))
         expected.append(network.towers[task](mix).squeeze(1) + network.logit_bias[task])
     torch.testing.assert_close(network(EMBEDDINGS, NUMBERS), torch.stack(expected, dim=1))
+    assert MMoE(3, 4, 2, outputs=1)(EMBEDDINGS, NUMBERS).shape == (6,)
 
 
 def test_a_task_of_ple_mixes_its_own_and_the_shared_experts_level_by_level() -> None:
@@ -47,9 +49,6 @@ def test_a_task_of_ple_mixes_its_own_and_the_shared_experts_level_by_level() -> 
     assert len(inputs) == 2  # of the last level's shared experts nothing is made
     expected = [network.towers[task](inputs[task]).squeeze(1) for task in range(2)]
     torch.testing.assert_close(network(EMBEDDINGS, NUMBERS), torch.stack(expected, dim=1))
-    other = network.levels[-1].experts[1]  # a task's experts are its own
-    nn.init.constant_(other[0][0].weight, 9.0)
-    torch.testing.assert_close(network(EMBEDDINGS, NUMBERS)[:, 0], expected[0])
     with pytest.raises(ValueError, match="levels must be >= 1, got 0"):
         PLE(3, levels=0)
 
@@ -66,13 +65,10 @@ def test_heads_each_have_a_part_of_the_embeddings_and_one_bias() -> None:
     torch.testing.assert_close(multinomial(embeddings[:, :, :3]), embeddings[:, :, :3].sum(1))
 
 
-@pytest.mark.parametrize("of", [MLP, OPNN, DCN, DCNv2, MMoE, PLE])
+@pytest.mark.parametrize("of", [MLP, OPNN, DCN, DCNv2])
 def test_one_output_of_several_is_the_network_of_one(of: type[nn.Module]) -> None:
     torch.manual_seed(1)
     three, one = of(3, 4, 2, outputs=3), of(3, 4, 2, outputs=1)
-    if of in (MMoE, PLE):
-        assert (three.eval()(EMBEDDINGS, NUMBERS).shape, one.eval()(EMBEDDINGS, NUMBERS).shape) == ((6, 3), (6,))
-        return
     state = three.state_dict()
     for task in range(3):
         own = {name: value[task : task + 1] if "output" in name else value for name, value in state.items()}
@@ -83,10 +79,8 @@ def test_one_output_of_several_is_the_network_of_one(of: type[nn.Module]) -> Non
 @pytest.mark.parametrize(
     ("of", "objective", "compiles"),
     [
-        (MMoE, Tasks(objectives=("logistic", "squared"), weights=(1, 0.5)), False),
-        (PLE, Esmm(weights=(1, 0.5)), False),
-        pytest.param(partial(MMoE, experts=2, tower=()), Tasks(weights=(1, 0.5)), True, marks=pytest.mark.whole),
-        pytest.param(MLP, Esmm(weights=(1, 0.5)), True, marks=pytest.mark.whole),
+        (PLE, Tasks(objectives=("logistic", "squared"), weights=(1, 0.5)), False),
+        pytest.param(partial(MMoE, experts=2, tower=()), Esmm(weights=(1, 0.5)), True, marks=pytest.mark.whole),
     ],
 )
 def test_parts_of_a_batch_have_the_gradients_of_the_whole(

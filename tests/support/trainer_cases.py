@@ -15,10 +15,11 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.objectives import LOGISTIC, Objective, Softmax, Tasks
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training import Callback, HistoryPoint, Trainer
+from sparsegroup.training import Callback, Trainer
 from sparsegroup.training.baseline import BaselineCallback, baseline_for
 
 FIELDS, DIM, ROWS = 3, 4, 40
+ALL_BATCHES = (99,) * 4
 OWN = ("seconds", "samples_per_s", "table_bytes", "baseline_auc", "baseline_log_loss", "baseline_loss", "tasks")
 """What ranks have otherwise than one process, and tasks' measures, which a loss sums up."""
 
@@ -51,12 +52,9 @@ class TrainerCase:
 
 
 CASES = {
-    "even": TrainerCase(),
-    "uneven": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), weighted=True),
-    "some have none": TrainerCase(shares=(0.0, 0.7, 0.0, 0.3)),
+    "uneven": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), weighted=True, sizes={0: 2, 1: 4, 2: 4}),
+    "some have none": TrainerCase(shares=(0.0, 0.7, 0.0, 0.3), table={"admission": MinCount(2)}),
     "fallback and target": TrainerCase(table={"fallback": True}, rate=0.4),
-    "admission": TrainerCase(table={"admission": MinCount(2)}),
-    "sizes": TrainerCase(sizes={0: 2, 1: 4, 2: 4}),
     "sums": TrainerCase(table={"reduction": "sum"}),
     "numbers": TrainerCase(shares=(0.1, 0.5, 0.3, 0.1), numbers=2),
     "classes": TrainerCase(shares=(0.0, 0.5, 0.4, 0.1), weighted=True, objective=Softmax(classes=2)),
@@ -137,7 +135,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     return result | {"own": trainer.trained, "encoder": encoder}
 
 
-def trained(case: TrainerCase, ends: Sequence[int] = (99,) * 4) -> dict[str, Any]:
+def trained(case: TrainerCase, ends: Sequence[int] = ALL_BATCHES) -> dict[str, Any]:
     trainer = new_trainer(case)
     trainer.fit(own_batches(case, ends))
     metrics = trainer.evaluate(own_batches(case, ends))
@@ -145,44 +143,33 @@ def trained(case: TrainerCase, ends: Sequence[int] = (99,) * 4) -> dict[str, Any
 
 
 def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
-    """Stopped by the last rank after so many batches, and gone on with by another trainer of the same rows."""
+    """Stopped by the last rank after so many batches, and resumed by another trainer of the same rows."""
     first = new_trainer(case)
     last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
-
     first.callbacks.append(Each(rest=lambda trainer: trainer.stop() if last and trainer.progress.steps == at else None))
-    first.fit(own_batches(case, (99,) * 4))
+    first.fit(own_batches(case, ALL_BATCHES))
     state = first.ranks.broadcast(first.network.state_dict(), "the network")
     first.network.load_state_dict(state)  # as a checkpoint holds it
-    second = Trainer(
-        first.table,
-        first.network,
-        first.optimizers,
-        window=3 * ROWS,
-        target=first.target,
-        callbacks=[BaselineCallback()],
-    )
+    how: dict[str, Any] = {"window": 3 * ROWS, "target": first.target, "callbacks": [BaselineCallback()]}
+    second = Trainer(first.table, first.network, first.optimizers, **how)
     second.load_state_dict(first.ranks.broadcast(first.state_dict(), "the state"))
-    left = list(own_batches(case, (99,) * 4))[first.progress.steps :]
+    left = list(own_batches(case, ALL_BATCHES))[first.progress.steps :]
     assert second.taken == first.taken
-    assert [one["compiled_for"] for one in second.state_dict()["ranks"]] == [
-        one["compiled_for"] for one in first.state_dict()["ranks"]
-    ]
+    compiled_for = [[one["compiled_for"] for one in of.state_dict()["ranks"]] for of in (first, second)]
+    assert compiled_for[0] == compiled_for[1]
     second.fit(left)
-    return outcome(second) | {"auc": second.evaluate(own_batches(case, (99,) * 4)).auc, "own": 0}
+    return outcome(second) | {"auc": second.evaluate(own_batches(case, ALL_BATCHES)).auc, "own": 0}
 
 
 def reported(case: TrainerCase) -> tuple[list[int], list[int]]:
     """Of two calls of `fit`: the samples of the points that a callback gets, and those of the history."""
-    found: list[int] = []
-
-    class Points(Callback):
-        def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
-            found.append(point.samples)
-
     trainer = new_trainer(case)
-    trainer.callbacks.append(Points())
+    found: list[int] = []
+    points = Callback()
+    points.on_point = lambda trainer, point: found.append(point.samples)  # type: ignore[method-assign]
+    trainer.callbacks.append(points)
     for _ in range(2):
-        trainer.fit(own_batches(case, (99,) * 4))
+        trainer.fit(own_batches(case, ALL_BATCHES))
     return found, [point.samples for point in trainer.history]
 
 
@@ -197,37 +184,22 @@ def refused(case: TrainerCase) -> str:
     return ""
 
 
-def failing(case: TrainerCase) -> str:
-    """What each rank says where the stream of one cannot be read."""
+def failing(case: TrainerCase, diverges: bool) -> tuple[str, set[float], bool]:
+    """What a rank raises where one's stream cannot be read, or its network gives NaN; its step; are rows finite?"""
     trainer = new_trainer(case)
 
     def stream() -> Iterator[Batch]:
-        for step, batch in enumerate(own_batches(case, (99,) * 4)):
-            if step == 3 and dist.get_rank() == 1:
-                raise ValueError("line 7 is damaged")
-            yield batch
-
-    try:
-        trainer.fit(stream())
-    except (ValueError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def diverging(case: TrainerCase) -> tuple[str, list[float], bool]:
-    """What a rank raises where one rank's network gives NaN, its counts of steps, and whether its rows are finite."""
-    trainer = new_trainer(case)
-
-    def stream() -> Iterator[Batch]:
-        for step, batch in enumerate(own_batches(case, (99,) * 4)):
+        for step, batch in enumerate(own_batches(case, ALL_BATCHES)):
             if step == 4 and dist.get_rank() == 1:  # the fourth batch is yet to be trained on
+                if not diverges:
+                    raise ValueError("line 7 is damaged")
                 trainer.optimizers[0].param_groups[-1]["params"][0].data.fill_(float("nan"))
             yield batch
 
     error = ""
     try:
         trainer.fit(stream())
-    except FloatingPointError as raised:
-        error = f"FloatingPointError: {raised}"
-    steps = [float(state["step"]) for state in trainer.optimizers[0].state.values()]
+    except (ValueError, RuntimeError, FloatingPointError) as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    steps = {float(state["step"]) for state in trainer.optimizers[0].state.values()}
     return error, steps, bool(all(torch.isfinite(row).all() for row in rows_of(trainer.table).values()))

@@ -16,7 +16,6 @@ from sparsegroup.data.batches import Bags, Batch, rebatched
 from sparsegroup.training import Trainer
 from sparsegroup.training.baseline import BaselineCallback, LinearBaseline, predicting
 from sparsegroup.training.metrics import evaluate
-from sparsegroup.training.predictions import as_batch
 
 NAN = math.nan
 
@@ -40,6 +39,7 @@ def numbers_batch(numbers: torch.Tensor, labels: torch.Tensor) -> Batch:
 
 def test_it_is_group_ftrl_row_by_row() -> None:
     batch = batch_of_keys(300)
+    assert LinearBaseline().learn(batch[:0]).shape == (0,)
     assert batch.weights is not None
     logits = LinearBaseline().learn(batch)
     # Column 0 is the bias, then each field's values.
@@ -65,13 +65,22 @@ def test_it_is_group_ftrl_row_by_row() -> None:
     assert float(logits.abs().max()) > 0.5
 
 
-def test_rows_are_predicted_before_they_are_learnt_from_however_they_are_cut() -> None:
+def test_rows_are_predicted_before_they_are_learnt_from_however_they_are_cut_and_from_its_state() -> None:
     batch = batch_of_keys(200)
+    numbers = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    batch = replace(batch, numbers=numbers)
     whole, cut = LinearBaseline(), LinearBaseline()
     logits = whole.learn(batch)
-    pieces = torch.cat([cut.learn(piece) for piece in rebatched(iter([batch]), 7)])
+    pieces = []
+    for piece in rebatched(iter([batch]), 7):
+        resumed = LinearBaseline()
+        resumed.load_state_dict(cut.state_dict())  # first of one that has learnt nothing
+        pieces.append(resumed.learn(piece))
+        cut = resumed
     assert logits[0] == 0
-    assert torch.equal(logits, pieces)
+    assert torch.equal(logits, torch.cat(pieces))
+    assert all(torch.equal(cut.state_dict()[name], part) for name, part in whole.state_dict().items())
+    assert len(whole.state_dict()["places"]) < 300
     flipped = replace(batch, labels=torch.cat([batch.labels[:-1], 1 - batch.labels[-1:]]))
     assert torch.equal(LinearBaseline().learn(flipped), logits)
     before = whole.predict(batch)
@@ -79,27 +88,9 @@ def test_rows_are_predicted_before_they_are_learnt_from_however_they_are_cut() -
     assert not torch.equal(before, logits)
 
 
-def test_it_goes_on_from_its_state_with_the_same_bits() -> None:
-    first, second = batch_of_keys(150, 1), batch_of_keys(150, 2)
-    numbers = torch.randn(150, 2, generator=torch.Generator().manual_seed(0))
-    first, second = replace(first, numbers=numbers), replace(second, numbers=numbers.flip(0))
-    whole = LinearBaseline()
-    whole.learn(first)
-    resumed = LinearBaseline()
-    resumed.load_state_dict(whole.state_dict())
-    assert torch.equal(resumed.learn(second), whole.learn(second))
-    assert all(torch.equal(resumed.state_dict()[name], part) for name, part in whole.state_dict().items())
-    assert len(whole.state_dict()["places"]) < 300
-    fresh = LinearBaseline()
-    fresh.load_state_dict(LinearBaseline().state_dict())  # of one that has learnt nothing
-    assert torch.equal(fresh.learn(first), LinearBaseline().learn(first))
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("shift", [0.0, 50.0])
+@pytest.mark.parametrize(("scale", "shift"), [(1e-6, 0.0), (1.0, 50.0), (1e6, 0.0)])
 def test_a_number_may_act_in_any_shape_and_have_any_unit(scale: float, shift: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(20_000, 1, generator=generator)
+    values = torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0))
     labels = ((values.abs() > 0.7).float()).flatten()  # not monotone
     baseline = LinearBaseline()
     batch = numbers_batch((values + shift) * scale, labels)
@@ -122,15 +113,6 @@ def test_a_missing_number_has_a_weight_and_leaves_the_others_as_they_are(missing
     present = values[values.isfinite()].double()
     assert (count, mean) == (4_000, pytest.approx(float(present.mean())))
     assert squares == pytest.approx(float((present - present.mean()).square().sum()))
-
-
-def test_no_rows_and_no_fields() -> None:
-    empty = Batch(torch.empty(0, 2, dtype=torch.int64), torch.empty(0, 0), torch.empty(0), torch.empty(0))
-    assert LinearBaseline().learn(empty).shape == (0,)
-    alone = LinearBaseline()  # the bias alone
-    alone.learn(numbers_batch(torch.empty(4_000, 0), torch.arange(4_000) % 4 == 0))
-    predicted = float(torch.sigmoid(alone.predict(numbers_batch(torch.empty(1, 0), torch.zeros(1)))))
-    assert predicted == pytest.approx(0.25, abs=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +146,7 @@ def test_a_trainer_records_it_beside_the_model_and_trains_to_the_same(log: Memor
     assert evaluate(found.labels(), torch.sigmoid(torch.cat(logits).double()).numpy()).auc > 0.57
 
 
-@pytest.mark.parametrize("cut", [1, 5, 8])
+@pytest.mark.parametrize("cut", [5, 8])
 def test_a_trainer_goes_on_with_it_in_the_middle_of_a_window(log: MemoryLog, cut: int) -> None:
     whole, first, second = (trainer_on(log, BaselineCallback()) for _ in range(3))
     whole.fit(log.batches(0, 6_000, 500))
@@ -185,8 +167,7 @@ def test_one_that_joins_in_the_middle_of_a_window_begins_with_the_next(log: Memo
     alone.fit(log.batches(0, 6_000, 500))
     later.load_state_dict(alone.state_dict())
     last, following = later.fit(log.batches(2_500, 6_000, 500))[-2:]
-    assert last.baseline_auc is None
-    assert following.baseline_auc is not None
+    assert (last.baseline_auc, following.baseline_auc is None) == (None, False)
 
 
 def test_several_go_on_as_their_mean_by_what_each_knows_of_a_feature() -> None:
@@ -209,7 +190,7 @@ def test_several_go_on_as_their_mean_by_what_each_knows_of_a_feature() -> None:
         ("logits", "many", "logits: "),
     ],
 )
-def test_a_state_that_is_none_is_refused_and_changes_nothing(part: str, value: object, message: str) -> None:
+def test_a_wrong_state_and_other_columns_are_refused_and_change_nothing(part: str, value: object, message: str) -> None:
     baseline, batch = LinearBaseline(numbers=1), numbers_batch(torch.ones(3, 1), torch.ones(3))
     baseline.learn(batch)
     before = baseline.predict(batch)
@@ -217,16 +198,6 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(part: str, value: o
     state = {"places": places, "weights": torch.ones(1, 2), "moments": torch.zeros(1, 3).double(), part: value}
     with pytest.raises(ValueError, match=message):
         baseline.load_state_dict(state)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the baseline has learnt from rows of 1 numbers, got 2"):
+        baseline.learn(numbers_batch(torch.zeros(3, 2), torch.ones(3)))
     assert torch.equal(baseline.predict(batch), before)
-
-
-def test_a_stream_of_tensors_will_do() -> None:
-    keys = torch.arange(40) % 7
-    assert LinearBaseline().learn(as_batch((keys, torch.ones(40)))).shape == (40,)
-
-
-def test_rows_of_other_columns_are_refused() -> None:
-    baseline = LinearBaseline()
-    baseline.learn(numbers_batch(torch.zeros(3, 2), torch.ones(3)))
-    with pytest.raises(ValueError, match="the baseline has learnt from rows of 2 numbers, got 1"):
-        baseline.learn(numbers_batch(torch.zeros(3, 1), torch.ones(3)))

@@ -17,13 +17,12 @@ from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.errors import MissingExtraError
 from sparsegroup.models import MLP
 from sparsegroup.settings.declared import TrackingSettings
-from sparsegroup.training import Callback, Config, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
+from sparsegroup.training import Callback, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
 from sparsegroup.training.callbacks import check_tracking, tracking_callbacks
-from sparsegroup.training.callbacks.figures import flat_settings, scalars
+from sparsegroup.training.callbacks.figures import scalars
 from sparsegroup.training.trainer import TrainedBatch
 
 FAST = ("--batch-size", 100, "--selection", "never", "--no-baseline")
-POINT = HistoryPoint(100, float("nan"), 0.5, 0.9, 1.0, 0.1, 10, 100, 4_000, 1.0, 100.0)
 
 
 class Recorder(Callback):
@@ -66,7 +65,7 @@ def trainer_with(*callbacks: Callback) -> Trainer:
     return Trainer(table, model, optimizer, window=20, callbacks=callbacks)
 
 
-def test_callbacks_are_told_in_order_and_change_nothing() -> None:
+def test_callbacks_are_notified_in_order_and_change_nothing_and_the_end_also_where_training_fails() -> None:
     recorder, other = Recorder(), Recorder()
     trainer = trainer_with(recorder, other)
     points = trainer.fit(stream(), epochs=2)
@@ -82,6 +81,10 @@ def test_callbacks_are_told_in_order_and_change_nothing() -> None:
     assert recorder.calls == [("begin", 0), *epoch(0), ("between", 0), *epoch(60), ("end", 120)]
     assert other.calls == recorder.calls
     assert points == trainer_with().fit(stream(), epochs=2)
+    broken: list[Any] = [*stream(2), ("no tensors",)]
+    with pytest.raises(TypeError):
+        trainer.fit(broken)
+    assert recorder.calls[-1][0] == "end"
 
 
 class Counter(Callback):
@@ -120,24 +123,10 @@ def test_a_checkpoint_keeps_what_a_callback_asks_for() -> None:
         trainer_with(Counter()).load_state_dict(state)
 
 
-def test_the_end_is_told_where_training_fails() -> None:
-    recorder = Recorder()
-    broken: list[Any] = [*stream(2), ("no tensors",)]
-    with pytest.raises(TypeError):
-        trainer_with(recorder).fit(broken)
-    assert recorder.calls[-1][0] == "end"
-
-
-def test_figures_are_named_and_those_that_are_not_defined_are_left_out() -> None:
-    figures = scalars(POINT)
+def test_figures_that_are_not_defined_are_left_out() -> None:
+    figures = scalars(HistoryPoint(100, float("nan"), 0.5, 0.9, 1.0, 0.1, 10, 100, 4_000, 1.0, 100.0))
     assert figures["log_loss"] == 0.5
     assert not {"auc", "samples", "l21"} & set(figures)
-    settings = flat_settings(Config.of(lr=0.1, model="mlp"))
-    assert (settings["optimizer.lr"], settings["model.name"]) == (0.1, "mlp")
-    assert "tracking.mlflow" not in settings
-
-
-# TensorBoard
 
 
 def events_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -153,28 +142,11 @@ def test_tensorboard_has_the_points_of_all_passes(tmp_path: Path) -> None:
     trainer = trainer_with(TensorBoardCallback(tmp_path))
     trainer.fit(stream())
     trainer.fit(stream(2))
-    logged = events_of(tmp_path)
-    assert logged["progressive/log_loss"] == [
-        (point.samples, pytest.approx(point.log_loss)) for point in trainer.history
-    ]
-    assert [step for step, _ in logged["progressive/auc"]] == [20, 40, 60, 80]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_history_that_is_gone_on_with_takes_the_place_of_what_was_written(tmp_path: Path) -> None:
-    cut_off = trainer_with(TensorBoardCallback(tmp_path))
-    cut_off.fit(stream())
-    resumed = trainer_with(TensorBoardCallback(tmp_path))
-    resumed.go_on_after(cut_off.history[:1])  # the checkpoint was older than the last points
-    resumed.fit(stream(4))
-    assert [step for step, _ in events_of(tmp_path)["progressive/auc"]] == [20, 40, 60]
-
-
-# MLflow
+    assert [step for step, _ in events_of(tmp_path)["progressive/auc"]] == [20, 40, 60, 80]
 
 
 class MLflowDouble:
-    """What is asked of MLflow's client, kept in memory."""
+    """MLflow's client, as far as it is used, in memory."""
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}
@@ -192,36 +164,33 @@ class MLflowDouble:
         return self.experiments.setdefault(name, str(len(self.experiments)))
 
     def create_run(self, experiment_id: str, run_name: str | None = None) -> Any:
-        self._check()
         name = f"run{len(self.runs)}"
-        self.runs[name] = {"name": run_name, "status": "RUNNING", "metrics": [], "params": {}, "artifacts": []}
+        self.run(name, {"name": run_name, "status": "RUNNING", "metrics": [], "params": {}, "artifacts": []})
         return SimpleNamespace(info=SimpleNamespace(run_id=name))
 
     def update_run(self, run_id: str, status: str) -> None:
-        self.runs[run_id]["status"] = status
+        self.run(run_id)["status"] = status
 
-    def set_terminated(self, run_id: str, status: str) -> None:
-        self._check()
-        self.runs[run_id]["status"] = status
+    set_terminated = update_run
 
     def log_batch(self, run_id: str, metrics: Sequence[Any] = (), params: Sequence[Any] = ()) -> None:
-        self._check()
-        self.runs[run_id]["metrics"] += [(metric.key, metric.step, metric.value) for metric in metrics]
-        self.runs[run_id]["params"].update({param.key: param.value for param in params})
+        self.run(run_id)["metrics"] += [(metric.key, metric.step, metric.value) for metric in metrics]
+        self.run(run_id)["params"].update({param.key: param.value for param in params})
 
     def log_artifact(self, run_id: str, path: str) -> None:
         assert Path(path).is_file()
-        self.runs[run_id]["artifacts"].append(Path(path).name)
+        self.run(run_id)["artifacts"].append(Path(path).name)
 
     def get_metric_history(self, run_id: str, key: str) -> list[Any]:
-        return [SimpleNamespace(step=step) for name, step, _ in self.runs[run_id]["metrics"] if name == key]
+        return [SimpleNamespace(step=step) for name, step, _ in self.run(run_id)["metrics"] if name == key]
 
-    def _check(self) -> None:
+    def run(self, run_id: str, new: dict[str, Any] | None = None) -> dict[str, Any]:
         if self.down:
             raise ConnectionError("no route to host")
+        return self.runs[run_id] if new is None else self.runs.setdefault(run_id, new)
 
-    def steps(self, run_id: str, key: str) -> list[int]:
-        return [step for name, step, _ in self.runs[run_id]["metrics"] if name == key]
+    def steps(self) -> list[int]:
+        return [metric.step for metric in self.get_metric_history("run0", "progressive/auc")]
 
 
 @pytest.fixture
@@ -239,30 +208,25 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[MLflowDouble]:
     return double
 
 
-def test_mlflow_gets_each_point_once(mlflow: MLflowDouble) -> None:
-    callback = MLflowCallback("clicks", tracking_uri="http://here", run_name="mine")
-    trainer = trainer_with(callback)
-    trainer.fit(stream())
-    trainer.fit(stream(2))
-    assert (mlflow.uri, mlflow.experiments) == ("http://here", {"clicks": "0"})
-    assert callback.run_id == "run0"
-    assert (mlflow.runs["run0"]["name"], mlflow.runs["run0"]["status"]) == ("mine", "FINISHED")
-    assert mlflow.steps("run0", "progressive/auc") == [20, 40, 60, 80]
-    expected = [("progressive/log_loss", point.samples, point.log_loss) for point in trainer.history]
-    assert [metric for metric in mlflow.runs["run0"]["metrics"] if metric[0] == "progressive/log_loss"] == expected
-
-
-def test_what_mlflow_misses_while_it_is_away_is_logged_later(
+def test_mlflow_gets_each_point_once_and_later_those_that_it_misses_while_it_is_away(
     mlflow: MLflowDouble, caplog: pytest.LogCaptureFixture
 ) -> None:
     class GoesAway(Callback):
         def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
             mlflow.down = point.samples < 60
 
-    trainer_with(GoesAway(), MLflowCallback()).fit(stream())
-    assert mlflow.steps("run0", "progressive/auc") == [20, 40, 60]
+    callback = MLflowCallback("clicks", tracking_uri="http://here", run_name="mine")
+    trainer = trainer_with(GoesAway(), callback)
+    trainer.fit(stream())
     assert "MLflow has not yet received the last 2 points: no route to host" in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    trainer.fit(stream(2))
+    assert (mlflow.uri, mlflow.experiments, callback.run_id) == ("http://here", {"clicks": "0"}, "run0")
+    assert (mlflow.runs["run0"]["name"], mlflow.runs["run0"]["status"]) == ("mine", "FINISHED")
+    figures = mlflow.runs["run0"]["metrics"]
+    expected = [("progressive/log_loss", point.samples, point.log_loss) for point in trainer.history]
+    assert [metric for metric in figures if metric[0] == "progressive/log_loss"] == expected
+    assert [step for _, step, _ in expected] == [20, 40, 60, 80]
 
 
 def test_a_run_is_logged_with_settings_metrics_and_report(tmp_path: Path, ok: Run, mlflow: MLflowDouble) -> None:
@@ -276,7 +240,7 @@ def test_a_run_is_logged_with_settings_metrics_and_report(tmp_path: Path, ok: Ru
     assert (logged["params"]["optimizer.lr"], logged["params"]["model.name"]) == ("0.05", "dcn")
     assert logged["artifacts"] == ["config.yaml", "summary.json", "report.html"]
     # Cut off behind its last point, it goes on with the same MLflow run from the checkpoint before.
-    steps = mlflow.steps("run0", "progressive/auc")
+    steps = mlflow.steps()
     assert steps == [300, 600, 900]
     (tmp_path / "run" / "summary.json").unlink()
     last = max((tmp_path / "run" / "checkpoints").iterdir())
@@ -285,36 +249,20 @@ def test_a_run_is_logged_with_settings_metrics_and_report(tmp_path: Path, ok: Ru
     resumed = ok("train", "--resume", "run")
     assert "resumed at row 800" in resumed.stderr
     assert list(mlflow.runs) == ["run0"]
-    assert mlflow.steps("run0", "progressive/auc") == steps
+    assert mlflow.steps() == steps
     assert logged["status"] == "FINISHED"
 
 
-def test_a_run_that_fails_is_marked_as_such(tmp_path: Path, run: Run, mlflow: MLflowDouble) -> None:
-    assert run("train", click_log(tmp_path / "log.csv", 300), "--lr", 1e30, "--mlflow", "clicks").returncode == 2
+def test_a_run_that_fails_is_marked_and_a_server_that_cannot_be_reached_is_an_error_at_once(
+    tmp_path: Path, run: Run, mlflow: MLflowDouble
+) -> None:
+    log = click_log(tmp_path / "log.csv", 300)
+    assert run("train", log, "--lr", 1e30, "--mlflow", "clicks").returncode == 2
     assert [logged["status"] for logged in mlflow.runs.values()] == ["FAILED"]
-
-
-def test_a_server_that_cannot_be_reached_is_an_error_at_once(tmp_path: Path, run: Run, mlflow: MLflowDouble) -> None:
     mlflow.down = True
-    done = run("train", click_log(tmp_path / "log.csv", 300), "--mlflow", "http://nowhere:5000")
+    done = run("train", log, "--mlflow", "http://nowhere:5000")
     assert done.returncode == 2
     assert "error: MLflow at http://nowhere:5000, experiment 'sparsegroup': no route to host" in done.stderr
-
-
-def test_mlflow_itself_takes_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'sparsegroup[mlflow]'")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    callback = MLflowCallback("clicks", tracking_uri=tmp_path.as_uri(), run_name="mine")
-    trainer = trainer_with(callback)
-    points = trainer.fit(stream())
-    client = real.MlflowClient(tracking_uri=tmp_path.as_uri())
-    assert callback.run_id is not None
-    history = client.get_metric_history(callback.run_id, "progressive/log_loss")
-    assert [(metric.step, metric.value) for metric in history] == [(point.samples, point.log_loss) for point in points]
-    assert client.get_run(callback.run_id).info.status == "FINISHED"
-
-
-# The settings of a run
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -341,14 +289,9 @@ def test_a_run_writes_events_into_its_folder_and_resumes_them(
     assert events_of(folder / "tensorboard")["progressive/log_loss"] == logged["progressive/log_loss"]
     ok("train", log, "--out", "run", "--overwrite", *options)
     assert not (folder / "tensorboard").exists()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_events_of_several_runs_lie_beside_each_other(tmp_path: Path, ok: Run) -> None:
-    log = click_log(tmp_path / "log.csv", 600)
-    for arguments in ([], ["--out", "mine"]):
-        ok("train", log, "--tensorboard", "events", *FAST, *arguments)
-    assert {path.name for path in (tmp_path / "events").iterdir()} == {"log", "mine"}
+    for name in ("first", "second"):
+        ok("train", log, "--tensorboard", "events", "--out", name, *FAST)
+    assert {path.name for path in (tmp_path / "events").iterdir()} == {"first", "second"}
 
 
 def test_what_is_not_installed_is_said_before_anything_is_read(
@@ -363,11 +306,9 @@ def test_what_is_not_installed_is_said_before_anything_is_read(
     assert (done.returncode, "pip install 'sparsegroup[mlflow]'" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("uri", ["http://here:5000", "sqlite:///runs.db", "file:runs", "databricks"])
-def test_an_experiment_or_a_tracking_uri(tmp_path: Path, mlflow: MLflowDouble, uri: str) -> None:
-    (named,) = tracking_callbacks(TrackingSettings(mlflow="ads: June"), tmp_path / "run")
-    (elsewhere,) = tracking_callbacks(TrackingSettings(mlflow=uri), tmp_path / "run")
-    assert isinstance(named, MLflowCallback)
-    assert isinstance(elsewhere, MLflowCallback)
-    assert (named.experiment, named.tracking_uri) == ("ads: June", None)
-    assert (elsewhere.experiment, elsewhere.tracking_uri) == ("sparsegroup", uri)
+def test_an_experiment_or_a_tracking_uri(tmp_path: Path, mlflow: MLflowDouble) -> None:
+    uris = {uri: ("sparsegroup", uri) for uri in ("http://here:5000", "file:runs", "databricks")}
+    for given, expected in {"ads: June": ("ads: June", None), **uris}.items():
+        (callback,) = tracking_callbacks(TrackingSettings(mlflow=given), tmp_path / "run")
+        assert isinstance(callback, MLflowCallback)
+        assert (callback.experiment, callback.tracking_uri) == expected

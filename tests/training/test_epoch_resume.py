@@ -1,6 +1,7 @@
 """Runs of several epochs that are cut off anywhere and resumed end with the same bits as one that is not."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,9 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
     log, settings = noisy_log(), config(**CASES[case])
-    calls = {"keep": 0, "restore": 0, "checkpoint": 0}
+    calls = Counter[str]()
     with pytest.MonkeyPatch.context() as patch:
-        for name in calls:
+        for name in ("keep", "restore", "checkpoint"):
             real = getattr(Session, name)
 
             def counted(self: Session, *arguments: Any, _real: Any = real, _name: str = name, **keywords: Any) -> Any:
@@ -52,16 +53,24 @@ def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
                 return _real(self, *arguments, **keywords)
 
             patch.setattr(Session, name, counted)
-        summary = Session.begin(tmp_path / "whole", settings, log).train()
+        session = Session.begin(tmp_path / "whole", settings, log)
+        kept: list[set[str]] = []
+        watch = Each(batch=lambda _: kept.append({path.name for path in session.checkpoints.paths()}))
+        summary = session.train(callbacks=[watch])
     expected = outcome_of(tmp_path / "whole")
     if case == "the best comes back":
-        assert summary.best_epoch is not None
-        assert summary.best_epoch < summary.epochs < 6
+        best = summary.best_epoch
+        assert best is not None
+        assert best < summary.epochs < 6
         assert calls["restore"] == 1
+        assert all(f"step-{8 * best:012d}" in names for names in kept[8 * best + 1 :])  # on disk until the end
+        assert max(map(len, kept)) <= 4  # those that changes build on among them
+        last = RunFolder(tmp_path / "whole").last_checkpoint().name
+        assert [path.name for path in session.checkpoints.paths()] == [last]
     moments: list[tuple[str, int, bool]] = [
         (name, at, after)
         for name, count in calls.items()
-        for at in range(1, count + 1, 3 if name == "checkpoint" else 1)
+        for at in range(1, count + 1, 4 if name == "checkpoint" else 1)
         for after in (False, True)
         if after or name != "checkpoint"
     ]
@@ -71,36 +80,19 @@ def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
             cut_off_at(patch, Session, name, at, after=after)
             with pytest.raises(CutOffError):
                 Session.begin(folder, settings, log).train()
-        resumed = Session.resume(folder, log)
-        resumed.train()
+        Session.resume(folder, log).train()
         assert not differences(expected, outcome_of(folder)), (name, at, after)
 
 
 def test_cut_off_in_the_middle_of_a_block_of_the_second_epoch(tmp_path: Path) -> None:
     log, settings = noisy_log(), config(patience=2, checkpoint_steps=1, epochs=2)
     Session.begin(tmp_path / "whole", settings, log).train()
-    expected = outcome_of(tmp_path / "whole")
-    for at in (10, 13):  # of 8 batches an epoch, in blocks of 120 rows
-        folder = tmp_path / f"cut-{at}"
-        with pytest.raises(CutOffError):
-            Session.begin(folder, settings, log).train(callbacks=[CutOff(at)])
-        resumed = Session.resume(folder, log)
-        assert resumed.position == 396 + (at - 9) * BATCH
-        resumed.train()
-        assert not differences(expected, outcome_of(folder)), at
-
-
-def test_the_best_stays_on_disk_until_the_end_and_memory_is_what_a_run_leaves(tmp_path: Path) -> None:
-    log, settings = noisy_log(), config(patience=2, epochs=7)
-    session = Session.begin(tmp_path / "run", settings, log)
-    kept: list[set[str]] = []
-    session.train(callbacks=[Each(batch=lambda _: kept.append({path.name for path in session.checkpoints.paths()}))])
-    best = session.trainer.progress.best
-    assert best is not None
-    name = f"step-{8 * best:012d}"
-    assert all(name in names for names in kept[8 * best + 1 :])
-    assert max(map(len, kept)) <= 4  # those that changes build on among them
-    assert [path.name for path in session.checkpoints.paths()] == [RunFolder(tmp_path / "run").last_checkpoint().name]
+    with pytest.raises(CutOffError):
+        Session.begin(tmp_path / "cut", settings, log).train(callbacks=[CutOff(13)])  # of 8 each
+    resumed = Session.resume(tmp_path / "cut", log)
+    assert resumed.position == 396 + 4 * BATCH
+    resumed.train()
+    assert not differences(outcome_of(tmp_path / "whole"), outcome_of(tmp_path / "cut"))
 
 
 def test_what_the_rules_said_is_kept_whatever_they_say_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,61 +20,45 @@ TRAIN += ("--checkpoint-minutes", 0, "--keep-checkpoints", 1)
 SAYS = "interrupted at row 160 of 1,080; the last checkpoint is run/checkpoints/step-000000000002; continue with "
 
 
-def at_a_batch(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) -> None:
-    """Do something while a batch, counted from 1, is trained on."""
+def at_a_batch(patch: pytest.MonkeyPatch, number: int, *signals: signal.Signals | None) -> None:
+    """Raise signals while a batch, counted from 1, is trained on."""
     real, count = Trainer._step, 0
 
     def step(self: Trainer, *arguments: Any) -> Any:
         nonlocal count
         count += 1
-        if count == number:
-            do()
+        for one in filter(None, signals if count == number else ()):
+            signal.raise_signal(one)
         return real(self, *arguments)
 
     patch.setattr(Trainer, "_step", step)
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_interrupted_is_saved_and_resumed_to_the_same_bits(
-    tmp_path: Path, ok: Run, run: Run, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+    tmp_path: Path, ok: Run, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a second request to end follows, as torchrun sends it."""
     ok("train", "--out", "whole", *TRAIN)
-    before = signal.getsignal(by)
-    with monkeypatch.context() as patch:
-        at_a_batch(patch, 2, lambda: signal.raise_signal(by))
-        done = run("train", "--out", "run", *TRAIN, "--quiet")
-    assert (done.returncode, done.stdout) == (128 + by, "")
-    assert done.stderr == SAYS + "`sparsegroup train --resume run`\n"
-    assert signal.getsignal(by) == before
-    ok("train", "--resume", "run")
-    assert not differences(outcome_of(tmp_path / "whole"), outcome_of(tmp_path / "run"))
+    for name, first, second in (("run", signal.SIGTERM, None), ("other", signal.SIGINT, signal.SIGTERM)):
+        before = signal.getsignal(first)
+        with monkeypatch.context() as patch:
+            at_a_batch(patch, 2, first, second)
+            done = run("train", "--out", name, *TRAIN, "--quiet")
+        assert (done.returncode, done.stdout) == (128 + first, "")
+        assert done.stderr == SAYS.replace("run/", f"{name}/") + f"`sparsegroup train --resume {name}`\n"
+        assert signal.getsignal(first) == before
+        ok("train", "--resume", name)
+        assert not differences(outcome_of(tmp_path / "whole"), outcome_of(tmp_path / name))
 
 
-def test_a_second_interruption_ends_at_once_and_a_second_request_to_end_does_not(
-    tmp_path: Path, ok: Run, run: Run, monkeypatch: pytest.MonkeyPatch
+def test_a_second_interruption_or_one_while_nothing_is_trained_ends_at_once(
+    ok: Run, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    def twice(second: signal.Signals) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(second)
-
-    with monkeypatch.context() as patch:  # as torchrun does it
-        at_a_batch(patch, 2, lambda: twice(signal.SIGTERM))
-        done = run("train", "--out", "run", *TRAIN, "--quiet")
-    assert (done.returncode, done.stderr) == (130, SAYS + "`sparsegroup train --resume run`\n")
     with monkeypatch.context() as patch:
-        at_a_batch(patch, 2, lambda: twice(signal.SIGINT))
-        done = run("train", "--out", "other", *TRAIN, "--quiet")
+        at_a_batch(patch, 2, signal.SIGINT, signal.SIGINT)
+        done = run("train", "--out", "run", *TRAIN, "--quiet")
     assert done.returncode == 130
-    assert done.stderr == (
-        "interrupted; there is no checkpoint yet; continue with `sparsegroup train --resume other`\n"
-    )
-    ok("train", "--resume", "other")
-
-
-def test_an_interruption_while_nothing_is_trained_ends_at_once(
-    tmp_path: Path, ok: Run, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert done.stderr == "interrupted; there is no checkpoint yet; continue with `sparsegroup train --resume run`\n"
     real = Session.checkpoint
 
     def interrupted(self: Session, **keywords: Any) -> Path:
@@ -85,7 +68,7 @@ def test_an_interruption_while_nothing_is_trained_ends_at_once(
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "checkpoint", interrupted)  # the last one, before the evaluation
-        done = run("train", "--out", "run", *TRAIN, "--quiet")
+        done = run("train", "--resume", "run", "--quiet")
     assert done.returncode == 130
     assert done.stderr == (
         "interrupted; the last checkpoint is run/checkpoints/step-000000000014; continue with "

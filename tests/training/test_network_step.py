@@ -25,10 +25,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_step, "MIN_WORK_TO_SPLIT", 5)
 
 
-@pytest.fixture(params=[1, 3])
-def helped(request: pytest.FixtureRequest) -> Iterator[None]:
-    set_num_threads(request.param)
-    yield
+@pytest.fixture
+def threads() -> Iterator[Callable[[int | None], None]]:
+    yield set_num_threads
     set_num_threads(None)
 
 
@@ -89,62 +88,39 @@ def step_of(network: nn.Module, *, whole: bool) -> NetworkStep:
 KINDS = [MLP, OPNN, DCN, DCNv2, DeepFM, XDeepFM, with_encoder, partly_frozen]
 
 
-@pytest.mark.usefixtures("helped")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_give_what_the_whole_gives(kind: Callable[..., nn.Module], weighted: bool) -> None:
-    assert micro_batches(BATCH, sum(one.numel() for one in made(kind).parameters())) > 1
-    found = []
-    for whole in (True, False):
-        network = made(kind)
-        found.append(trained_on(step_of(network, whole=whole), network, batch(weighted=weighted)))
-    assert same(*found, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", [DCN, XDeepFM, with_encoder, partly_frozen])
-def test_one_part_has_the_bits_of_autograd(
-    kind: Callable[..., nn.Module], weighted: bool, monkeypatch: pytest.MonkeyPatch
+def test_parts_give_what_the_whole_gives_and_bits_do_not_depend_on_threads(
+    kind: Callable[..., nn.Module], weighted: bool, threads: Callable[[int], None]
 ) -> None:
+    assert micro_batches(BATCH, sum(one.numel() for one in made(kind).parameters())) > 1
+    network = made(kind)
+    whole, encoder = trained_on(step_of(network, whole=True), network, batch(weighted=weighted)), _encoder_of(network)
+    found = []
+    for number in (1, 3):
+        threads(number)
+        network = made(kind)
+        found.append(trained_on(step_of(network, whole=False), network, batch(weighted=weighted)))
+    assert same(found[0], whole, atol=1e-6, rtol=1e-4)
+    assert same(*found)
+    assert all(map(torch.equal, encoder, _encoder_of(network)))  # it sees the batch as one
+
+
+def _encoder_of(network: nn.Module) -> list[Tensor]:
+    """The moments of a network's encoder, if it has one."""
+    return [network.encoder.count, network.encoder.mean] if isinstance(network, WithNumbers) else []
+
+
+@pytest.mark.parametrize("kind", [XDeepFM, with_encoder, partly_frozen])
+def test_one_part_has_the_bits_of_autograd(kind: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there are gradients already."""
     whole, parts = made(kind), made(kind)
-    expected = trained_on(step_of(whole, whole=True), whole, batch(weighted=weighted), times=2)
+    expected = trained_on(step_of(whole, whole=True), whole, batch(weighted=True), times=2)
     monkeypatch.setattr(network_step, "micro_batches", lambda *_: 1)
     monkeypatch.setattr(network_step, "has_compiler", lambda: True)
     monkeypatch.setattr(NetworkStep, "_passes", lambda step, arguments: step._eager_passes)  # as if that were compiled
-    found = trained_on(NetworkStep(parts, compile=True), parts, batch(weighted=weighted), times=2)
+    found = trained_on(NetworkStep(parts, compile=True), parts, batch(weighted=True), times=2)
     assert same(found, expected)
-
-
-def test_the_bits_do_not_depend_on_threads() -> None:
-    found = []
-    for number in (1, 2, 4):
-        set_num_threads(number)
-        network = made()
-        found.append(trained_on(NetworkStep(network), network, batch()))
-    set_num_threads(None)
-    assert all(same(found[0], other) for other in found[1:])
-
-
-def test_an_encoder_sees_the_batch_as_one() -> None:
-    """Its moments are those of the batch, merged once."""
-    encoders = []
-    for whole in (True, False):
-        network = made(with_encoder)
-        assert isinstance(network, WithNumbers)
-        trained_on(step_of(network, whole=whole), network, batch(), times=2)
-        encoders.append(network.encoder)
-    assert torch.equal(encoders[0].count, encoders[1].count)
-    assert torch.equal(encoders[0].mean, encoders[1].mean)
-
-
-def test_a_hook_is_called_by_autograd() -> None:
-    seen: list[int] = []
-    network = made()
-    for parameter in network.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda one: seen.append(one.numel()))
-    trained_on(NetworkStep(network), network, batch())
-    assert len(seen) == len(list(network.parameters()))
 
 
 class Twins(MLP):
@@ -186,37 +162,26 @@ def test_a_loss_that_is_not_finite_gives_no_gradients() -> None:
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-class Watched(MLP):
-    """One that notes how many samples it is given; of a module that is not the library's."""
-
-    seen: list[int]
-
-    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
-        self.seen.append(len(embeddings))
-        return super().forward(embeddings, numbers)
+class Unknown(MLP):
+    """Of a module that is not the library's, which may see several samples."""
 
 
-def test_batches_of_networks_that_may_see_several_samples_stay_whole() -> None:
-    unknown = Watched(FIELDS, DIM, NUMBERS)
-    unknown.seen = []
-    trained_on(NetworkStep(unknown), unknown, batch())
-    assert unknown.seen == [BATCH]
-    assert not is_samplewise(unknown)
-    assert not is_samplewise(MLP(FIELDS, DIM, NUMBERS, dropout=0.5))
-    assert not is_samplewise(nn.BatchNorm1d(3))
-    assert not is_samplewise(NumberEncoder(2, 4))
-
-
-def test_a_network_with_a_hook_gets_batches_whole() -> None:
+def test_batches_stay_whole_where_a_part_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_samplewise(made(MLP))
+    for network in (made(Unknown), MLP(FIELDS, DIM, NUMBERS, dropout=0.5), nn.BatchNorm1d(3), NumberEncoder(2, 4)):
+        assert not is_samplewise(network)
     seen: list[int] = []
     network = made(MLP)
     layer = next(module for module in network.modules() if isinstance(module, nn.Linear))
     layer.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     trained_on(NetworkStep(network), network, batch())
     assert seen == [BATCH]
-
-
-def test_torch_with_several_threads_gets_batches_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen.clear()
+    network = made()
+    for parameter in network.parameters():  # called by autograd, once
+        parameter.register_post_accumulate_grad_hook(lambda one: seen.append(one.numel()))
+    trained_on(NetworkStep(network), network, batch())
+    assert len(seen) == len(list(network.parameters()))
     network = made()
     parts = trained_on(NetworkStep(network), network, batch())
     whole = trained_on(NetworkStep(network, second_order=True), network, batch())
@@ -225,14 +190,10 @@ def test_torch_with_several_threads_gets_batches_whole(monkeypatch: pytest.Monke
     assert same(trained_on(NetworkStep(network), network, batch()), whole)
 
 
-def test_parts_are_of_one_size_and_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_step, "MIN_WORK_TO_SPLIT", 50)
-    samples = (38, 40, 320, 2_560, 20_480, 321, 1_000_000)
-    assert [micro_batches(some, 10) for some in samples] == [1, 2, 4, 8, 16, 1, 16]
-
-
 @compiler
-def test_compiled_passes_give_what_the_network_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_passes_give_what_the_network_gives(
+    monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]
+) -> None:
     monkeypatch.setattr(network_step, "micro_batches", lambda *_: 2)
     compiled_functions: list[str] = []
     compile: Callable[..., Any] = torch.compile
@@ -251,11 +212,10 @@ def test_compiled_passes_give_what_the_network_gives(monkeypatch: pytest.MonkeyP
         network.output.bias.add_(1.0)  # as a step does
     check(batch(1))
     found = []
-    for number in (1, 2, 4):  # threads, on which the bits do not depend
-        set_num_threads(number)
+    for number in (1, 3):  # on which the bits do not depend
+        threads(number)
         found.append(trained_on(compiled, network, batch(1)))
-    set_num_threads(None)
-    assert all(same(found[0], other) for other in found[1:])
+    assert same(*found)
     check(batch(2, samples=2 * BATCH))  # another size is not compiled
     check(batch(3, weighted=True))  # nor are weights
     network.output.requires_grad_(False)

@@ -26,20 +26,13 @@ def job(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Job]:
 
     def started() -> Job:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+        names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
         def train(*arguments: object, restarts: int = 0) -> Done:
-            environment = {
-                "RANK": 0,
-                "WORLD_SIZE": 1,
-                "LOCAL_WORLD_SIZE": 1,
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": store.port,
-                "TORCHELASTIC_RUN_ID": "none",
-                "TORCHELASTIC_USE_AGENT_STORE": True,
-                "TORCHELASTIC_RESTART_COUNT": restarts,
-            }
+            environment = dict(zip(names, (0, 1, 1, "127.0.0.1", store.port), strict=True))  # it lives as long
+            environment |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": True}
             with monkeypatch.context() as patch:
-                for name, value in environment.items():
+                for name, value in (environment | {"TORCHELASTIC_RESTART_COUNT": restarts}).items():
                     patch.setenv(name, str(value))
                 return run("train", *arguments, *TRAIN)
 
@@ -48,34 +41,15 @@ def job(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Job]:
     return started
 
 
-def cut_off(patch: pytest.MonkeyPatch, train: Callable[[], object]) -> None:
-    """Let a command die behind its first checkpoint."""
-    with patch.context() as within:
-        cut_off_at(within, Session, "checkpoint", after=True)
-        with pytest.raises(CutOffError):
-            train()
-
-
-def test_a_restarted_job_does_not_take_another_jobs_run(tmp_path: Path, job: Callable[[], Job]) -> None:
-    first = job()("clicks.csv") if click_log(tmp_path / "clicks.csv", 600) else None
-    assert first is not None
-    assert first.returncode == 0, first.stderr
-    (tmp_path / "other").mkdir()
-    click_log(tmp_path / "other" / "clicks.csv", 900)
-    second = job()("other/clicks.csv", restarts=1)  # the first attempt failed before its run began
-    assert second.returncode == 0, second.stderr
-    assert '"samples": 810' in second.stdout
-    runs = tmp_path / "runs" / "clicks"
-    assert len([path for path in runs.iterdir() if not path.is_symlink()]) == 2
-
-
-def test_a_restarted_job_resumes_its_run_though_a_later_one_is_the_latest(
+def test_a_restarted_job_resumes_its_run_though_a_later_one_is_the_latest_and_no_other_jobs(
     tmp_path: Path, ok: Run, job: Callable[[], Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     click_log(tmp_path / "clicks.csv", 600)
-    first = job()
-    cut_off(monkeypatch, lambda: first("clicks.csv"))
-    runs = tmp_path / "runs" / "clicks"
+    first, runs = job(), tmp_path / "runs" / "clicks"
+    with monkeypatch.context() as patch:
+        cut_off_at(patch, Session, "checkpoint", after=True)
+        with pytest.raises(CutOffError):
+            first("clicks.csv")
     own = runs / (runs / "latest").readlink()
     ok("train", "clicks.csv", *TRAIN, "--seed", 1)
     later = runs / (runs / "latest").readlink()
@@ -88,6 +62,12 @@ def test_a_restarted_job_resumes_its_run_though_a_later_one_is_the_latest(
     again = first("clicks.csv", restarts=2)  # another rank had failed in the end
     assert f'"folder": "{own.relative_to(tmp_path)}"' in again.stdout
     assert (runs / "latest").readlink() == Path(later.name)
+    (tmp_path / "other").mkdir()
+    click_log(tmp_path / "other" / "clicks.csv", 900)
+    second = job()("other/clicks.csv", restarts=1)  # the first attempt failed before its run began
+    assert second.returncode == 0, second.stderr
+    assert '"samples": 810' in second.stdout
+    assert len([path for path in runs.iterdir() if not path.is_symlink()]) == 3
 
 
 def test_a_run_that_replaces_the_latest_stays_in_its_folder(

@@ -66,15 +66,15 @@ def test_all_ranks_have_one_model_and_it_is_what_is_exported(undisturbed: Undist
 
 @pytest.mark.parametrize(
     "cuts",
-    [[("step", 4)], [("save", 2), ("batch", STEPS)], [("validation", 2)]],
-    ids=["before the first checkpoint", "in a save, then in the second epoch", "in the last validation"],
+    [[("step", 4), ("save", 2), ("batch", STEPS)], [("validation", 2)]],
+    ids=["before the first checkpoint, in a save, in the second epoch", "in the last validation"],
 )
 def test_cut_off_and_resumed(undisturbed: Undisturbed, cuts: list[tuple[str, int]]) -> None:
     undisturbed.check("as above", cuts)
 
 
 def test_one_process_resumes_with_the_statistics_of_all(undisturbed: Undisturbed, ranks: Ranks) -> None:
-    folder, two = undisturbed.folder, undisturbed.outcome("as above")
+    folder, two = undisturbed.folder, undisturbed.outcome("as above")["summary.json"]
     shutil.rmtree(folder / "cut", ignore_errors=True)
     ranks.call(cut_off, folder, "cut", VARIANTS["as above"], [("batch", STEPS + 4)])
     one = trained(folder, "cut", VARIANTS["as above"], [])
@@ -82,8 +82,8 @@ def test_one_process_resumes_with_the_statistics_of_all(undisturbed: Undisturbed
         if name != "embedding":  # the remaining rows are in other batches, so that others are beyond the reach
             torch.testing.assert_close(one["NumberEncoder"][name], value, rtol=0.01, atol=0.01)
     summary = outcome(folder / "cut")["summary.json"]
-    assert summary["samples"] == two["summary.json"]["samples"]
-    assert summary["test"]["log_loss"] == pytest.approx(two["summary.json"]["test"]["log_loss"], abs=0.05)
+    assert summary["samples"] == two["samples"]
+    assert summary["test"]["log_loss"] == pytest.approx(two["test"]["log_loss"], abs=0.05)
 
 
 @pytest.mark.slow

@@ -1,27 +1,42 @@
-"""The trainer against a loop written out, on streams with weights, bags and plain tensors."""
+"""The trainer against a loop written out, on streams with weights, bags and plain tensors; and what it measures."""
 
 import re
-from dataclasses import replace
+from collections.abc import Iterator
+from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.utils.data import DataLoader, TensorDataset
 
 from plain_settings import plain
-from sparsegroup import GroupAdagrad, GroupAdam, HashEmbedding, param_groups
+from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import DCN, MLP
-from sparsegroup.training import ClickModel, Trainer
-from sparsegroup.training.model import by_field, keys_to_look_up
-from sparsegroup.training.network_step import has_compiler
+from sparsegroup.serving.frozen import FrozenTable, live_rows
+from sparsegroup.serving.frozen_model import frozen_copy
+from sparsegroup.settings.names import OptimizerName
+from sparsegroup.table.field_tables import tables_in
+from sparsegroup.training import (
+    ClickModel,
+    Trainer,
+    evaluate,
+    prune_rows,
+)
+from sparsegroup.training.predictions import logits_over
 
 
 @pytest.fixture(scope="module")
 def log() -> MemoryLog:
-    return synthetic_log(SyntheticConfig(rows=12_000, cardinalities=(10, 100, 2_000)), seed=4)
+    return synthetic_log(SyntheticConfig(rows=12_000, cardinalities=(10, 100, 2_000)), seed=3)
+
+
+def built(log: MemoryLog, window: int = 100_000, **settings: object) -> tuple[ClickModel, Trainer]:
+    model, optimizer = plain(**settings).build(log)
+    return model, Trainer(model.embedding, model.network, optimizer, window=window)
 
 
 def batches_with_everything(seed: int = 0, count: int = 6) -> list[Batch]:
@@ -44,96 +59,73 @@ def batches_with_everything(seed: int = 0, count: int = 6) -> list[Batch]:
     return batches
 
 
-def test_fit_is_the_loop_that_one_would_write() -> None:
-    def parts() -> tuple[ClickModel, GroupAdam]:
+def test_fit_is_the_loop_that_one_would_write_with_a_bag_as_the_mean_of_its_vectors() -> None:
+    def parts() -> tuple[HashEmbedding, DCN, list[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
         torch.manual_seed(1)
-        model = ClickModel(HashEmbedding(4), DCN(fields=3, dim=4, numbers=3))
-        return model, GroupAdam(param_groups(model, l21=1e-3), lr=1e-2)
+        table, network = HashEmbedding(4), DCN(fields=3, dim=4, numbers=3)
+        optimizers = [GroupAdam(table.parameters(), lr=1e-2, l21=1e-3), torch.optim.SGD(network.parameters(), lr=0.1)]
+        return table, network, optimizers, torch.optim.lr_scheduler.StepLR(optimizers[1], step_size=2, gamma=0.5)
 
-    model, optimizer = parts()
-    Trainer(model.embedding, model.network, optimizer).fit(batches_with_everything())
-    plain, plain_optimizer = parts()
+    table, network, optimizers, scheduler = parts()
+    Trainer(table, network, optimizers, scheduler=scheduler).fit(batches_with_everything())
+    plain_table, plain, plain_optimizers, plain_scheduler = parts()
     for batch in batches_with_everything():
-        plain_optimizer.zero_grad()
-        logits = plain(batch.keys, batch.numbers, batch.bags)
+        (bag,) = batch.bags
+        values = plain_table(torch.cat([batch.keys.flatten(), bag.keys]))
+        singles, listed = values[: batch.keys.numel()], values[batch.keys.numel() :]
+        means = [
+            listed[begin:end].sum(0) / max(int(end - begin), 1)
+            for begin, end in zip(bag.offsets[:-1], bag.offsets[1:], strict=True)
+        ]
+        vectors = torch.cat([singles.view(len(batch), 2, 4), torch.stack(means)[:, None]], dim=1)
+        losses = binary_cross_entropy_with_logits(plain(vectors, batch.numbers), batch.labels, reduction="none")
         assert batch.weights is not None
-        (batch.weights * binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")).mean().backward()
-        plain_optimizer.step()
-    ours, theirs = model.state_dict(), plain.state_dict()
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-7)
+        for optimizer in plain_optimizers:
+            optimizer.zero_grad()
+        (batch.weights * losses).mean().backward()
+        for optimizer in plain_optimizers:
+            optimizer.step()
+        plain_scheduler.step()
+    assert scheduler.get_last_lr() == [0.1 / 8]
+    keys = torch.arange(80)
+    torch.testing.assert_close(table.lookup(keys), plain_table.lookup(keys), rtol=1e-5, atol=1e-7)
+    for one, other in zip(network.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_a_bag_is_the_mean_of_its_vectors_and_an_empty_one_is_zero() -> None:
-    table = HashEmbedding(3)
-    for batch in batches_with_everything(1):
-        keys = keys_to_look_up(MLP(3, 3), batch.keys, batch.bags)
-        embeddings = by_field(table(keys), tuple(batch.keys.shape), batch.bags)
-        assert embeddings.shape == (len(batch), 3, 3)
-        torch.testing.assert_close(embeddings[:, :2], table.lookup(batch.keys))
-        bags = batch.bags[0]
-        for row in range(len(batch)):
-            values = table.lookup(bags.keys[bags.offsets[row] : bags.offsets[row + 1]])
-            expected = values.mean(0) if len(values) else torch.zeros(3)
-            torch.testing.assert_close(embeddings[row, 2], expected)
-
-
-def test_a_data_loader_of_tensors_is_a_stream(log: MemoryLog) -> None:
-    keys, labels = torch.from_numpy(log.keys[:1000]), torch.from_numpy(log.labels[:1000])
-    results = []
-    for stream in (DataLoader(TensorDataset(keys, labels), batch_size=100), log.batches(0, 1000, 100)):
-        model, optimizer = plain(model="mlp", dim=4).build(log)
-        trainer = Trainer(model.embedding, model.network, optimizer)
-        trainer.fit(stream)
-        results.append(trainer.predict([(keys, labels)]))
-    np.testing.assert_array_equal(*results)
-    with pytest.raises(
-        TypeError, match=r"a batch is a Batch, \(keys, labels\) or \(keys, numbers, labels\), got 1 parts"
-    ):
-        trainer.fit([(keys,)])
-
-
-def test_two_passes_are_one_over_both(log: MemoryLog) -> None:
-    def trained(*ends: int) -> tuple[Trainer, ClickModel]:
-        model, optimizer = plain(lr=1e-2, l21=1e-3).build(log)
-        trainer = Trainer(model.embedding, model.network, optimizer, window=2_000)
-        begin = 0
-        for end in ends:
-            history = trainer.history
-            trainer = Trainer(model.embedding, model.network, optimizer, window=2_000)
-            trainer.go_on_after(history)
-            trainer.fit(log.batches(begin, end, 500))
-            begin = end
-        return trainer, model
-
-    (once, one), (twice, two) = trained(8_000), trained(4_000, 8_000)
-    assert once.history == twice.history
-    assert twice.samples == 8_000
-    assert all(torch.equal(tensor, two.state_dict()[name]) for name, tensor in one.state_dict().items())
-    assert sorted(point.seconds for point in twice.history) == [point.seconds for point in twice.history]
-
-
-def test_points_count_the_features_of_their_samples_alone(log: MemoryLog) -> None:
-    model, optimizer = plain(l21=0.0, dim=4).build(log)
+def test_a_point_tests_samples_before_they_are_trained_on_and_counts_their_features_alone(log: MemoryLog) -> None:
+    _, trainer = built(log, 3_000, l21=0.0, dim=4)
+    batch = next(log.batches(0, 3_000, 3_000))
+    untrained = torch.sigmoid(built(log, dim=4)[0](batch.keys).detach().double())
+    before = evaluate(batch.labels.numpy(), untrained.numpy())
     # Batches so large that the next one's keys are looked up ahead.
-    history = Trainer(model.embedding, model.network, optimizer, window=3_000).fit(log.batches(0, 10_500, 1_500))
+    history = trainer.fit([batch, *log.batches(3_000, 10_500, 1_500)])
+    assert history[0].auc == pytest.approx(before.auc, abs=1e-6)
+    assert history[0].log_loss == pytest.approx(before.log_loss, abs=1e-6)
     assert [point.samples for point in history] == [3_000, 6_000, 9_000, 10_500]
     for point in history:
         assert point.features_seen == len(np.unique(log.keys[: point.samples]))
         assert point.samples_per_s > 0
 
 
-def test_several_optimizers_and_a_scheduler_are_stepped(log: MemoryLog) -> None:
-    torch.manual_seed(0)
-    table, network = HashEmbedding(4), MLP(fields=3, dim=4)
-    before = {name: parameter.clone() for name, parameter in network.named_parameters()}
-    first = GroupAdagrad(table.parameters(), lr=0.1, l21=1e-3)
-    second = torch.optim.SGD(network.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(second, step_size=2, gamma=0.5)
-    Trainer(table, network, [first, second], scheduler=scheduler).fit(log.batches(0, 2_000, 500))
-    assert second.param_groups[0]["lr"] == pytest.approx(0.1 / 4)
-    assert all(not torch.equal(parameter, before[name]) for name, parameter in network.named_parameters())
-    assert not torch.equal(table.lookup(torch.from_numpy(log.keys[0])), table.initial(torch.from_numpy(log.keys[0])))
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        *product(["dcn"], get_args(OptimizerName)),
+        *product(["lr", "fm", "deepfm", "mlp", "opnn", "dcnv2", "xdeepfm"], ["adahessian"]),
+    ],
+)
+def test_every_optimizer_trains_every_model_twice_the_same(log: MemoryLog, model: str, optimizer: str) -> None:
+    settings = {"model": model, "optimizer": optimizer, "dim": 1 if model == "lr" else 4, "lr": 1e-2, "l21": 1e-3}
+    results = []
+    for _ in range(2):
+        trained, trainer = built(log, **settings, seed=5)
+        trainer.fit(log.batches(0, 1_000, 500))
+        results.append((trainer.history, trained.state_dict()))
+    (one, weights), (two, same) = results
+    assert one == two
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert np.isfinite(one[-1].log_loss)
 
 
 def test_an_empty_stream_trains_nothing_and_evaluates_to_nothing() -> None:
@@ -145,46 +137,25 @@ def test_an_empty_stream_trains_nothing_and_evaluates_to_nothing() -> None:
         Trainer(HashEmbedding(2), DCN(1, 2), (), window=0)
 
 
-def test_a_weight_of_zero_hides_a_row(log: MemoryLog) -> None:
-    def trained(label: float) -> torch.Tensor:
-        model, optimizer = plain(dim=4).build(log)
-        batch = next(log.batches(0, 64, 64))
-        labels = batch.labels.clone()
-        labels[5] = label
-        weights = torch.ones(64)
-        weights[5] = 0
-        Trainer(model.embedding, model.network, optimizer).fit([replace(batch, labels=labels, weights=weights)])
-        return model.embedding.lookup(batch.keys)
-
-    assert torch.equal(trained(0.0), trained(1.0))
-
-
-def trained_and_compiled(log: MemoryLog, compile: bool) -> list[float]:
-    model, optimizer = plain(dim=2, hidden=[4], lr=1e-2, seed=3).build(log)
-    trainer = Trainer(model.embedding, model.network, optimizer, compile=compile)
-    trainer.fit(log.batches(0, 1_100, 250))  # the last batch has another size
-    return trainer.predict(log.batches(10_000, 11_000, 100)).tolist()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
-@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
-def test_a_compiled_network_trains_to_the_same(log: MemoryLog) -> None:
-    assert trained_and_compiled(log, True) == pytest.approx(trained_and_compiled(log, False), abs=1e-6)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_without_a_compiler_the_network_is_eager_and_that_is_said(
+def test_without_a_compiler_that_works_the_network_is_eager_and_that_is_said(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    eager = trained_and_compiled(log, False)
+    def trained(compile: bool) -> list[float]:
+        model, optimizer = plain(dim=2, hidden=[4], lr=1e-2, seed=3).build(log)
+        trainer = Trainer(model.embedding, model.network, optimizer, compile=compile)
+        trainer.fit(log.batches(0, 500, 250))
+        return trainer.predict(log.batches(10_000, 10_100, 100)).tolist()
+
+    eager = trained(False)
     monkeypatch.setenv("CXX", "/none")
     monkeypatch.setenv("PATH", "/none")
-    assert trained_and_compiled(log, True) == eager
+    assert trained(True) == eager
     assert re.search(r"the network is not compiled, .*: there is no C\+\+ compiler", caplog.text)
     monkeypatch.setattr("sparsegroup.training.network_step.has_compiler", lambda: True)  # one that does not work
     torch.compiler.reset()
     with torch._inductor.config.patch(force_disable_caches=True):  # monkeypatch would leave it half undone
-        assert trained_and_compiled(log, True) == eager
+        assert trained(True) == eager
     assert "compiling failed" in caplog.text
 
 
@@ -209,3 +180,47 @@ def test_a_model_is_recalibrated_on_a_stream() -> None:
     assert after.metrics().calibration == pytest.approx(1, abs=0.01)
     assert after.metrics().auc == pytest.approx(before.metrics().auc)
     assert trainer.recalibrate(later) == pytest.approx(0, abs=0.02)  # half a positive and half a negative are added
+
+
+def test_pruning_keeps_the_rows_of_largest_norm() -> None:
+    embedding = HashEmbedding(2)
+    keys = torch.arange(5)
+    embedding.assign(keys, torch.tensor([[0.0, 3.0], [1.0, 1.0], [-4.0, 0.0], [0.0, 0.0], [2.0, 2.0]]))
+    prune_rows(embedding, 2)
+    torch.testing.assert_close(embedding.lookup(keys), torch.tensor([[0.0, 3.0], [0, 0], [-4.0, 0.0], [0, 0], [0, 0]]))
+    with pytest.raises(ValueError, match=r"keep must be in \[0, 2\], got 6"):
+        prune_rows(embedding, 6)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    set_num_threads(2)
+    yield
+    set_num_threads(None)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("exported", [False, True])
+def test_logits_while_the_next_keys_are_looked_up_are_those_of_the_model(
+    log: MemoryLog, exported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = plain(dim=4, hidden=[8], seed=1).build(log)
+    batches = list(log.batches(0, 9_000, 2_100))
+    for batch in batches[:2]:  # the features of the others are unknown
+        model(batch.keys, batch.numbers, batch.bags)
+    model.eval()
+    ahead: list[int] = []
+    kind = FrozenTable if exported else HashEmbedding
+    own = kind.prefetch
+    monkeypatch.setattr(kind, "prefetch", lambda table, keys: ahead.append(len(keys)) or own(table, keys))
+    if exported:
+        model = frozen_copy(model, {name: live_rows(table, "int8") for name, table in tables_in(model).items()})
+    with torch.no_grad():
+        expected = [model(batch.keys, batch.numbers, batch.bags) for batch in batches]
+    found = list(logits_over(model, batches))
+    assert all(torch.equal(logits, one) for (_, logits), one in zip(found, expected, strict=True))
+    assert len(ahead) == len(expected) - 1
+    scoring = logits_over(model, batches)
+    next(scoring)
+    scoring.close()  # given up: nothing stays on the model
+    assert not model.embedding._forward_hooks

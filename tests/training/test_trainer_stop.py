@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from following import Each
 from sparsegroup import GroupAdagrad, HashEmbedding, param_groups
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.models import MLP
@@ -37,7 +38,7 @@ class StopAt(Callback):
 
     def __init__(self, batch: int | None = None, *, validation: int | None = None, finish: bool = False) -> None:
         self.batch, self.validation, self.finish = batch, validation, finish
-        self.batches, self.metrics = 0, list[Metrics]()
+        self.batches, self.metrics, self.points = 0, list[Metrics](), list[int]()
 
     def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
         self.batches += 1
@@ -49,6 +50,9 @@ class StopAt(Callback):
         assert trainer.history[-1].validation_log_loss == metrics.log_loss
         if len(self.metrics) == self.validation:
             trainer.stop(finish=self.finish)
+
+    def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
+        self.points.append(point.samples)
 
 
 class Training:
@@ -76,19 +80,8 @@ class Training:
         return [points, weights, self.table.lookup(keys).tolist(), self.scheduler.get_last_lr()], self.table.num_seen
 
 
-def resumed(stopped: Training, folder: Path, **more: Any) -> Training:
-    save_checkpoint(
-        folder, stopped.model, stopped.optimizer, stopped.scheduler, extra={"trainer": stopped.trainer.state_dict()}
-    )
-    other = Training(**more)
-    loaded = load_checkpoint(folder, other.model, other.optimizer, other.scheduler)
-    other.trainer.load_state_dict(loaded.extra["trainer"])
-    return other
-
-
-@pytest.mark.parametrize("admit_after", [1, 2])
-@pytest.mark.parametrize("at", [1, 3, 7, 8, 14])
-def test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, at: int, admit_after: int) -> None:
+@pytest.mark.parametrize(("at", "admit_after"), [(1, 2), (3, 1), (7, 2), (8, 1), (14, 1)])
+def test_it_continues_as_if_it_had_not_been_stopped(tmp_path: Path, at: int, admit_after: int) -> None:
     whole = Training(admit_after=admit_after)
     whole.fit(epochs=2)
     stopped = Training(StopAt(at), admit_after=admit_after)
@@ -98,8 +91,11 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, at: int, admit
     if at == 2 * BATCHES:
         assert stopped.outcome() == whole.outcome()
         return
-    drawn = torch.get_rng_state()
-    other = resumed(stopped, tmp_path / "checkpoint", admit_after=admit_after)
+    drawn, extra = torch.get_rng_state(), {"trainer": stopped.trainer.state_dict()}
+    save_checkpoint(tmp_path / "checkpoint", stopped.model, stopped.optimizer, stopped.scheduler, extra=extra)
+    other = Training(admit_after=admit_after)
+    loaded = load_checkpoint(tmp_path / "checkpoint", other.model, other.optimizer, other.scheduler)
+    other.trainer.load_state_dict(loaded.extra["trainer"])
     other.fit(epochs=2)
     assert other.outcome() == whole.outcome()
     torch.set_rng_state(drawn)
@@ -108,29 +104,23 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, at: int, admit
     assert stopped.outcome() == whole.outcome()
 
 
-def test_another_thread_stops_it_between_two_batches() -> None:
-    class Elsewhere(Callback):
-        def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
-            if trainer.samples == 3 * BATCH:
-                thread = threading.Thread(target=trainer.stop)
-                thread.start()
-                thread.join()
+def test_another_thread_stops_it_between_two_batches_and_on_begin_before_all() -> None:
+    def elsewhere(trainer: Trainer) -> None:
+        if trainer.samples == 3 * BATCH:
+            thread = threading.Thread(target=trainer.stop)
+            thread.start()
+            thread.join()
 
-    training = Training(Elsewhere())
+    training = Training(Each(batch=elsewhere))
     training.fit()
     assert (training.trainer.samples, training.trainer.progress.position) == (3 * BATCH, 3 * BATCH)
-
-
-def test_at_the_begin_nothing_is_trained_and_a_stop_lasts_for_one_fit() -> None:
-    class AtOnce(Callback):
-        def on_begin(self, trainer: Trainer) -> None:
-            trainer.stop()
-
-    training = Training(AtOnce())
+    at_once = Callback()
+    at_once.on_begin = lambda trainer: trainer.stop()  # type: ignore[method-assign]
+    training = Training(at_once)
     training.fit()
     assert (training.trainer.samples, training.trainer.progress.is_over) == (0, False)
     training.trainer.callbacks.clear()
-    training.trainer.stop()  # nothing is trained
+    training.trainer.stop()  # nothing is trained, and a stop lasts for one fit
     training.fit()
     assert training.trainer.samples == BATCHES * BATCH
 
@@ -163,17 +153,8 @@ def test_a_finish_within_an_epoch_is_its_end() -> None:
     assert training.trainer.history[-1].samples == training.trainer.samples
 
 
-def test_points_are_told_once(tmp_path: Path) -> None:
-    class Points(Callback):
-        def __init__(self) -> None:
-            self.samples: list[int] = []
-
-        def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
-            self.samples.append(point.samples)
-
-    points = Points()
-    training = Training(StopAt(4), points)
+def test_points_are_reported_once() -> None:
+    training = Training(points := StopAt(4))
     training.fit()
-    training.trainer.callbacks = [points]
     training.fit()
-    assert points.samples == [60, 120, 140]
+    assert points.points == [60, 120, 140]

@@ -9,7 +9,6 @@ import torch
 from sparsegroup.data import Log, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.order import LogPart
-from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import NETWORKS, Config
 from sparsegroup.tuning import SearchSpace
 from sparsegroup.tuning.space import SEARCHED, Choice, Condition, Span
@@ -79,13 +78,17 @@ OF_TASKS = {"mmoe", "ple"}
 """Networks for several labels, and `tune` is for one."""
 
 
-def test_a_condition_names_a_parameter_that_stands_before_it():
+def test_a_condition_names_a_parameter_that_stands_before_it_and_is_left_out_where_it_always_holds():
     before: set[str] = set()
     for one in SEARCHED:
         assert one.only is None or one.only.key in before
         before.add(one.key)
     assert len({one.name for one in SEARCHED}) == len(SEARCHED)
-    assert next(one for one in SEARCHED if one.key == "model.name").values == tuple(sorted(NETWORKS.keys() - OF_TASKS))
+    assert [one.only for one in space_of(optimizer="adam").parameters if one.key == "optimizer.lr"] == [None]
+    assert str(Condition("a", ("b", "c"))) == "a is b, c"
+    rates = [one for one in json.loads(json.dumps(space_of().as_plain())) if one["key"] == "optimizer.lr"]
+    assert len(rates) == 3
+    assert all(one["kind"] == "span" and one["only"]["key"] == "optimizer.name" for one in rates)
 
 
 @pytest.mark.parametrize(
@@ -107,30 +110,20 @@ def test_what_is_given_or_has_no_effect_is_not_searched(log, given, searched, fi
         assert config.optimizer.lr == given.get("lr", config.optimizer.lr)
 
 
-@pytest.mark.parametrize(("given", "unsuited"), [({"hidden": (16,)}, {"lr", "fm"}), ({"dim": 8}, {"lr"})])
+@pytest.mark.parametrize(("given", "unsuited"), [({}, set()), ({"hidden": (16,)}, {"lr", "fm"}), ({"dim": 8}, {"lr"})])
 def test_networks_that_do_not_go_with_what_is_given_are_not_drawn(given, unsuited):
     names = next(one for one in space_of(**given).parameters if one.key == "model.name").values
-    assert set(names) == set(NETWORKS) - unsuited - OF_TASKS
+    of_tasks = {"mmoe", "ple"}  # for several labels, and `tune` is for one
+    assert set(names) == set(NETWORKS) - unsuited - of_tasks
 
 
-def test_a_condition_that_always_holds_is_left_out():
-    assert [one.only for one in space_of(optimizer="adam").parameters if one.key == "optimizer.lr"] == [None]
-
-
-def test_all_have_the_size_that_is_asked_for():
-    space = space_of(target_rate=0.07)
-    for settings in draws(space, 20):
+def test_all_have_the_target_size():
+    for settings in draws(space := space_of(target_rate=0.07), 20):
         optimizer = space.config(settings).optimizer
         assert (optimizer.target_rate, optimizer.l21, optimizer.penalty.plain) == (0.07, 0.0, "hard")
 
 
-def test_nothing_to_search_is_said():
-    keys = {one.key for one in SEARCHED}
-    with pytest.raises(SettingsError, match="nothing is left to search"):
-        SearchSpace.excluding(keys, Config().resolved_for(LOG), LOG)
-
-
-def test_the_search_begins_with_the_settings_of_train():
+def test_the_search_begins_with_the_settings_of_train_which_are_among_the_values():
     base = Config.of(model="mlp", lr=0.5, batch_size=100, optimizer="adagrad").resolved_for(LOG)
     space = SearchSpace.excluding((), base, LOG)
     study = optuna.create_study()
@@ -141,33 +134,19 @@ def test_the_search_begins_with_the_settings_of_train():
     assert drawn.optimizer.arguments == base.optimizer.arguments
     assert drawn.training == base.training
     assert space.config({}) == base
-
-
-def test_the_default_is_among_the_values():
     assert Choice(key="a.b", values=(1, 2)).initial_at(5).values == (5, 1, 2)
     assert Choice(key="a.b", times_default=(0.5, 1, 2)).initial_at(1).values == (1, 2)
     wider = Span(key="a.b", low=1.0, high=2.0).initial_at(8.0)
     assert (wider.low, wider.high) == (1.0, 8.0)
 
 
-def test_the_space_is_json():
-    plain = json.loads(json.dumps(space_of().as_plain()))
-    rates = [one for one in plain if one["key"] == "optimizer.lr"]
-    assert len(rates) == 3
-    assert all(one["kind"] == "span" and one["only"]["key"] == "optimizer.name" for one in rates)
-    assert str(Condition("a", ("b", "c"))) == "a is b, c"
-
-
-def test_a_part_of_a_log_has_its_last_rows_in_the_place_of_a_test_set():
+def test_a_part_of_a_log_is_of_training_rows_alone_the_last_in_the_place_of_a_test_set():
     part = LogPart(LOG, first=200, train_rows=100, test_rows=20)
     assert (len(part), part.train_rows, part.fields) == (120, 100, LOG.fields)
     whole = torch.cat([batch.keys for batch in LOG.batches(200, 320, 7)])
     assert torch.equal(torch.cat([batch.keys for batch in part.batches(0, 120, 11)]), whole)
     assert sum(len(batch) for batch in part.batches(100, 500, 11)) == 20  # no row behind it
-
-
-@pytest.mark.parametrize(("first", "train", "test"), [(-1, 10, 10), (0, 0, 10), (0, 10, -1), (0, 300, 61)])
-def test_a_part_has_training_rows_alone(first, train, test):
     assert LOG.train_rows == 360
-    with pytest.raises(ValueError, match="are not all training rows"):
-        LogPart(LOG, first, train, test)
+    for rows in ((-1, 10, 10), (0, 0, 10), (0, 10, -1), (0, 300, 61)):
+        with pytest.raises(ValueError, match="are not all training rows"):
+            LogPart(LOG, *rows)

@@ -3,6 +3,7 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from zlib import crc32
 
 import optuna
@@ -14,7 +15,7 @@ from sparsegroup.reporting.run_record import Metrics
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config
 from sparsegroup.training.selection.sizes import ModelScore, train_and_test
-from sparsegroup.tuning import Study, TuningError
+from sparsegroup.tuning import Study, TuningError, space
 from sparsegroup.tuning import study as study_module
 
 LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
@@ -30,17 +31,6 @@ KEYS = {
 
 class KilledError(BaseException):
     """A process that dies."""
-
-
-class Seconds:
-    """A clock that goes on by one at each look."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 1.0
-        return self.now
 
 
 def begin(folder, log=LOG, tune_rows=None, held_out=0.2, **settings):
@@ -92,8 +82,10 @@ def told(monkeypatch):
     return told
 
 
-def test_the_first_trial_has_the_settings_of_train_and_a_finished_study_has_no_more(tmp_path, told):
+def test_the_first_trial_has_the_settings_of_train_and_a_finished_study_has_no_more(tmp_path, told, capfd):
+    optuna.logging.set_verbosity(optuna.logging.INFO)
     study = begin(tmp_path / "study", lr=0.1)
+    assert study.best is None
     for _ in range(2):
         study.run(trials=3, seconds=60)
     assert len(study.trials()) == len(told["configs"]) == 3
@@ -101,33 +93,29 @@ def test_the_first_trial_has_the_settings_of_train_and_a_finished_study_has_no_m
     assert told["configs"][0][0] == study.config(study.trials()[0]) == expected
     assert all(config.optimizer.lr != 0.1 for config, _ in told["configs"][1:])
     assert all(config.model.name == "lr" for config, _ in told["configs"])
+    assert study.best.number == 0  # the earliest of equals
+    assert optuna.logging.get_verbosity() == optuna.logging.INFO
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.usefixtures("three_rungs")
-def test_trials_are_trained_and_measured_on_training_rows_alone(tmp_path, told):
+def test_trials_are_trained_on_training_rows_alone_and_a_third_reaches_the_next_rung(tmp_path, told):
+    told["log_loss"] = lambda config, rows: crc32(str(config.optimizer.arguments["lr"]).encode()) / 2**32  # no pattern
     study = begin(tmp_path / "study")
-    study.run(trials=1, seconds=60)
-    assert [(log.first, log.train_rows, len(log)) for _, log in told["configs"]] == [
+    study.run(trials=30, seconds=60)
+    assert [(log.first, log.train_rows, len(log)) for _, log in told["configs"][:3]] == [
         (640, 80, 260),
         (480, 240, 420),
         (0, 720, 900),
     ]
     assert LOG.train_rows == 900
     assert [rung.rows for rung in study.best.rungs] == [80, 240, 720]
-
-
-@pytest.mark.usefixtures("three_rungs")
-def test_a_third_goes_on_to_the_next_rung(tmp_path, told):
-    told["log_loss"] = lambda config, rows: crc32(str(config.optimizer.arguments["lr"]).encode()) / 2**32  # no pattern
-    study = begin(tmp_path / "study")
-    study.run(trials=30, seconds=60)
     reached = [sum(len(trial.rungs) > rung for trial in study.trials()) for rung in range(3)]
     assert reached[0] == 30
     assert 7 <= reached[1] <= 16
     assert 2 <= reached[2] <= 8
     assert {trial.state for trial in study.trials()} == {"complete", "stopped early"}
-    lowest = min(trial.last.loss for trial in study.trials())
-    assert study.best.last.loss == lowest  # the best of all is never stopped
+    assert study.best.last.loss == min(trial.last.loss for trial in study.trials())  # which is never stopped
 
 
 def test_rungs_of_few_rows_are_left_out(tmp_path):
@@ -203,68 +191,57 @@ def test_a_trial_that_kills_its_process_is_left_out_in_the_end(tmp_path, monkeyp
 
 
 def test_time_ends_a_trial_within_a_batch(tmp_path):
-    study, clock = begin(tmp_path / "study"), Seconds()
+    study, looks = begin(tmp_path / "study"), count(1)
+
+    def clock():
+        """Goes on by one at each look."""
+        return float(next(looks))
+
     ended = []
     study.run(trials=9, seconds=5, clock=clock, on_trial=ended.append)
     assert [trial.state for trial in ended] == ["cut off"]  # of 12 batches
-    assert clock.now <= 8
+    assert next(looks) <= 9
     assert study.best is None
     study.run(trials=9, seconds=35, clock=clock)
     states = [trial.state for trial in study.trials()]
     assert states[:2] == ["complete", "complete"]
     assert states[-1] == "cut off"
-    assert clock.now <= 46
+    assert next(looks) <= 48
     study.run(trials=len(states), seconds=1e9, clock=clock)
-    assert known(study) == _uninterrupted(tmp_path / "whole", len(states))
+    whole = begin(tmp_path / "whole")
+    whole.run(trials=len(states), seconds=600)
+    assert known(study) == known(whole)
 
 
-def _uninterrupted(folder, trials):
-    study = begin(folder)
-    study.run(trials=trials, seconds=600)
-    return known(study)
+def test_what_later_trials_fail_by_is_noted_and_the_study_continues(tmp_path, told, caplog):
+    outcomes = iter((0.5, float("nan"), FloatingPointError("the loss is nan"), SettingsError("cannot be")))
 
-
-@pytest.mark.parametrize("with_nan", [True, False])
-def test_a_trial_that_diverges_is_noted_and_the_study_goes_on(tmp_path, told, with_nan):
     def log_loss(config, rows):
-        if is_first(config) or with_nan:
-            return 0.5 if is_first(config) else float("nan")
-        raise FloatingPointError("the loss is nan")
+        if isinstance(outcome := next(outcomes), Exception):
+            raise outcome
+        return outcome
 
     told["log_loss"] = log_loss
     study = begin(tmp_path / "study")
-    study.run(trials=3, seconds=60)
-    assert [trial.state for trial in study.trials()] == ["complete", "diverged", "diverged"]
+    study.run(trials=4, seconds=60)
+    assert [trial.state for trial in study.trials()] == ["complete", "diverged", "diverged", "failed"]
     assert study.best.number == 0
-
-
-def test_settings_that_cannot_be_trained_are_the_first_trials_error_alone(tmp_path, told, caplog):
-    def log_loss(config, rows):
-        if is_first(config):
-            return 0.5
-        raise SettingsError("cannot be")
-
-    told["log_loss"] = log_loss
-    study = begin(tmp_path / "study")
-    study.run(trials=2, seconds=60)
-    assert [trial.state for trial in study.trials()] == ["complete", "failed"]
     assert "cannot be" in caplog.text
-    with pytest.raises(SettingsError, match="cannot be"):
-        begin(tmp_path / "other", lr=0.1).run(trials=2, seconds=60)
+    outcomes = iter([SettingsError("cannot be")])
+    with pytest.raises(SettingsError, match="cannot be"):  # of the first trial
+        begin(tmp_path / "other").run(trials=2, seconds=60)
 
 
 def test_another_space_is_refused(tmp_path, monkeypatch):
     begin(tmp_path / "study").close()
-    monkeypatch.setattr("sparsegroup.tuning.space.SEARCHED", ())
-    with pytest.raises(SettingsError, match="nothing is left to search"):
-        Study(tmp_path / "study", LOG)
-    monkeypatch.undo()
-    from sparsegroup.tuning import space
-
     wider = tuple(replace(one, high=99.0) if one.key == "optimizer.lr" else one for one in space.SEARCHED)
-    monkeypatch.setattr(space, "SEARCHED", wider)
-    with pytest.raises(TuningError, match="searches another space than this version"):
-        Study(tmp_path / "study", LOG)
+    for searched, error, message in (
+        ((), SettingsError, "nothing is left to search"),
+        (wider, TuningError, "searches another space than this version"),
+    ):
+        monkeypatch.setattr(space, "SEARCHED", searched)
+        with pytest.raises(error, match=message):
+            Study(tmp_path / "study", LOG)
 
 
 def test_a_study_is_of_one_log_and_of_one_process(tmp_path):
@@ -293,18 +270,3 @@ def test_rows_that_are_too_few_or_too_many_are_said(tmp_path, rows, held_out, me
     with pytest.raises(TuningError, match=message):
         begin(tmp_path / "study", tune_rows=rows, held_out=held_out)
     assert not (tmp_path / "study").exists()
-
-
-def test_the_earliest_of_equals_is_the_best(tmp_path, told):
-    told["log_loss"] = lambda config, rows: 0.6 if is_first(config) else 0.5
-    study = begin(tmp_path / "study")
-    assert study.best is None
-    study.run(trials=4, seconds=60)
-    assert study.best.number == 1
-
-
-def test_optuna_logs_what_it_did_before(tmp_path, told, capfd):
-    optuna.logging.set_verbosity(optuna.logging.INFO)
-    begin(tmp_path / "study").run(trials=2, seconds=60)
-    assert optuna.logging.get_verbosity() == optuna.logging.INFO
-    assert capfd.readouterr() == ("", "")
