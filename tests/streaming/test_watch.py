@@ -5,6 +5,7 @@ import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import polars as pl
 import pytest
 from support.streams import FrameSource, rows_of_clicks
 
@@ -19,11 +20,8 @@ from sparsegroup.training import Config
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run over rows whose sites are others from the middle on."""
-    import polars as pl
-
-    frame = pl.concat(
-        [rows_of_clicks(20_000), rows_of_clicks(20_000, 1, 20_000).with_columns(site="x" + pl.col("site"))]
-    )
+    others = rows_of_clicks(20_000, 1, 20_000).with_columns(site="x" + pl.col("site"))
+    frame = pl.concat([rows_of_clicks(20_000), others])
     folder = tmp_path_factory.mktemp("watch") / "run"
     config = Config.of(model="lr", batch_size=100, label="click", compile="never")
     with pytest.MonkeyPatch.context() as patch:
@@ -62,11 +60,8 @@ def test_warnings_say_what_to_look_at(run):
     for text, changes in words.items():
         assert any(text in one for one in viewed(run, **changes).warnings), text
         assert not any(text in one for one in view.warnings), text
-
-
-def test_kinds_of_warnings_do_not_change_with_their_figures(run):
     first, later = viewed(run, ended=None, later=120.0), viewed(run, ended=None, later=187.0)
-    assert first.warnings != later.warnings
+    assert first.warnings != later.warnings  # their kinds do not change with their figures
     assert list(first.findings) == list(later.findings) == ["silent", "moved: site", "unseen: site"]
 
 
