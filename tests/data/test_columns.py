@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from data_cases import DATA, assert_equal, rows_of, write, written
+from data_cases import assert_equal, rows_of, write, written
 from over import over
 from sparsegroup.data import ClickLogError, LogOptionError, columns_of, hash_keys, kinds_of, open_log, prepare
 from sparsegroup.data import open as opening
@@ -257,18 +257,6 @@ def test_kinds_that_cannot_be_are_refused(options: Any, message: str, tmp_path: 
     with pytest.raises((ClickLogError, LogOptionError), match=message):
         chosen(path, **options)
     assert chosen(path, dataset="criteo", columns="categorical").name == "criteo"
-
-
-@pytest.mark.parametrize("name", ["nycflights13", "globo_clicks"])
-def test_real_logs(name: str) -> None:
-    path = DATA / f"{name}.csv.xz"
-    if not path.exists():
-        pytest.skip("no real data here")
-    log = chosen(path)
-    assert log.kinds["ts"] == {"nycflights13": "time s", "globo_clicks": "time ms"}[name]
-    categories = {"nycflights13": {"carrier", "flight", "tailnum", "dest"}, "globo_clicks": {"user", "article1", "os"}}
-    assert categories[name] <= {*log.fields}
-    assert log.split_column == "split"
 
 
 # What becomes of columns

@@ -100,16 +100,6 @@ def test_the_labels_are_drawn_with_the_true_probabilities(seed: int) -> None:
     assert z.abs().max() < 4  # type: ignore[operator]
 
 
-def test_price_matters_at_both_ends_and_segment_and_category_beyond_their_sum() -> None:
-    log = clicks().drop_nulls("price").sort("price")
-    low, *middle, high = (fifth["logit"].mean() for fifth in log.iter_slices(len(log) // 5 + 1))
-    assert min(low, high) > max(middle) + 0.2
-    pair = clicks().filter(pl.col("segment").is_in(clicks()["segment"].unique().sort()[:2].implode()))
-    means = pair.group_by("segment", "category").agg(pl.mean("logit"), pl.len()).filter(pl.col("len") > 200)
-    apart = means.pivot("segment", index="category", values="logit").drop_nulls()
-    assert (apart[:, 1] - apart[:, 2]).std() > 0.2  # without an interaction, the same in each category
-
-
 def test_new_ads_appear_and_shares_of_old_ones_change() -> None:
     first, *_, last = (part["ad_id"] for part in clicks().iter_slices(ROWS // 10 + 1))
     assert (~last.is_in(clicks()["ad_id"][: 9 * ROWS // 10].unique().implode())).any()

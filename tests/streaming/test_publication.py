@@ -89,19 +89,19 @@ def test_a_model_that_is_worse_is_not_published(tmp_path, monkeypatch, caplog):
 
 def test_errors_of_publishing_do_not_end_the_training_and_the_next_model_is_published(tmp_path, monkeypatch, caplog):
     follower, publishes = begun(tmp_path)
-    errors = [
-        ZeroDivisionError("a bug"),
-        OSError(28, "No space left on device"),
-        OSError(28, "No space left on device"),
-    ]
-    publish = publishes.publisher.publish
 
-    def sometimes(*arguments, **options):
-        if errors:
-            raise errors.pop()
-        return publish(*arguments, **options)
+    def failing(name, *errors):
+        function, left = getattr(publishes.publisher, name), list(errors)
 
-    monkeypatch.setattr(publishes.publisher, "publish", sometimes)
+        def sometimes(*arguments, **options):
+            if left:
+                raise left.pop()
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(publishes.publisher, name, sometimes)
+
+    failing("draft", ZeroDivisionError("a bug"))
+    failing("publish", *2 * [OSError(28, "No space left on device")])
     follower.follow(publishes)
     assert follower.trainer.samples == 4_000 // 64 * 64
     assert caplog.text.count("could not be published: [Errno 28] No space left on device") == 2

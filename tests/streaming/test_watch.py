@@ -13,7 +13,7 @@ from sparsegroup.errors import RunError
 from sparsegroup.streaming import live
 from sparsegroup.streaming.follow import Follower
 from sparsegroup.streaming.live import STATUS
-from sparsegroup.streaming.watch import View, post_warnings, render, serve_page
+from sparsegroup.streaming.watch import View, post_warnings, serve_page
 from sparsegroup.training import Config
 
 
@@ -65,20 +65,16 @@ def test_warnings_say_what_to_look_at(run):
     assert list(first.findings) == list(later.findings) == ["silent", "moved: site", "unseen: site"]
 
 
-def test_the_page_shows_figures_charts_and_warnings(run):
-    page = render(View.of(run), refresh=5)
+def test_the_page_shows_figures_charts_and_warnings_and_is_served_until_it_is_stopped(run):
+    stop = threading.Event()
+    address = serve_page(run, "127.0.0.1", 0, 5, stop)
+    with urllib.request.urlopen(address) as answer:
+        page = answer.read().decode()
     assert '<meta http-equiv="refresh" content="5">' in page
     assert page.count("<svg") >= 4
     for text in ("Rows learnt", "Calibration", "Mean label", "How far the columns have moved"):
         assert text in page
     assert "http://" not in page.replace("http://www.w3.org", "")
-
-
-def test_the_page_is_served_until_it_is_stopped(run):
-    stop = threading.Event()
-    address = serve_page(run, "127.0.0.1", 0, 5, stop)
-    with urllib.request.urlopen(address) as answer:
-        assert "Rows learnt" in answer.read().decode()
     with urllib.request.urlopen(f"{address}status.json") as answer:
         assert json.load(answer)["samples"] == 40_000
     with pytest.raises(urllib.error.HTTPError, match="404") as error:
