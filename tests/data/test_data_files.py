@@ -1,16 +1,23 @@
-"""Many files are one log: cut anywhere, in folders, patterns and partitions, in the order of names or times."""
+"""Many files are one log: cut anywhere, in folders, patterns, partitions and stores, in the order of names or times."""
 
 import os
 import random
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import polars as pl
 import pytest
 import torch
 
+from cli_cases import click_log
 from data_cases import compress, write, written
-from sparsegroup.data import ClickLogError, Log, LogOptionError, is_prepared, open_log, prepare
+from object_store import BUCKET, ObjectStore, object_store
+from over import over
+from sparsegroup.data import ClickLogError, Log, LogOptionError, RawLog, is_prepared, open_log, prepare
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.raw.files import is_same, listed, short_name
 
@@ -19,7 +26,7 @@ PLAIN, TIMED, SPLIT = "label,a,b", "label,a,b,ts", "label,a,b,ts,split"
 
 
 def lines(header: str) -> list[str]:
-    """Rows whose values all differ from each other's, a bad one and a blank line among them."""
+    """Rows whose values all differ from each other's."""
     found = []
     for i in range(ROWS):
         row = {"label": i % 2, "a": f"v{i}", "b": f"w{i % 7}", "ts": 1_000_000 + i, "split": 2 if i >= 70 else 0}
@@ -31,10 +38,10 @@ def cut(folder: Path, header: str, rows: list[str], seed: int, suffix: str = "")
     """The rows in some files, one of them without any, each with the header."""
     generator = random.Random(seed)
     cuts = sorted(generator.choices(range(1, len(rows)), k=5))
-    cuts = [0, *cuts, cuts[2], len(rows)]
+    cuts = sorted([0, *cuts, cuts[2], len(rows)])
     folder.mkdir()
     files = []
-    for number, (begin, end) in enumerate(zip(sorted(cuts), sorted(cuts)[1:], strict=False)):
+    for number, (begin, end) in enumerate(pairwise(cuts)):
         text = "".join(f"{line}\n" for line in [header, *rows[begin:end]]).encode()
         files.append(written(folder / f"part-{number + 7}.csv{suffix}", compress(suffix, text) if suffix else text))
     return files
@@ -74,40 +81,29 @@ def test_a_log_in_many_files_is_the_log_in_one(seed: int, header: str, suffix: s
     assert prepared.identity == many.identity != alone.identity
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_bad_rows_and_blank_lines_are_told_by_the_line_in_their_file(seed: int, tmp_path: Path) -> None:
+def test_bad_rows_and_blank_lines_are_named_by_the_line_in_their_file(tmp_path: Path) -> None:
     rows = lines(TIMED)
-    generator = random.Random(seed)
-    for place in sorted(generator.sample(range(ROWS), 6), reverse=True):
-        rows.insert(place, generator.choice(["", "1,short", "7,x,y,3", "1,x,y,soon"]))
-    rows.insert(ROWS // 2, "7,x,y,3")
+    for place, line in ((60, ""), (45, "7,x,y,3"), (30, "1,short"), (12, "7,x,y,3"), (3, "")):
+        rows.insert(place, line)
+    wrong = ("1,short", "7,x,y,3")
     one = written(tmp_path / "one.csv", "\n".join([TIMED, *rows]))
-    files = cut(tmp_path / "logs", TIMED, rows, seed)
+    files = cut(tmp_path / "logs", TIMED, rows, 0)
     options: dict[str, Any] = {"on_bad_row": "skip", "max_bad": 0.5, "chunk_bytes": 170}
-    alone, many = open_log(one, **options), open_log(tmp_path / "logs", **options)
-    assert_same_rows(many, alone)
-    for bad, path in zip(many.bad, files, strict=True):  # type: ignore[attr-defined]
-        text = path.read_text().splitlines()
-        assert bad.source == str(path)
-        for number, _, _ in bad.samples:
-            assert text[number - 1].split(",")[0] == "7" or text[number - 1] in ("1,short", "1,x,y,soon")
-    wrong = [
-        (path, number)
+    many = open_log(tmp_path / "logs", **options)
+    assert_same_rows(many, open_log(one, **options))
+    found = [(bad.source, number) for bad in many.bad for number, _, _ in bad.samples]
+    expected = [
+        (str(path), number)
         for path in files
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if line in ("1,short", "7,x,y,3")  # a time that cannot be read is found as it is used
+        if line in wrong
     ]
-    with pytest.raises(ClickLogError, match=rf"^{wrong[0][0]}:{wrong[0][1]}: "):
+    assert found == expected
+    with pytest.raises(ClickLogError, match=rf"^{found[0][0]}:{found[0][1]}: "):
         open_log(tmp_path / "logs", chunk_bytes=170)
-
-
-def test_places_count_the_lines_of_all_files(tmp_path: Path) -> None:
-    rows = lines(TIMED)
-    rows[40:40] = ["", "7,x,y,3"]
-    cut(tmp_path / "logs", TIMED, rows, 0)
-    log = open_log(tmp_path / "logs", whole=True, on_bad_row="skip", max_bad=0.1)
+    log = open_log(tmp_path / "logs", whole=True, **options)  # places count the lines of all files
     places = [place for batch in log.batches(0, ROWS, 11) for place in log.places(0, batch).tolist()]
-    assert places == [*range(40), *range(42, ROWS + 2)]
+    assert places == [place for place, row in enumerate(rows) if row and row not in wrong]
 
 
 def test_a_test_log_may_be_many_files_too(tmp_path: Path) -> None:
@@ -121,9 +117,6 @@ def test_a_test_log_may_be_many_files_too(tmp_path: Path) -> None:
     assert open_log(train, test[1:]).identity != open_log([*train, test[0]], test[1:]).identity
 
 
-# Order
-
-
 def test_names_are_sorted_by_the_numbers_in_them(tmp_path: Path) -> None:
     names = ["b/1.csv", "a/day10.csv", "a/day9.csv", "a/day09.csv", "a/10/x.csv", "a/9/x.csv"]
     for name in names:
@@ -131,9 +124,8 @@ def test_names_are_sorted_by_the_numbers_in_them(tmp_path: Path) -> None:
         written(tmp_path / name, "label,a\n1,x\n")
     found = [file.name for file in listed(tmp_path)]
     assert found == ["a/9/x.csv", "a/10/x.csv", "a/day09.csv", "a/day9.csv", "a/day10.csv", "b/1.csv"]
-    assert [file.source for file in listed(tmp_path / name for name in names)] == [
-        str(tmp_path / name) for name in found
-    ]
+    sources = [file.source for file in listed(tmp_path / name for name in names)]
+    assert sources == [str(tmp_path / name) for name in found]
     given = listed([tmp_path / "b", tmp_path / "a" / "day*"], by_name=False)
     assert [file.name for file in given] == ["1.csv", "day09.csv", "day9.csv", "day10.csv"]
 
@@ -156,45 +148,38 @@ def test_files_are_sorted_by_the_first_time_in_each(kind: str, tmp_path: Path) -
         open_log(tmp_path / "out", sort_files="time")
 
 
-# Partitions
-
-
-def test_folders_with_a_key_add_a_column(tmp_path: Path) -> None:
+@over("kind", ["csv", "parquet"])
+def test_folders_with_a_key_add_a_column(kind: str, tmp_path: Path) -> None:
     days = ["2026-01-09", "2026-01-10", "__HIVE_DEFAULT_PARTITION__"]
-    for kind in ("csv", "parquet"):
-        for number, day in enumerate(days):
-            folder = tmp_path / kind / f"day={day}" / "city=S%C3%A3o%20Paulo"
-            folder.mkdir(parents=True)
-            frame = pl.DataFrame({"label": [0, 1], "a": [f"v{number}", "w"]})
-            write(frame, folder / f"0.{kind}")
+    for number, day in enumerate(days):
+        folder = tmp_path / kind / f"day={day}" / "city=S%C3%A3o%20Paulo"
+        folder.mkdir(parents=True)
+        write(pl.DataFrame({"label": [0, 1], "a": [f"v{number}", "w"]}), folder / f"0.{kind}")
     expected = pl.DataFrame({"label": [0, 1] * 3, "a": ["v0", "w", "v1", "w", "v2", "w"]}).with_columns(
         day=pl.Series([days[0], days[0], days[1], days[1], "", ""]), city=pl.lit("São Paulo")
     )
     expected.write_csv(tmp_path / "one.csv")
     alone = whole(open_log(tmp_path / "one.csv", columns="categorical"))
-    for kind in ("csv", "parquet"):
-        log = open_log(tmp_path / kind, columns="categorical")
-        assert log.fields == ("a", "day", "city")
-        assert whole(log).keys.tolist() == alone.keys.tolist()
-        prepared, _ = prepare(
-            [f"{tmp_path}/{kind}/*/city=*"], tmp_path / f"out {kind}", vocabulary=True, columns="categorical"
-        )
-        assert whole(prepared).keys.tolist() == alone.keys.tolist()
-        assert prepared.vocabulary is not None
-        assert set(pl.read_parquet(prepared.vocabulary).filter(field="day")["value"]) == {*days[:2], ""}
-        one_day = open_log(f"{tmp_path}/{kind}/day={days[1]}", columns="categorical")
-        assert one_day.fields == log.fields  # as when all days are read
-        assert open_log(tmp_path / kind, exclude=["day", "city"]).fields == ("a",)
+    log = open_log(tmp_path / kind, columns="categorical")
+    assert log.fields == ("a", "day", "city")
+    assert whole(log).keys.tolist() == alone.keys.tolist()
+    prepared, _ = prepare(
+        [f"{tmp_path}/{kind}/*/city=*"], tmp_path / f"out {kind}", vocabulary=True, columns="categorical"
+    )
+    assert whole(prepared).keys.tolist() == alone.keys.tolist()
+    assert prepared.vocabulary is not None
+    assert set(pl.read_parquet(prepared.vocabulary).filter(field="day")["value"]) == {*days[:2], ""}
+    one_day = open_log(f"{tmp_path}/{kind}/day={days[1]}", columns="categorical")
+    assert one_day.fields == log.fields  # as when all days are read
+    assert open_log(tmp_path / kind, exclude=["day", "city"]).fields == ("a",)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_the_columns_are_understood_from_the_first_rows_of_the_log_and_the_folders_of_all_its_files(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    price = [f"{i * 7919 % 1009 / 10:.1f}" for i in range(400)]
-    frame = pl.DataFrame(
-        {"label": [i % 2 for i in range(400)], "item": [f"v{i % 9}" for i in range(400)], "price": price}
-    )
+    rows, price = range(400), [f"{i * 7919 % 1009 / 10:.1f}" for i in range(400)]
+    frame = pl.DataFrame({"label": [i % 2 for i in rows], "item": [f"v{i % 9}" for i in rows], "price": price})
     for day in range(8):
         folder = tmp_path / "logs" / f"day=2026-01-0{day + 1}" / f"v={day % 2}"
         folder.mkdir(parents=True)
@@ -221,7 +206,7 @@ def test_a_column_of_the_file_goes_before_that_of_its_folder_whose_value_is_part
 # What is read, and what is not
 
 
-def test_what_is_hidden_or_empty_is_passed_over(tmp_path: Path) -> None:
+def test_hidden_and_empty_files_are_passed_over_and_names_that_exist_are_no_patterns(tmp_path: Path) -> None:
     good = written(tmp_path / "log.csv", "label,a\n" + "1,x\n" * 20)
     for name in ("_SUCCESS", ".log.csv.crc", "_temporary/0.csv", ".git/x", "empty.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -229,9 +214,6 @@ def test_what_is_hidden_or_empty_is_passed_over(tmp_path: Path) -> None:
     for asked in (tmp_path, tmp_path / "*", tmp_path / "**", tmp_path / "**" / "*.csv"):
         assert [file.source for file in listed(asked)] == [str(good)]
     assert [file.name for file in listed(tmp_path / "_tem*")] == ["_temporary/0.csv"]
-
-
-def test_a_name_that_exists_is_no_pattern_and_a_uri_of_this_machine_is_a_path(tmp_path: Path) -> None:
     (tmp_path / "logs[1]").mkdir()
     one = written(tmp_path / "logs[1]" / "day[1]*.csv", "label,a\n1,x\n")
     written(tmp_path / "logs[1]" / "day1x.csv", "label,b\n1,x\n")
@@ -257,14 +239,14 @@ def test_what_is_wrong_with_files_is_said_with_their_names(tmp_path: Path) -> No
     assert len(set(whole(open_log(tmp_path)).keys[:, 1].tolist())) == 1  # in another order they are the same
     parquet = tmp_path / "3.parquet"
     pl.DataFrame({"label": [1], "a": ["x"], "b": ["y"]}).write_parquet(parquet)
-    with pytest.raises(ClickLogError, match=rf"^{parquet}:1: is not the same kind of file as {first}"):
-        open_log(tmp_path)
-    with pytest.raises(ClickLogError, match=r"1\.csv is in it twice"):
-        open_log([first, tmp_path / "*.csv"])
-    with pytest.raises(ClickLogError, match=r"nothing-\*: matches no files$"):
-        open_log(tmp_path / "nothing-*")
-    with pytest.raises(ClickLogError, match="one at least"):
-        open_log([])
+    for given, message in (
+        (tmp_path, rf"^{parquet}:1: is not the same kind of file as {first}"),
+        ([first, tmp_path / "*.csv"], r"1\.csv is in it twice"),
+        (tmp_path / "nothing-*", r"nothing-\*: matches no files$"),
+        ([], "one at least"),
+    ):
+        with pytest.raises(ClickLogError, match=message):
+            open_log(given)
     with pytest.raises(FileNotFoundError):
         open_log([first, tmp_path / "gone"])
 
@@ -333,3 +315,106 @@ def test_many_files_leave_none_open(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     assert len(list(log.batches(0, 240, 60))) == 4
     assert len(os.listdir("/proc/self/fd")) < len(before) + 50
+
+
+# Stores
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with object_store() as store:
+        yield store
+
+
+@pytest.fixture
+def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.mark.parametrize("suffix", ["", ".xz", ".zst"])
+def test_a_text_in_a_store_is_that_on_a_disk(suffix: str, store: ObjectStore, tmp_path: Path) -> None:
+    text = click_log(tmp_path / "log.csv", 500).read_bytes()
+    path = written(tmp_path / f"log of a day.csv{suffix}", compress(suffix, text) if suffix else text)
+    uri = store.put(path, f"text/{path.name}")
+    there, here = open_log(uri, chunk_bytes=2_000), open_log(path)
+    assert_same_rows(there, here)
+    assert (there.identity, there.name) == (here.identity, uri)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_partitions_in_a_store_are_those_on_a_disk(suffix: str, store: ObjectStore, tmp_path: Path) -> None:
+    frame = pl.read_csv(click_log(tmp_path / "log.csv", 600))
+    for day in range(3):
+        folder = tmp_path / "logs" / f"day={day + 8}"
+        folder.mkdir(parents=True)
+        write(frame[200 * day : 200 * day + 200], folder / f"0{suffix}")
+    (tmp_path / "logs" / "_SUCCESS").touch()
+    uri = store.put(tmp_path / "logs", f"by day/{suffix[1:]}")
+    here = open_log(tmp_path / "logs")
+    assert here.fields == ("color", "size", "day")
+    patterns = ("/", "/day=*/", f"/day=*/0{suffix}", f"/**/0{suffix}", "/day=[0-9]*")
+    for pattern in ("", *(patterns if suffix == ".parquet" else ())):
+        there = open_log(uri + pattern)
+        assert there.identity == here.identity, pattern
+        assert_same_rows(there, here)
+    assert len(open_log(f"{uri}/day=1*")) == 200
+    assert len(open_log([f"{uri}/day=10", f"{uri}/day=9"])) == 400
+
+
+def test_a_store_may_be_named_in_the_uri(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    path = click_log(tmp_path / "log.csv", 100)
+    server.put(path, "named/log.csv")
+    query = f"scheme=http&endpoint_override={server.address}&region=us-east-1"
+    there = open_log(f"s3://nobody:nothing@{BUCKET}/named/*.csv?{query}")
+    assert_same_rows(there, open_log(path))
+    assert there.name == f"s3://{BUCKET}/named/*.csv?{query}"  # and not the keys
+
+
+def test_a_log_in_a_store_is_prepared_and_that_it_has_changed_is_an_error(store: ObjectStore, tmp_path: Path) -> None:
+    uri = store.put(click_log(tmp_path / "log.csv", 400), "prepared/log.csv")
+    done, again = (prepare([uri], tmp_path / "out", chunk_bytes=1_000)[0] for _ in range(2))
+    assert_same_rows(done, open_log(tmp_path / "log.csv"))
+    assert again.manifest.id == done.manifest.id
+    folder = store.put(tmp_path / "out", "prepared/out")
+    with pytest.raises(ClickLogError, match="is a prepared log, which is read from a disk and by itself"):
+        open_log(folder)
+    log = open_log(uri)
+    store.put(click_log(tmp_path / "log.csv", 100), "prepared/log.csv")
+    with pytest.raises(ClickLogError, match=rf"^{uri}: has changed since its rows were counted"):
+        whole(log)
+
+
+def test_what_is_not_in_a_store_is_said_with_its_uri(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        open_log(f"s3://{BUCKET}/no/such.csv")
+    assert (missing.value.filename, missing.value.strerror) == (f"s3://{BUCKET}/no/such.csv", "no such file")
+    with pytest.raises((ClickLogError, FileNotFoundError)) as gone:
+        open_log("s3://no-such-bucket/log.csv")
+    assert "s3://no-such-bucket/log.csv" in f"{gone.value} {getattr(gone.value, 'filename', '')}"
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    for uri, message in (
+        (f"s3://{BUCKET}/no/*", rf"^s3://{BUCKET}/no/\*: matches no files$"),
+        ("foo://x/log.csv", r"^foo://x/log\.csv: Protocol not known: foo"),
+        ("adl://x/*", r"^adl://x/\*: .*adlfs"),
+    ):
+        with pytest.raises(ClickLogError, match=message):
+            open_log(uri)
+
+
+def test_what_pyarrow_does_not_open_fsspec_may(tmp_path: Path) -> None:
+    here = click_log(tmp_path / "log.csv", 300)
+    text = here.read_bytes()
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/logs/day=1/log.csv.gz": compress(".gz", text), "/one/log.csv": text})
+    try:
+        assert_same_rows(open_log("memory://one/log.csv", chunk_bytes=700), open_log(here))
+        there: RawLog = open_log("memory://logs/day=*/*.gz", columns="categorical")
+        assert (there.fields, there.train_rows) == (("color", "size", "day"), 270)
+        assert [len(batch) for batch in there.batches(250, 300, 30)] == [30, 20]
+        assert len(open_log("memory://logs")) == 300
+    finally:
+        memory.rm("/", recursive=True)

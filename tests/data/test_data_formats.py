@@ -1,8 +1,9 @@
-"""Raw logs of every format, and what is made of them."""
+"""Raw logs of every format, and what is made of them; schemas and options that say how a log is read."""
 
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -10,6 +11,7 @@ import pytest
 
 from data_cases import (
     AGENTS,
+    AVAZU,
     INTEGERS,
     PRICES,
     SCHEMA,
@@ -23,11 +25,12 @@ from data_cases import (
     written,
 )
 from over import over
+from sparsegroup.data import ClickLogError, LogOptionError, open_log, prepare
 from sparsegroup.data.formats import avazu, criteo, ipinyou
 from sparsegroup.data.keys import keys_of
-from sparsegroup.data.preparation import prepare
+from sparsegroup.data.open import format_of
+from sparsegroup.data.raw.files import raw_file
 from sparsegroup.data.schema import LogFormat, read_schema
-from sparsegroup.errors import ClickLogError
 
 
 def test_avazu(tmp_path: Path) -> None:
@@ -48,34 +51,26 @@ def test_avazu(tmp_path: Path) -> None:
     assert rows_of(two).keys[:, :2].tolist() == keys([["2", "00"], ["2", "00"], ["2", "23"], ["3", "00"], ["3", "05"]])
     raw, _ = prepare([path], tmp_path / "raw", avazu("raw"))
     assert rows_of(raw).keys[:, 0].tolist() == keys_of(hours, 0).tolist()
-    with pytest.raises(ClickLogError, match="read in another way"):
-        prepare([path], tmp_path / "raw", avazu("hour"))
-    unordered = avazu_log(tmp_path / "unordered.csv", ["14102100", "14102200", "14102123"])
-    with pytest.raises(ClickLogError, match="order of time"):  # of which its last day is the test set
-        prepare([unordered], tmp_path / "unordered", chunk_bytes=200)
 
 
-def test_criteo_numbers_as_logarithms(tmp_path: Path) -> None:
-    path = criteo_log(tmp_path / "train.txt", INTEGERS, rows=15)
-    log, _ = prepare([path], tmp_path / "out")
-    manifest = log.manifest
-    assert (manifest.dataset, len(manifest.fields), len(manifest.numbers)) == ("criteo", 26, 13)
-    assert (manifest.rows, manifest.train_rows) == (15, 12)
-    rows = rows_of(log)
-    expected = [math.copysign(math.log1p(abs(int(x or 0))), int(x or 0)) for x in INTEGERS]
-    np.testing.assert_allclose(rows.numbers[7], expected, rtol=1e-6)
+@pytest.mark.parametrize("numbers", ["log", "buckets"])
+def test_criteo(numbers: Literal["log", "buckets"], tmp_path: Path) -> None:
+    log, _ = prepare([criteo_log(tmp_path / "train.txt", INTEGERS, rows=15)], tmp_path / "out", criteo(numbers))
+    manifest, rows = log.manifest, rows_of(log)
+    assert (manifest.dataset, manifest.rows, manifest.train_rows) == ("criteo", 15, 12)
     assert rows.times.tolist() == list(range(1, 16))
-    assert rows.keys[10].tolist() == keys([[f"a{j}" for j in range(25)] + [""]])[0]
-    assert manifest.features["C26"] == (1, 1)
-    assert manifest.features["C1"] == (15, 12)
-
-
-def test_criteo_numbers_as_buckets(tmp_path: Path) -> None:
-    log, _ = prepare([criteo_log(tmp_path / "train.txt", INTEGERS)], tmp_path / "out", criteo("buckets"))
-    assert (len(log.manifest.fields), log.manifest.numbers) == (39, ())
-    buckets = [x if not x or int(x) <= 2 else str(math.floor(math.log(int(x)) ** 2)) for x in INTEGERS]
-    assert buckets[4] == "1"
-    assert rows_of(log).keys[0].tolist() == keys([buckets + [f"0{j}" for j in range(25)] + [""]])[0]
+    assert (manifest.features["C26"], manifest.features["C1"]) == ((1, 1), (15, 12))
+    texts = [f"a{j}" for j in range(25)] + [""]
+    if numbers == "log":
+        assert (len(manifest.fields), len(manifest.numbers)) == (26, 13)
+        expected = [math.copysign(math.log1p(abs(int(x or 0))), int(x or 0)) for x in INTEGERS]
+        np.testing.assert_allclose(rows.numbers[7], expected, rtol=1e-6)
+        assert rows.keys[10].tolist() == keys([texts])[0]
+    else:
+        assert (len(manifest.fields), manifest.numbers) == (39, ())
+        buckets = [x if not x or int(x) <= 2 else str(math.floor(math.log(int(x)) ** 2)) for x in INTEGERS]
+        assert buckets[4] == "1"
+        assert rows.keys[10].tolist() == keys([buckets + texts])[0]
 
 
 AVAZU_HOURS = ["14102100", "14102101"]
@@ -154,10 +149,6 @@ def test_csv_with_a_header(tmp_path: Path) -> None:
     assert rows.labels.tolist() == [0, 1, 1, 0]
     assert rows.keys.tolist() == keys([["red", ""], ["blue", "2"], ["green", "2"], ["red", "1"]])
 
-    mixed = written(tmp_path / "mixed.csv", "\n".join([*lines, "0,9,7,red,1,1"]))
-    with pytest.raises(ClickLogError, match=r"split=2 \(test\) must come last"):
-        prepare([mixed], tmp_path / "mixed", chunk_bytes=40)
-
 
 def test_a_log_of_its_own_for_the_test_set(tmp_path: Path) -> None:
     days = [avazu_log(tmp_path / f"{i}.txt", ["14102100", "14102200", "14102200"]) for i in range(2)]
@@ -198,7 +189,7 @@ def test_a_schema_file(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
+@over(
     ("text", "message"),
     [
         ("label: click\ncategorial: [a]", "no setting 'categorial'; did you mean 'categorical'?"),
@@ -212,6 +203,13 @@ def test_a_schema_file(tmp_path: Path) -> None:
         ("label: a\nseparator: é", "separator: string should match pattern"),
         ("label: a\ncategorical: [b, b]", "column 'b' appears twice"),
         ("label: a\ncategorical: [b]\nnumeric: [b]", "column 'b' appears twice"),
+        ("columns: {a: category}", "label is missing"),
+        ("columns: {a: float, y: label}", "a column is one of"),
+        ("label: y\ncategorical: [a]\ncolumns: {a: category}", "categorical and columns cannot both be given"),
+        ("columns: {a: label, y: label}", "columns 'a' and 'y' cannot both be the label"),
+        ("label: a\ncategorical: [b]\nsplit: c\ntest_fraction: 0.3", "split and test_fraction cannot both be given"),
+        ("label: a\ntest_fraction: 1.0", "test_fraction: input should be"),
+        ("label: a\ntest_fraction: .nan", "test_fraction: input should be"),
         ("label: a\ncategorical: [a]", "column 'a' appears twice"),
     ],
 )
@@ -284,18 +282,113 @@ def test_what_a_columnar_log_may_hold(tmp_path: Path) -> None:
     assert rows_of(log).numbers[:, 0].tolist() == [np.float32(1e20), -1.0]  # no integer is that large
 
 
-def test_a_column_that_appears_twice_is_refused_if_it_is_read(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.csv", "label,a,b,b\n0,x,y,z\n")
-    with pytest.raises(ClickLogError, match=r"log.csv:1: column 'b' appears 2 times"):
-        prepare([path], tmp_path / "out", LogFormat("log", "label", ("a", "b")))
-    assert len(prepare([path], tmp_path / "out", LogFormat("log", "label", ("a",)))[0]) == 1
-
-
-@pytest.mark.parametrize(("separator", "value"), [(",", "b"), ("\t", '"b"')])
+@over(("separator", "value"), [(",", "b"), ("\t", '"b"')])
 def test_quotes_enclose_a_value_in_csv_and_are_part_of_it_between_tabs(
     tmp_path: Path, separator: str, value: str
 ) -> None:
     content = f'y{separator}a\n1{separator}"b"\n0{separator}c\n'
     log_format = LogFormat("log", "y", ("a",), separator=separator)
-    log, _ = prepare([written(tmp_path / "log.txt", content)], tmp_path / "out", log_format)
+    log = open_log(written(tmp_path / "log.txt", content), format=log_format)
     assert rows_of(log).keys.tolist() == keys([[value], ["c"]])
+
+
+# What a log's header and options make of it
+
+COLUMNS = "id, clicked, color, size, ts, label"
+
+
+def chosen(log: Path, test: Path | None = None, **options: Any) -> LogFormat:
+    return format_of([raw_file(log)], [] if test is None else [raw_file(test)], **options)
+
+
+def header_log(path: Path, rows: int = 57) -> Path:
+    lines = [COLUMNS.replace(" ", "")] + [f"{i},{i % 2},c{i % 5},{i % 3},{i},l{i}" for i in range(rows)]
+    return written(path, "\n".join(lines))
+
+
+def test_label_and_exclude_say_what_the_columns_of_a_header_are(tmp_path: Path) -> None:
+    path = header_log(tmp_path / "log.csv")
+    log = chosen(path, label="clicked", exclude=["label", "size"])
+    assert (log.label, log.fields, log.time, log.split) == ("clicked", ("color",), "ts", "last-fraction")
+    by_name = chosen(path)
+    assert (by_name.label, by_name.fields) == ("label", ("clicked", "color", "size"))
+    split = written(tmp_path / "split.csv", "split,a,ts\n1,x,3\n")  # their names do not say that they are not the label
+    assert chosen(split, label="split").split_column is None
+    assert chosen(split, label="ts").time is None
+    assert chosen(written(tmp_path / "none.csv", ",label,a\n0,1,x\n"), exclude=[""]).fields == ("a",)
+    another = "such as `label` clicked (0 or 1 in each row). "
+    for options, message in (
+        ({"label": "click"}, f"no label column 'click'; name it with `label`, {another}The columns are {COLUMNS}"),
+        ({"exclude": ["size", "sise"]}, f"no column 'sise' to exclude. The columns are {COLUMNS}"),
+    ):
+        with pytest.raises(ClickLogError) as raised:
+            chosen(path, **options)
+        assert str(raised.value) == f"{path}:1: {message}"
+    # What is requested goes before what the log looks like.
+    assert chosen(path, criteo_numbers="buckets").fields == criteo("buckets").fields
+    assert chosen(path, avazu_hour="weekday-hour").variant == "weekday-hour"
+    assert chosen(path, dataset="ipinyou").name == "ipinyou"
+    assert chosen(written(tmp_path / "avazu.csv", AVAZU)).fields == avazu().fields
+
+
+def test_the_test_set_is_the_fraction_of_the_rows(tmp_path: Path) -> None:
+    path = header_log(tmp_path / "log.csv")
+    for number, fraction in enumerate((0.0, 0.1, 0.25, 1e-9)):
+        log = chosen(path, label="clicked", exclude=["label"], test_fraction=fraction)
+        expected = 57 - round(57 * fraction)
+        assert open_log(path, format=log).train_rows == expected
+        assert prepare([path], tmp_path / f"{number}", log)[0].train_rows == expected
+    with pytest.raises(ClickLogError, match="no training rows; all 57 are for testing"):
+        open_log(path, label="clicked", test_fraction=0.999)
+    for wrong in (1.0, -0.1, math.nan):
+        with pytest.raises(ValueError, match=r"test_fraction must be in \[0, 1\), got "):
+            chosen(path, test_fraction=wrong)
+    for given, expected_fraction in (("", 0.1), ("test_fraction: 0.3", 0.3), ("test_fraction: 0", 0.0)):
+        schema = written(tmp_path / "schema.yaml", "label: a\ncategorical: [b]\n" + given)
+        log = chosen(Path("any.csv"), schema=schema)
+        assert (log.split, log.test_fraction) == ("last-fraction", expected_fraction)
+
+
+LABEL: dict[str, Any] = {"label": "click"}
+EXCLUDE: dict[str, Any] = {"exclude": ["a"]}
+FRACTION: dict[str, Any] = {"test_fraction": 0.1}
+SCHEMA_GIVEN: dict[str, Any] = {"schema": Path("s.yaml")}
+OF_A_HEADER = " is for logs whose columns come from a header; the format "
+
+
+@over(
+    ("log", "options", "message"),
+    [
+        ("log.csv", {**SCHEMA_GIVEN, "dataset": "criteo"}, "`schema` and `dataset` cannot both be given"),
+        ("log.csv", {"test": Path("t.csv"), **FRACTION}, "`test_fraction` and `test` cannot both be given"),
+        ("log.csv", {"criteo_numbers": "buckets", "dataset": "avazu"}, "`criteo_numbers` is for Criteo's log"),
+        ("log.csv", {"criteo_numbers": "buckets", **SCHEMA_GIVEN}, "`criteo_numbers` is for Criteo's log"),
+        ("log.csv", {"avazu_hour": "raw", "dataset": "criteo"}, "`avazu_hour` is for Avazu's log"),
+        ("log.csv", {"avazu_hour": "raw", "criteo_numbers": "buckets"}, "`avazu_hour` is for Avazu's log"),
+        ("split.csv", FRACTION, "`test_fraction` is for logs without a column 'split', which marks the test rows of"),
+        ("log.csv", {**SCHEMA_GIVEN, **LABEL}, "`label` and `schema` cannot both be given"),
+        ("log.csv", {**SCHEMA_GIVEN, **EXCLUDE}, "`exclude` and `schema` cannot both be given"),
+        ("log.csv", {**SCHEMA_GIVEN, **FRACTION}, "`test_fraction` and `schema` cannot both be given"),
+        ("log.csv", {"dataset": "criteo", **LABEL}, f"`label`{OF_A_HEADER}'criteo'"),
+        ("log.csv", {"dataset": "ipinyou", **EXCLUDE}, f"`exclude`{OF_A_HEADER}'ipinyou'"),
+        ("log.csv", {"avazu_hour": "raw", **FRACTION}, f"`test_fraction`{OF_A_HEADER}'avazu'"),
+        ("criteo.txt", EXCLUDE, f"`exclude`{OF_A_HEADER}'criteo'"),
+        ("avazu.csv", LABEL, f"`label`{OF_A_HEADER}'avazu'"),
+        ("ipinyou.txt", FRACTION, f"`test_fraction`{OF_A_HEADER}'ipinyou'"),
+        ("svm.txt", LABEL, f"`label`{OF_A_HEADER}'libsvm'"),
+    ],
+)
+def test_options_that_do_not_go_together_are_both_named(
+    log: str, options: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    header_log(tmp_path / "log.csv")
+    written(tmp_path / "split.csv", "label,a,split\n")
+    criteo_log(tmp_path / "criteo.txt", INTEGERS)
+    avazu_log(tmp_path / "avazu.csv", [])
+    ipinyou_log(tmp_path / "ipinyou.txt", [])
+    written(tmp_path / "svm.txt", "1 2:1 3:1")
+    with pytest.raises(LogOptionError, match=r"^`") as raised:
+        chosen(Path(log), **options)
+    assert message in str(raised.value)
+    assert not isinstance(raised.value, ClickLogError)

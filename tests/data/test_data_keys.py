@@ -24,22 +24,18 @@ def key(value: str, field: int) -> int:
     return unsigned - (1 << 64) if unsigned >> 63 else unsigned
 
 
-@pytest.mark.parametrize("field", [0, 1, 21, 127, 128, 255])
-def test_a_key_is_the_field_over_the_hash_of_the_value(field: int) -> None:
-    keys = keys_of(list(XXH3_64), field)
-    assert keys.dtype == np.int64
-    assert keys.tolist() == [key(value, field) for value in XXH3_64]
-    assert fields_of(keys).tolist() == [field] * len(XXH3_64)
+def test_a_key_is_the_field_over_the_hash_of_the_value() -> None:
+    every = [keys_of(list(XXH3_64), field) for field in range(MOST_FIELDS)]
+    for field, keys in enumerate(every):
+        assert keys.dtype == np.int64
+        assert keys.tolist() == [key(value, field) for value in XXH3_64]
+        assert fields_of(keys).tolist() == [field] * len(XXH3_64)
+    assert len(np.unique(np.concatenate(every))) == len(XXH3_64) * 256  # no two fields share a key
 
 
-def test_a_missing_value_is_the_empty_string_whose_key_is_known() -> None:
-    assert keys_of([""], 0).tolist() == [0x06800538D394C2]
-    assert keys_of([""], 255).tolist() == [0x06800538D394C2 - (1 << 56)]
+def test_a_missing_value_is_the_empty_string_and_containers_make_no_difference() -> None:
     missing, empty = keys_of([None, ""], 3)
     assert missing == empty == keys_of([None], 3) == keys_of(pl.Series([None], dtype=pl.Null), 3)
-
-
-def test_series_arrow_arrays_and_lists_have_the_same_keys() -> None:
     values = ["a", None, "b", "a"]
     series = pl.Series(values)
     assert keys_of(series, 2).tolist() == keys_of(values, 2).tolist() == keys_of(series.to_arrow(), 2).tolist()
@@ -50,12 +46,6 @@ def test_series_arrow_arrays_and_lists_have_the_same_keys() -> None:
 def test_an_arrow_array_has_the_values_and_dtype_of_its_numpy_array(dtype: type) -> None:
     for values in (np.arange(10, dtype=dtype), np.arange(10, dtype=dtype)[::2]):
         assert arrow_of(values).equals(pa.array(values))
-
-
-def test_no_two_fields_share_a_key() -> None:
-    keys = np.concatenate([keys_of(list(XXH3_64), field) for field in range(MOST_FIELDS)])
-    assert len(np.unique(keys)) == len(XXH3_64) * MOST_FIELDS
-    assert (fields_of(keys) == np.repeat(np.arange(MOST_FIELDS), len(XXH3_64))).all()
 
 
 def test_expected_collisions_are_those_of_the_birthday_problem() -> None:

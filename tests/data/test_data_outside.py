@@ -25,21 +25,23 @@ def pipe_file(path: Path, *more: str) -> Path:
     return written(path, "\n".join(["|".join(map(str, row)) for row in ROWS] + list(more)))
 
 
-@pytest.fixture
-def registered() -> Iterator[None]:
-    FORMATS.append(PIPE)
-    yield
-    FORMATS.remove(PIPE)
-
-
 def test_a_format_of_another_package_is_given_to_those_who_read(tmp_path: Path) -> None:
     path = pipe_file(tmp_path / "clicks.txt")
     prepared, _ = prepare([path], tmp_path / "out", pipe_log())
     log = open_log(path, format=pipe_log())
     assert rows_of(log).keys.tolist() == rows_of(prepared).keys.tolist() == keys(EXPECTED)
     assert rows_of(log).labels.tolist() == [row[3] for row in ROWS]
+    with pytest.raises(LogOptionError, match=r"^`dataset` is one of auto, criteo, avazu, ipinyou, got 'pipe'"):
+        open_log(path, dataset="pipe")  # type: ignore[arg-type]
     with pytest.raises(LogOptionError, match=r"^`format` is for raw logs; .*out is a folder, prepared already"):
         open_log(tmp_path / "out", format=pipe_log())
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    FORMATS.append(PIPE)
+    yield
+    FORMATS.remove(PIPE)
 
 
 @pytest.mark.usefixtures("registered")
@@ -53,12 +55,6 @@ def test_a_format_of_another_package_is_told_from_a_logs_first_line(tmp_path: Pa
     with pytest.raises(LogOptionError, match=r"^`label` is for logs whose columns come .*the format 'pipe'"):
         open_log(path, label="x")
     assert open_log(path, dataset="pipe", on_bad_row="skip", max_bad=0.1).identity == log.identity  # type: ignore[arg-type]
-
-
-def test_a_data_set_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    path = pipe_file(tmp_path / "clicks.txt")
-    with pytest.raises(LogOptionError, match=r"^`dataset` is one of auto, criteo, avazu, ipinyou, got 'pipe'"):
-        open_log(path, dataset="pipe")  # type: ignore[arg-type]
 
 
 class JsonLines(RawFile):

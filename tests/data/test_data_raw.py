@@ -1,6 +1,10 @@
-"""A raw log gives the batches of what `prepare` makes of it, whatever its format, compression, chunks and bad rows."""
+"""A raw log gives the batches of what `prepare` makes of it, whatever its format, compression, chunks and bad rows.
+
+It is sent to other processes as what it knows, as other logs are.
+"""
 
 import gzip
+import pickle
 import random
 import re
 import threading
@@ -10,8 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import polars as pl
+import pyarrow.fs as fs
 import pytest
 import torch
 
@@ -31,9 +37,22 @@ from data_cases import (
     write,
     written,
 )
-from sparsegroup.data import ClickLogError, PreparedLog, RawLog, open_log, prepare
+from estimator_cases import rows
+from sparsegroup.data import (
+    ClickLogError,
+    FrameLog,
+    Log,
+    PreparedLog,
+    RawLog,
+    ShuffledLog,
+    SyntheticConfig,
+    open_log,
+    prepare,
+    synthetic_log,
+)
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import avazu, criteo
+from sparsegroup.data.raw import raw_log as raw_log_module
 from sparsegroup.data.raw.files import raw_file, source_of
 from sparsegroup.data.schema import LogFormat
 
@@ -71,10 +90,12 @@ def agents_log(path: Path, rows: int) -> Path:
     return ipinyou_log(path, [(agents[i % len(agents)], prices[i % 5]) for i in range(rows)])
 
 
-def columnar_log(path: Path) -> Path:
+def columnar_log(path: Path, spoilt: int = 1000) -> Path:
+    """A row whose time is `spoilt` in each eleven has no label."""
     rows = range(83)
+    labels = [2 if i % 11 == spoilt else i % 2 for i in rows]
     frame = pl.DataFrame(
-        {"label": [i % 2 for i in rows], "a": [f"v{i % 5}" for i in rows], "n": [i / 2 for i in rows], "ts": list(rows)}
+        {"label": labels, "a": [f"v{i % 5}" for i in rows], "n": [i / 2 for i in rows], "ts": list(rows)}
     )
     return write(frame, path, 10)
 
@@ -83,19 +104,12 @@ Case = Callable[[Path], tuple[list[Path], LogFormat | None]]
 CASES: dict[str, Case] = {
     "avazu": lambda at: ([avazu_log(at / "train.csv", HOURS)], None),
     "avazu of one day": lambda at: ([avazu_log(at / "train.csv", HOURS[:24])], avazu("weekday-hour")),
-    "avazu and a test log": lambda at: (
-        [avazu_log(at / f"{i}.csv", HOURS[i : 30 + i]) for i in range(2)],
-        avazu("raw"),
-    ),
-    "criteo": lambda at: ([criteo_log(at / "train.txt", INTEGERS, 83)], None),
+    "avazu and a test log": lambda at: ([avazu_log(at / f"{i}.csv", HOURS[i : 30 + i]) for i in range(2)], None),
     "criteo buckets": lambda at: ([criteo_log(at / "train.txt", INTEGERS, 83)], criteo("buckets")),
     "ipinyou": lambda at: ([agents_log(at / "train.txt", 60), agents_log(at / "test.txt", 23)], None),
     "libsvm": lambda at: ([svm_log(at / "train.txt")], None),
-    "libsvm and a test log": lambda at: ([svm_log(at / f"{i}.txt") for i in range(2)], None),
     "last fraction": lambda at: ([csv_log(at / "log.csv")], CSV),
-    "no test set": lambda at: ([csv_log(at / "log.csv")], replace(CSV, test_fraction=0.0)),
     "split column": lambda at: ([split_log(at / "log.csv")], None),
-    "lists and weights": lambda at: ([rich_log(at / "log.csv")], RICH),
     "lists and weights, no time": lambda at: ([rich_log(at / "log.csv")], replace(RICH, time=None)),
     "lists and weights in two": lambda at: ([rich_log(at / f"{i}.csv", 40 + i) for i in range(2)], RICH),
 }
@@ -138,10 +152,30 @@ def assert_same_log(logs: list[Path], raw: RawLog, prepared: PreparedLog, ranges
         borders = range(max(start, 0), min(stop, rows), size)
         expected = [whole[begin : min(begin + size, stop)] for begin in borders]
         assert_same(list(raw.batches(start, stop, size)), expected)
+        assert_same(list(prepared.batches(start, stop, size)), expected)
+
+
+ATTRIBUTES = (
+    *("name", "fields", "lists", "numbers", "train_rows", "hash", "labelled", "weighted", "timed", "bad_rows"),
+    *("notes", "identity", "columns", "findings", "vocabulary", "features"),
+)
+
+
+def assert_same_when_sent(log: Log) -> tuple[Log, int]:
+    """The log as another process gets it, and how many bytes that takes."""
+    content = pickle.dumps(log)
+    there: Log = pickle.loads(content)
+    assert len(there) == len(log)
+    assert [getattr(there, name) for name in ATTRIBUTES] == [getattr(log, name) for name in ATTRIBUTES]
+    for start, stop in ((0, len(log)), (len(log) // 2, len(log) // 2 + 9)):
+        assert_same(list(there.batches(start, stop, 7)), list(log.batches(start, stop, 7)))
+    return there, len(content)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_batches_are_those_of_the_prepared_log(name: str, tmp_path: Path) -> None:
+def test_the_batches_are_those_of_the_prepared_log_also_in_another_process(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs, log_format = CASES[name](tmp_path)
     prepared, _ = prepare(logs, tmp_path / "out", log_format, chunk_bytes=3000)
     for chunks in (15, 1):
@@ -149,6 +183,9 @@ def test_the_batches_are_those_of_the_prepared_log(name: str, tmp_path: Path) ->
         raw = raw_log(logs, format=log_format, chunk_bytes=chunk_bytes, threads=1 + chunks % 3)
         assert_same_log(logs, raw, prepared)
         assert (raw.features, raw.name) == (None, str(logs[0]))
+    monkeypatch.setattr(raw_log_module.RawLog, "_count", None)  # it is not counted there
+    assert_same_when_sent(raw)
+    assert assert_same_when_sent(prepared)[1] < 10_000
 
 
 def with_bad_rows(path: Path, seed: int) -> None:
@@ -196,22 +233,48 @@ def test_the_same_of_a_compressed_log(suffix: str, tmp_path: Path) -> None:
     assert_same_log([path], open_log(path, format=RICH, chunk_bytes=200), prepared)
 
 
-@pytest.mark.parametrize("on_bad_row", ["error", "skip"])
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_the_same_of_a_columnar_log(
-    suffix: str, on_bad_row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_of_a_columnar_log(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsegroup.data.raw.columnar._ROWS", 7)
-    path = columnar_log(tmp_path / f"log{suffix}")
-    if on_bad_row == "skip":
-        frame = pl.read_parquet(path) if suffix == ".parquet" else pl.read_ipc(path)
-        frame = frame.with_columns(label=pl.when(pl.col("ts") % 11 == 5).then(2).otherwise("label"))
-        write(frame, path, 10)
-    options = {"on_bad_row": on_bad_row, "max_bad": 0.5}
-    for number, log_format in enumerate([None, LogFormat("log", "label", ("a",), ("n",), time="ts")]):
-        prepared, _ = prepare([path], tmp_path / f"out{number}", log_format, **options)  # type: ignore[arg-type]
-        assert (len(prepared) < 83) == (on_bad_row == "skip")
-        assert_same_log([path], open_log(path, format=log_format, **options), prepared)  # type: ignore[arg-type]
+    options = {"on_bad_row": "skip", "max_bad": 0.5}
+    for spoilt, log_format in ((5, None), (1000, LogFormat("log", "label", ("a",), ("n",), time="ts"))):
+        path = columnar_log(tmp_path / f"log{suffix}", spoilt)
+        prepared, _ = prepare([path], tmp_path / f"out{spoilt}", log_format, **options)  # type: ignore[arg-type]
+        assert (len(prepared) < 83) == (spoilt == 5)
+        log = open_log(path, format=log_format, **options)  # type: ignore[call-overload]
+        assert_same_log([path], log, prepared)
+        assert_same_when_sent(log)
+
+
+def test_other_logs_are_the_same_in_another_process(tmp_path: Path) -> None:
+    path = csv_log(tmp_path / "log.csv", 300)
+    raw = open_log(path, chunk_bytes=700)
+    assert_same_when_sent(ShuffledLog(raw, buffer=40, seed=1))
+    prepared, _ = prepare([path], tmp_path / "out", CSV, vocabulary=True)
+    keys = next(prepared.batches(0, 5, 5)).keys.flatten().numpy()
+    assert assert_same_when_sent(prepared)[0].values_of(keys, 300) == prepared.values_of(keys, 300)
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/sent/log.csv": path.read_bytes()})
+    try:
+        assert_same_when_sent(open_log("memory://sent/log.csv", chunk_bytes=700))
+    finally:
+        memory.rm("/", recursive=True)
+    store = fs.S3FileSystem(access_key="a", secret_key="b", region="us-east-1", endpoint_override="localhost:1")
+    file = raw_file("clicks/log.csv", filesystem=store, source="s3://clicks/log.csv")  # of pyarrow's own
+    assert pickle.loads(pickle.dumps(file)).filesystem == store
+    synthetic = synthetic_log(SyntheticConfig(rows=300, cardinalities=(10, 50)))
+    there, _ = assert_same_when_sent(synthetic)
+    keys = synthetic.keys.flatten()
+    assert there.are_informative(keys).tolist() == synthetic.are_informative(keys).tolist()  # type: ignore[attr-defined]
+    assert_same_when_sent(FrameLog(*rows()))
+
+
+def test_a_compressed_log_of_several_files_takes_no_more_bytes_than_its_chunks_need(tmp_path: Path) -> None:
+    text = csv_log(tmp_path / "log.csv", 20_000).read_bytes()
+    (tmp_path / "logs").mkdir()
+    for number in range(3):
+        (tmp_path / "logs" / f"{number}.csv.gz").write_bytes(gzip.compress(text))
+    assert len(pickle.dumps(open_log(tmp_path / "logs", chunk_bytes=10_000))) < 20_000 < len(text) / 10
 
 
 def test_nothing_before_the_chunk_asked_for_is_read(tmp_path: Path) -> None:
@@ -224,9 +287,6 @@ def test_nothing_before_the_chunk_asked_for_is_read(tmp_path: Path) -> None:
     assert_same(list(log.batches(400, 500, 9)), expected)
     with pytest.raises(ClickLogError, match=r"log.csv:\d+: "):
         list(log.batches(0, 1, 1))
-
-
-# Bad rows
 
 
 def test_a_bad_row_is_named_where_it_is_used_and_a_bad_label_at_once(tmp_path: Path) -> None:
@@ -247,29 +307,29 @@ def test_a_bad_row_is_named_where_it_is_used_and_a_bad_label_at_once(tmp_path: P
 
 
 def test_too_many_bad_rows_no_rows_and_no_training_rows_are_refused_as_by_prepare(tmp_path: Path) -> None:
-    bad = written(tmp_path / "bad.csv", HEADER + b"\n".join([*good_rows(97), b"1", b"2,a,b,1,2"]))
+    bad = written(tmp_path / "bad.csv", HEADER + b"\n".join([*good_rows(97), b"1", b"2,a,b,1,2", b"3,a,b,1,2"]))
     empty = written(tmp_path / "empty.csv", HEADER)
     test_only = written(tmp_path / "test.csv", "label,a,split\n" + "1,x,2\n" * 20)
     unordered = avazu_log(tmp_path / "unordered.csv", ["14102100", "14102200", "14102123"])
     mixed = written(tmp_path / "mixed.csv", "label,a,split\n1,x,0\n1,x,2\n1,x,0\n")
     for path, log_format, message in (
-        (bad, CSV, "2 of 99 rows are bad"),
+        (bad, CSV, r"(?s)^3 of 100 rows are bad, more than max_bad=0.029\n.*  2 × label 'label' must be 0 or 1"),
         (empty, CSV, "no rows"),
         (test_only, None, "test.csv: no training rows; all 20 are for testing"),
         (unordered, None, "order of time"),
-        (mixed, None, "must come last"),
+        (mixed, None, r"split=2 \(test\) must come last"),
     ):
-        options: dict[str, Any] = {"on_bad_row": "skip", "max_bad": 0.01}
+        options: dict[str, Any] = {"on_bad_row": "skip", "max_bad": 0.029, "chunk_bytes": 40}
         with pytest.raises(ClickLogError, match=message) as by_prepare:
             prepare([path], tmp_path / path.stem, log_format, **options)
         with pytest.raises(ClickLogError) as raised:
             open_log(path, format=log_format, **options)
         assert str(raised.value) == str(by_prepare.value)
+        assert path != bad or "  line 99: 1 columns where 5 are expected: '1'" in str(raised.value)
+    log, _ = prepare([bad], tmp_path / "out", CSV, on_bad_row="skip", max_bad=0.03)
+    assert sorted(log.manifest.bad_rows.values()) == [1, 2]
     with pytest.raises(FileNotFoundError):
         open_log(tmp_path / "missing.csv")
-
-
-# A log that changes
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".parquet"])
@@ -290,21 +350,6 @@ def test_a_log_with_fewer_rows_than_were_counted_is_an_error(suffix: str, tmp_pa
         assert str(raised.value) == f"{path}: has changed since its rows were counted; read it from the start"
 
 
-def test_rows_that_come_or_go_without_a_change_of_size_are_found(tmp_path: Path) -> None:
-    path = csv_log(tmp_path / "log.csv", 300)
-    content = path.read_bytes()
-    log = open_log(path, format=CSV, chunk_bytes=500)
-    lines = content.split(b"\n")
-    lines[100:102] = [lines[100].replace(b",v", b",v" + b"0" * (len(lines[101]) + 1))]  # one of two
-    assert len(b"\n".join(lines)) == len(content)
-    path.write_bytes(b"\n".join(lines))
-    with pytest.raises(ClickLogError, match="has changed since its rows were counted"):
-        list(log.batches(0, 300, 50))
-
-
-# Threads, memory, progress
-
-
 def test_no_thread_outlives_the_batches_or_an_error(tmp_path: Path) -> None:
     log = open_log(csv_log(tmp_path / "log.csv", 5000), format=CSV, chunk_bytes=500, threads=3)
     before = set(threading.enumerate())
@@ -312,9 +357,6 @@ def test_no_thread_outlives_the_batches_or_an_error(tmp_path: Path) -> None:
     next(batches)
     assert set(threading.enumerate()) > before
     batches.close()  # type: ignore[attr-defined]
-    assert set(threading.enumerate()) == before
-    for _ in log.batches(0, 5000, 10):
-        break
     assert set(threading.enumerate()) == before
     assert sum(map(len, log.batches(0, 5000, 999))) == 5000
     assert set(threading.enumerate()) == before
@@ -325,8 +367,8 @@ def test_no_thread_outlives_the_batches_or_an_error(tmp_path: Path) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_a_log_larger_than_its_chunks_is_not_kept_in_memory(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv.gz"
+def test_a_log_larger_than_its_chunks_is_not_kept_in_memory_and_progress_counts_its_bytes(tmp_path: Path) -> None:
+    path, seen = tmp_path / "log.csv.gz", list[int]()
     rows = b"".join(b"%d,v%d,w,1.5,%d\n" % (i % 2, i * 7919 % 100_003, i) for i in range(40_000))
     with gzip.open(path, "wb", 1) as file:
         file.write(HEADER)
@@ -334,25 +376,15 @@ def test_a_log_larger_than_its_chunks_is_not_kept_in_memory(tmp_path: Path) -> N
             file.write(rows)  # 17 MB
     tracemalloc.start()
     try:
-        log = open_log(path, format=CSV, chunk_bytes=128 << 10)
+        log = open_log(path, format=CSV, chunk_bytes=128 << 10, on_progress=lambda done, _: seen.append(done))
         count = sum(len(batch) for batch in log.batches(0, len(log), 1000))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert count == len(log) == 800_000
     assert peak < 6e6
-
-
-def test_progress_counts_the_bytes_of_all_logs(tmp_path: Path) -> None:
-    logs = [csv_log(tmp_path / f"{i}.csv", 100 + i) for i in range(2)]
-    seen: list[int] = []
-    totals: set[int | None] = set()
-
-    def note(done: int, total: int | None) -> None:
-        seen.append(done)
-        totals.add(total)
-
-    raw_log(logs, format=CSV, chunk_bytes=300, on_progress=note)
-    assert len(seen) > 10
     assert (np.diff(seen) > 0).all()
-    assert totals == {seen[-1]} == {sum(log.stat().st_size for log in logs)}
+    assert seen[-1] == len(HEADER) + 20 * len(rows)
+    logs, totals = [csv_log(tmp_path / f"{i}.csv", 100 + i) for i in range(2)], set[int | None]()
+    raw_log(logs, format=CSV, chunk_bytes=300, on_progress=lambda _, total: totals.add(total))
+    assert totals == {sum(log.stat().st_size for log in logs)}

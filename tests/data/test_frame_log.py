@@ -1,14 +1,19 @@
-"""A data frame is the log that a file of its rows is."""
+"""A data frame is the log that a file of its rows is; and numbers that a model needs and a log lacks are named."""
 
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from test_data_raw import assert_same
 
+from command import Run
 from estimator_cases import rows, written
+from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.data import ClickLogError, FrameLog, frames, hash_keys, open_log
+from sparsegroup.models import MLP
+from sparsegroup.training import Trainer
 
 FRAME, LABELS = rows()
 
@@ -36,7 +41,9 @@ def test_a_frame_has_the_times_of_its_own_column() -> None:
     assert scored.keys.equal(batch.keys)
 
 
-def test_labels_and_weights_are_those_that_are_given() -> None:
+def test_labels_and_weights_are_the_given_ones_and_an_unreadable_row_has_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weights = np.arange(600) / 7
     log = FrameLog(FRAME, LABELS, weights=weights)
     (batch,) = log.batches(0, 600, 600)
@@ -46,10 +53,59 @@ def test_labels_and_weights_are_those_that_are_given() -> None:
     assert (FrameLog(FRAME).labelled, FrameLog(FRAME).weighted) == (False, False)
     with pytest.raises(ClickLogError, match=r"a data frame: labels must be \[600\], got \[599\]"):
         FrameLog(FRAME, LABELS[1:])
-
-
-def test_a_row_that_cannot_be_read_is_told_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_ROWS", 50)
     frame = pl.DataFrame({"n": [str(place) for place in range(119)] + ["none of it"]})
     with pytest.raises(ClickLogError, match="row 119: 'n' cannot be read: 'n=none of it'"):
         hash_keys(frame, {"n": "number"})
+
+
+# Missing numbers, given to a model that takes numbers unchanged
+
+SCHEMA = "columns: {label: label, color: category, size: number, price: number}"
+PROBLEM = (
+    "'price' has missing or infinite numbers, and the model takes numbers as they are: fill them in, or train with "
+    "model.standardize=true, which takes them"
+)
+
+
+def write_log(path: Path, gap: int | None) -> None:
+    """A log whose row `gap`, from 0, has no price."""
+    lines = ["label,color,size,price"]
+    lines += [f"{int(i % 7 in (1, 3))},c{i % 7},{i % 5}.5,{'' if i == gap else i % 3}" for i in range(400)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_training_and_scoring_name_the_column_and_the_row_of_a_missing_number(run: Run, tmp_path: Path) -> None:
+    unchanged = ("--set", "model.standardize=false", "--set", "model.number_buckets=0")
+    options = ("--schema", "columns.yaml", "--model", "lr", "--lr", "0.001", *unchanged)
+    write_log(tmp_path / "log.csv", None)
+    (tmp_path / "columns.yaml").write_text(SCHEMA)
+    assert run("train", "log.csv", *options, "--out", "run").returncode == 0
+    before = {path.name for path in tmp_path.iterdir()} | {"bad.csv", "runs"}
+    for gap, where, command in (
+        (50, "", ("train", "bad.csv", *options)),  # of the training rows
+        (399, "", ("train", "bad.csv", *options)),  # of the test rows
+        (321, "row 321 (from 0): ", ("predict", "run", "bad.csv", "--out", "out.csv")),
+        (7, "row 7 (from 0): ", ("evaluate", "run", "bad.csv")),
+        (7, "row 7 (from 0): ", ("export", "run", "out", "--no-onnx", "--test", "bad.csv")),
+    ):
+        write_log(tmp_path / "bad.csv", gap)
+        done = run(*command)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"error: bad.csv: {where}{PROBLEM}")
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_trainer_tells_missing_numbers_from_divergence() -> None:
+    torch.manual_seed(0)
+    model, table = MLP(fields=1, dim=2, numbers=2, hidden=(4,)), HashEmbedding(2)
+    trainer = Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
+    keys, labels, numbers = torch.zeros(3, 1, dtype=torch.int64), torch.tensor([0, 1, 0]), torch.ones(3, 2)
+    numbers[1, 1] = float("inf")
+    with pytest.raises(ValueError, match=r"column 1 of the numbers \(from 0\) has missing or infinite numbers"):
+        trainer.fit([(keys, numbers, labels)])
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="diverged"):
+        trainer.fit([(keys, torch.ones(3, 2), labels)])
+    with pytest.raises(FloatingPointError, match="its weights are not finite"):
+        trainer.predict([(keys, torch.ones(3, 2), labels)])

@@ -1,20 +1,20 @@
 """Files that grow and appear: every row once, in order, from any position, whatever happens in between."""
 
+import logging
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from data_cases import compress, written
+from data_cases import compress, write, written
+from object_store import ObjectStore, object_store
 from over import over
-from sparsegroup.data import open_log
+from sparsegroup.data import ClickLogError, open_log
 from sparsegroup.data.raw import text
 from sparsegroup.streaming.sources import FilesSource, StreamError, files
 from stream_cases import FORMAT, HEADER, Reader, assert_equal_rows, batch_of, drained, numbers_of, record, row
@@ -27,6 +27,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few rows."""
     monkeypatch.setattr(text, "LONGEST_LINE", 90)
     monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        yield store
 
 
 def opened(path: Path, position: Any = None, settle: float = NEVER, **options: Any) -> FilesSource:
@@ -56,7 +64,7 @@ def table(*numbers: int) -> pl.DataFrame:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_row_once_and_in_the_order_of_its_file_through_appends_and_kills(seed: int, tmp_path: Path) -> None:
     generator = random.Random(seed)
     folder = tmp_path / "logs"
@@ -101,44 +109,16 @@ def test_every_row_once_and_in_the_order_of_its_file_through_appends_and_kills(s
     assert reader.source.lag() == {"bytes": 0, "files": 0}
 
 
-@pytest.mark.usefixtures("small")
-@given(cuts=st.lists(st.integers(0, 60), max_size=40), seed=st.integers(0, 99))
-@settings(max_examples=20)
-def test_resuming_at_any_block_is_reading_on(
-    cuts: list[int], seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("logs")
-    for number, cut in enumerate(sorted(cuts)):
-        written(folder / f"{number}.csv", csv(*range(cut, cut + number)))
-    whole = drained(opened(folder))
-    place = random.Random(seed).randrange(len(whole) + 1)
-    position = whole[place - 1].position if place else None
-    rest = drained(opened(folder, position))
-    assert [block.span for block in rest] == [block.span for block in whole[place:]]
-    for ours, theirs in zip(rest, whole[place:], strict=True):
-        assert_equal_rows(ours.encode(), theirs.encode())
-
-
-def test_what_is_read_is_what_a_log_of_these_files_has(tmp_path: Path) -> None:
-    for number in (1, 2, 10):
-        (tmp_path / "logs").mkdir(exist_ok=True)
-        written(tmp_path / "logs" / f"{number}.csv", csv(*range(number * 100, number * 100 + 50)))
-    log = open_log(tmp_path / "logs", format=FORMAT)
-    ours, theirs = batch_of(drained(opened(tmp_path / "logs"))), next(log.batches(0, len(log), len(log)))
-    for name in ("keys", "numbers", "labels", "times"):
-        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
-
-
 def test_a_writer_at_the_same_time(tmp_path: Path) -> None:
     content, generator = csv(*range(30_000)), random.Random(0)
 
-    def write() -> None:
+    def write_all() -> None:
         place = 0
         with (tmp_path / "a.csv").open("wb", buffering=0) as stream:
             while place < len(content):
                 place += stream.write(content[place : place + generator.randrange(1, 5000)])
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write_all)
     writer.start()
     blocks = drained(opened(tmp_path), rows=30_000)
     writer.join()
@@ -147,18 +127,6 @@ def test_a_writer_at_the_same_time(tmp_path: Path) -> None:
     for block in blocks:
         assert_equal_rows(again.again(block.span).encode(), block.encode())
     assert again.read(0.0) is None
-
-
-def test_half_a_line_and_half_a_header_wait(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    source = opened(path)
-    content = csv(1, 2)
-    for byte in range(len(content) - 1):
-        append(path, content[byte : byte + 1])
-        expected = content[: byte + 1].count(b"\n") == 2 and content[byte : byte + 1] == b"\n"
-        assert numbers_of(drained(source)) == ([1] if expected else [])
-    append(path, b"\n")
-    assert numbers_of(drained(source)) == [2]
 
 
 def test_a_last_line_without_a_newline_is_taken_once_nothing_has_changed_for_a_while(tmp_path: Path) -> None:
@@ -205,28 +173,27 @@ def test_bad_rows_have_their_file_and_line(tmp_path: Path) -> None:
     source = opened(path)
     for block in blocks:
         assert_equal_rows(source.again(block.span).encode(), block.encode())
+    written(tmp_path / "b.csv", b"label,a,b,t\n1,a,b,3\n")
+    with pytest.raises(ValueError, match=r"b.csv:1: no column 'n'"):
+        drained(opened(tmp_path))
 
 
-def test_files_are_in_the_order_of_names_or_of_times_and_a_late_one_is_read_when_it_is_seen(tmp_path: Path) -> None:
-    for number, name in enumerate(["9.csv", "10.csv", "8.csv"]):
-        old(written(tmp_path / name, csv(number)), 1000.0 - number)
-    assert numbers_of(drained(opened(tmp_path))) == [2, 0, 1]
-    source = opened(tmp_path, sort="time")
-    assert numbers_of(drained(source)) == [0, 1, 2]
-    written(tmp_path / "1.csv", csv(5))
-    assert numbers_of(drained(source)) == [5]
-
-
-def test_unfinished_files_wait_for_their_name_and_a_folder_to_be_made(tmp_path: Path) -> None:
+def test_files_come_by_name_or_by_time_and_a_late_or_renamed_one_when_it_is_seen(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     source = opened(folder)
-    assert source.read(0.0) is None
+    assert source.read(0.0) is None  # until the folder is made
     folder.mkdir()
+    for number, name in enumerate(["9.csv", "10.csv", "8.csv"]):
+        old(written(folder / name, csv(number)), 1000.0 - number)
     for name in (".a.csv", "_a.csv", "a.csv.tmp", "a.csv.part", "a.csv.crdownload"):
-        written(folder / name, csv(1))
-    assert source.read(0.0) is None
+        written(folder / name, csv(6))
+    assert numbers_of(drained(source)) == [2, 0, 1]
+    by_time = opened(folder, sort="time")
+    assert numbers_of(drained(by_time)) == [0, 1, 2]
+    written(folder / "1.csv", csv(5))
     (folder / "a.csv.part").rename(folder / "a.csv")
-    assert numbers_of(drained(source)) == [1]
+    assert numbers_of(drained(source)) == [5, 6]
+    assert sorted(numbers_of(drained(by_time))) == [5, 6]
 
 
 def test_a_file_that_vanishes_is_forgotten_but_not_a_folder_that_is_away(tmp_path: Path) -> None:
@@ -251,49 +218,30 @@ def test_a_file_that_vanishes_is_forgotten_but_not_a_folder_that_is_away(tmp_pat
 @over("change", [lambda path: path.write_bytes(csv(1)), lambda path: path.write_bytes(csv(1, 2, 4, 5, 6))])
 def test_a_file_that_has_shrunk_or_is_another_is_an_error(change: Callable[[Path], Any], tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", csv(1, 2, 3))
-    source = opened(path)
+    source, folder = opened(path), opened(tmp_path)
     (block,) = drained(source)
+    drained(folder)
     change(path)
     for reader in (source, opened(path, block.position)):
         with pytest.raises(StreamError, match=r"a.csv: has shrunk or been replaced since its first 56 bytes were read"):
             reader.read(0.0)
-    folder = opened(tmp_path)
-    drained(folder)
-    path.write_bytes(b"")
-    written(tmp_path / "b.csv", csv(1))
-    with pytest.raises(StreamError, match=r"a.csv: has shrunk or been replaced"):
-        drained(folder)
-    (tmp_path / "b.csv").unlink()
-    change(path)
     if path.stat().st_size < 56:
         with pytest.raises(StreamError, match=r"a.csv: has changed since its lines 1 to 4 were read"):
             opened(path).again(block.span)
-
-
-def test_a_header_without_a_column_is_an_error(tmp_path: Path) -> None:
-    written(tmp_path / "a.csv", csv(1))
-    written(tmp_path / "b.csv", b"label,a,b,t\n1,a,b,3\n")
-    with pytest.raises(ValueError, match=r"b.csv:1: no column 'n'"):
-        drained(opened(tmp_path))
-
-
-@over("suffix", [".gz", ".bz2", ".xz", ".zst", ".lz4"])
-def test_a_compressed_file_is_read_once_it_is_complete(suffix: str, tmp_path: Path) -> None:
-    path = written(tmp_path / f"a.csv{suffix}", compress(suffix, csv(*range(50))))
-    source = opened(tmp_path, settle=50.0)
-    assert source.read(0.0) is None
-    old(path)
-    blocks = drained(source)
-    assert numbers_of(blocks) == list(range(50))
-    resumed = opened(tmp_path)
-    for block in blocks:
-        assert_equal_rows(resumed.again(block.span).encode(), block.encode())
-    assert drained(resumed) == drained(source) == []
-    path.unlink()
+    path.write_bytes(b"")
+    other = written(tmp_path / "b.csv", csv(1))
+    with pytest.raises(StreamError, match=r"a.csv: has shrunk or been replaced"):
+        drained(folder)
+    other.unlink()
 
 
 @pytest.mark.usefixtures("small")
-def test_compressed_files_through_kills(tmp_path: Path) -> None:
+def test_compressed_files_are_read_once_they_are_complete_through_kills(tmp_path: Path) -> None:
+    path = written(tmp_path / "0.csv.gz", compress(".gz", csv(*range(20))))
+    source = opened(tmp_path, settle=50.0)
+    assert source.read(0.0) is None
+    old(path)
+    assert numbers_of(drained(source)) == list(range(20))
     reader = Reader(lambda: FilesSource(tmp_path, settle=0.0, every=0.0))
     for number in range(4):
         written(tmp_path / f"{number}.csv.gz", compress(".gz", csv(*range(number * 20, number * 20 + 20))))
@@ -308,9 +256,8 @@ def test_compressed_files_through_kills(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_a_columnar_file_is_read_once_it_has_a_footer(suffix: str, tmp_path: Path) -> None:
-    frame, whole = table(*range(500)), tmp_path / f"whole{suffix}"
-    frame.write_parquet(whole, row_group_size=64) if suffix == ".parquet" else frame.write_ipc(whole)
-    data, path = whole.read_bytes(), tmp_path / "logs" / f"a{suffix}"
+    data = write(table(*range(500)), tmp_path / f"whole{suffix}", 64).read_bytes()
+    path = tmp_path / "logs" / f"a{suffix}"
     path.parent.mkdir()
     reader = Reader(lambda: FilesSource(path.parent, settle=NEVER, every=0.0))
     for part in (10, len(data) // 2, len(data) - 3):
@@ -329,27 +276,74 @@ def test_a_columnar_file_is_read_once_it_has_a_footer(suffix: str, tmp_path: Pat
         drained(reader.source, rows=1)
 
 
-def test_the_first_rows_decide_the_format(tmp_path: Path) -> None:
+def test_the_first_rows_decide_the_format_and_all_are_those_of_the_log(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     for number in range(3):
         (folder / f"day={number}").mkdir(parents=True)
         written(folder / f"day={number}" / "a.csv", csv(*range(number * 10, number * 10 + 10))[:-1])
     source = FilesSource(folder, settle=NEVER, every=0.0)
-    head = source.first_rows(tmp_path / "head", 25, 60.0)
-    log = open_log(head, columns="categorical")
+    log = open_log(source.first_rows(tmp_path / "head", 25, 60.0), columns="categorical")
     assert (len(log), "day" in log.fields, "a" in log.fields) == (25, True, True)
-    source.open(FORMAT)
-    assert len(numbers_of(drained(source))) == 27
     assert len(open_log(source.first_rows(tmp_path / "other", 100, 0.0))) == 27
+    for number in range(3):
+        append(folder / f"day={number}" / "a.csv", b"\n")
+    source.open(FORMAT)
+    ours, theirs = batch_of(drained(source)), next(open_log(folder, format=FORMAT).batches(0, 30, 30))
+    for name in ("keys", "numbers", "labels", "times"):
+        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
 
 
 @over("suffix", [".parquet", ".arrow", ".csv.gz"])
 def test_the_first_rows_of_other_kinds(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"a{suffix}"
-    frame = table(*range(500))
+    path, frame = tmp_path / f"a{suffix}", table(*range(500))
     if suffix == ".csv.gz":
         old(written(path, compress(".gz", frame.write_csv().encode())))
     else:
-        frame.write_parquet(path) if suffix == ".parquet" else frame.write_ipc(path)
+        write(frame, path)
     log = open_log(FilesSource(path).first_rows(tmp_path / f"head{suffix}", 100, 0.0), columns="categorical")
     assert (len(log), log.fields) == (100, ("a", "b", "n", "t"))
+
+
+@pytest.mark.whole
+def test_objects_that_appear_and_are_replaced_by_longer_ones(store: ObjectStore, tmp_path: Path) -> None:
+    lines = [HEADER, *map(row, range(100))]
+    uri = store.put(written(tmp_path / "a", b"".join(lines[:11]) + lines[11][:5]), "logs/day=1/a.csv")
+    uri = uri.removesuffix("day=1/a.csv")
+    reader = Reader(lambda: FilesSource(uri, settle=1e9, every=0.0))
+    reader.read(9)
+    assert reader.numbers == list(range(10))
+    store.put(written(tmp_path / "a", b"".join(lines)), "logs/day=1/a.csv")
+    store.put(written(tmp_path / "b.gz", compress(".gz", HEADER + row(200))), "logs/day=2/b.csv.gz")
+    store.put(write(table(*range(300, 350)), tmp_path / "c.parquet", 20), "logs/day=2/c.parquet")
+    for _ in range(6):
+        reader.read(1)
+        reader.kill()
+    reader.checkpoint()
+    reader.kill()
+    reader.read(9)
+    assert reader.numbers == [*range(100), 200, *range(300, 350)]
+    log = open_log(FilesSource(uri).first_rows(tmp_path / "head", 60, 0.0), columns="categorical")
+    assert (len(log), "day" in log.fields) == (60, True)
+
+
+def test_a_store_that_cannot_be_reached_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path / "a.csv", HEADER + row(1))
+    source = opened(tmp_path)
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise ClickLogError("s3://bucket: timeout") from OSError("timeout")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "listed", away)
+        with pytest.raises(ClickLogError, match=r"s3://bucket: timeout"):  # it may not exist
+            source.read(0.0)
+    assert numbers_of(drained(source)) == [1]
+    written(tmp_path / "b.csv", HEADER + row(2))
+    with caplog.at_level(logging.WARNING):
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "listed", away)
+            assert source.read(0.0) is source.read(0.0) is None
+        assert numbers_of(drained(source)) == [2]
+    assert ["cannot be reached" in message for message in caplog.messages] == [True, False]

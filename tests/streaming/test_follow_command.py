@@ -20,6 +20,7 @@ FOLLOW = (
     "follow", "logs", "--out", "run", "--label", "click", "--model", "lr", "--batch-size", "64", "--set",
     "training.compile=never", "--first-wait", "0s", "--settle", "0s",
 )  # fmt: skip
+OTHER = ("follow", "logs", "--out", "other")
 PUBLISH = ("--publish", "models", "--every", "1s", "--no-onnx")
 
 
@@ -68,14 +69,8 @@ def test_wrong_arguments_are_named(tmp_path: Path, run: Run) -> None:
         ((*FOLLOW, "--lr", "0.5"), "optimizer.lr is 0.5, but the run in run has "),
         ((*FOLLOW, "--every", "soon"), "--every wants a time, such as 90s, 15min, 12h or 7d: got 'soon'"),
         ((*FOLLOW, "--on", "id"), "--on is for impressions that are joined with --clicks"),
-        (
-            ("follow", "logs", "--out", "other", "--set", "training.epochs=2"),
-            "a stream has no end, so that it must be 1",
-        ),
-        (
-            ("follow", "logs", "--out", "other", "--label", "clock", "--first-wait", "0s"),
-            "no label column 'clock'; name it with --label",
-        ),
+        ((*OTHER, "--set", "training.epochs=2"), "a stream has no end, so that it must be 1"),
+        ((*OTHER, "--label", "clock", "--first-wait", "0s"), "no label column 'clock'; name it with --label"),
         (("train", "--resume", "run"), "run follows a stream; `sparsegroup follow logs --out run` continues it"),
         (("watch", "logs"), "no run follows a stream there"),
         (("follow", "logs"), "Missing option '--out'"),
@@ -84,33 +79,6 @@ def test_wrong_arguments_are_named(tmp_path: Path, run: Run) -> None:
         done = run(*arguments)
         assert done.returncode == 2, (arguments, done.stderr)
         assert words in done.stderr, (arguments, done.stderr)
-
-
-def test_impressions_and_clicks_are_joined(tmp_path: Path, run: Run) -> None:
-    frame = rows_of_clicks(1_500).with_row_index("id")
-    for name in ("impressions", "clicks"):
-        (tmp_path / name).mkdir()
-    frame.drop("click").write_csv(tmp_path / "impressions" / "0.csv")
-    clicked = frame.filter(pl.col("click") == "1").select("id", (pl.col("ts").cast(int) + 5).alias("ts"))
-    clicked.write_csv(tmp_path / "clicks" / "0.csv")
-    options = (
-        "--clicks",
-        "clicks",
-        "--on",
-        "id",
-        "--time",
-        "ts",
-        "--window",
-        "60s",
-        "--exclude",
-        "id",
-        "--until-idle",
-        "1s",
-    )
-    done = run("follow", "impressions", *FOLLOW[2:4], *FOLLOW[6:], *options)
-    assert done.returncode == 0, done.stderr
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert 1_300 < status["samples"] <= 1_440  # the last minute waits
 
 
 def test_clicks_that_come_late_correct_their_negatives(tmp_path: Path, run: Run) -> None:

@@ -1,45 +1,49 @@
-"""Which source a text names, and what an error says."""
+"""Which source a text names; rows of standard input, and rows that are JSON objects."""
 
+import io
+import json
+import os
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from over import over
-from sparsegroup.streaming.sources import (
-    FilesSource,
-    JoinedSource,
-    KafkaSource,
-    RedisSource,
-    Source,
-    StdinSource,
-    open_source,
-)
+from sparsegroup.data import open_log
+from sparsegroup.data.raw.files import LINE, BadRow, raw_file
+from sparsegroup.data.schema import LogFormat
+from sparsegroup.streaming import sources
+from sparsegroup.streaming.sources import EndOfStream, StdinSource, StreamError, open_source
+from sparsegroup.streaming.sources.records import frame_of, record_of
+from stream_cases import FORMAT, HEADER, drained, numbers_of, record, row
 
 
 @over(
-    ("text", "kind", "name"),
+    ("text", "options", "kind", "name"),
     [
-        ("-", StdinSource, "standard input"),
-        ("logs/", FilesSource, "logs/"),
-        (["a.csv", "b.csv"], FilesSource, "a.csv and 1 more"),
-        ("s3://key:secret@bucket/day=*/", FilesSource, "s3://bucket/day=*/"),
-        ("kafka://a:9092,b:9092/clicks?group=me&client.id=x&lost=skip", KafkaSource, "kafka://a:9092,b:9092/clicks"),
-        ("redis://u:secret@host:6379/2/clicks", RedisSource, "redis://host:6379/2/clicks"),
-        ("redis://host/clicks", RedisSource, "redis://host/0/clicks"),
-        ("redis://host/1?stream=a/b", RedisSource, "redis://host/1/a/b"),
+        ("-", {}, "StdinSource", "standard input"),
+        ("logs/", {}, "FilesSource", "logs/"),
+        (["a.csv", "b.csv"], {}, "FilesSource", "a.csv and 1 more"),
+        ("s3://key:secret@bucket/day=*/", {}, "FilesSource", "s3://bucket/day=*/"),
+        ("kafka://a:9092,b:9092/c?group=me&client.id=x&lost=skip", {}, "KafkaSource", "kafka://a:9092,b:9092/c"),
+        ("redis://u:secret@host:6379/2/clicks", {}, "RedisSource", "redis://host:6379/2/clicks"),
+        ("redis://host/clicks", {}, "RedisSource", "redis://host/0/clicks"),
+        ("redis://host/1?stream=a/b", {}, "RedisSource", "redis://host/1/a/b"),
+        (
+            "i/",
+            {"clicks": "-", "on": "user,ad", "window": 60.0, "joined_label": "y", "settle": 1.0, "sort": "time"},
+            "JoinedSource",
+            "i/ with clicks of standard input",
+        ),
     ],
 )
-def test_the_source_that_a_text_names(text: Any, kind: type[Source], name: str) -> None:
-    source = open_source(text)
-    assert (type(source), source.name) == (kind, name)
-    assert source.is_replayable == (kind is not StdinSource)
-
-
-def test_impressions_with_clicks() -> None:
-    source = open_source("i/", clicks="-", on="user,ad", window=60.0, joined_label="y", settle=1.0, sort="time")
-    assert isinstance(source, JoinedSource)
-    assert source.name == "i/ with clicks of standard input"
-    assert not source.is_replayable
+def test_the_source_that_a_text_names(text: Any, options: Any, kind: str, name: str) -> None:
+    source = open_source(text, **options)
+    assert (type(source), source.name) == (getattr(sources, kind), name)
+    assert source.is_replayable == ("standard input" not in name)
 
 
 @over(
@@ -53,13 +57,109 @@ def test_impressions_with_clicks() -> None:
         ("a", {"clicks": "b", "on": "c"}, "`window` is missing"),
         ("a", {"sort": "size"}, "`sort` of files is name or time, got 'size'"),
         ([], {}, "got an empty list"),
+        ("a", {"colour": 1}, "unexpected option 'colour'"),
     ],
 )
-def test_what_names_none(text: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_names_no_source_is_refused(text: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
         open_source(text, **options)
 
 
-def test_an_option_that_does_not_exist() -> None:
-    with pytest.raises(TypeError, match="unexpected option 'colour'"):
-        open_source("a", colour=1)  # type: ignore[call-arg]
+def opened(data: bytes) -> StdinSource:
+    source = StdinSource(io.BytesIO(data))
+    source.open(FORMAT)
+    return source
+
+
+def test_csv_is_read_to_its_end_and_bad_rows_have_their_line() -> None:
+    bad = b"2,a,b,1,1\n\n1,a\n" + b"x" * 3_000_000 + b"\n"
+    source = opened(HEADER + row(0) + bad + b"".join(map(row, range(1, 20_000)))[:-1])
+    blocks = drained(source, rows=20_003)
+    assert numbers_of(blocks) == list(range(20_000))
+    assert [line for block in blocks for line, _, _ in block.encode().bad] == [3, 5, 6]
+    assert blocks[-1].position == {"rows": 20_005}
+    assert sum(block.span["rows"] for block in blocks) == 20_004
+    with pytest.raises(EndOfStream):
+        source.read(1.0)
+    with pytest.raises(StreamError, match="can be read once"):
+        source.again(blocks[0].span)
+
+
+def test_json_lines_are_rows() -> None:
+    lines = b"".join(json.dumps(record(number)).encode() + b"\n" for number in range(5000))
+    assert numbers_of(drained(opened(b"\n" + lines), rows=5000)) == list(range(5000))
+    bad = drained(opened(b'{"n": 1}\n[1]\n{"label": 1}\nnull\n{"label": 1, "a": "\\ud800"}\n'), rows=5)
+    assert [(line, reason) for line, reason, _ in bad[0].encode().bad] == [
+        (1, "label 'label' must be 0 or 1, true or false, yes or no"),
+        (2, "no JSON object"),
+        (4, "no JSON object"),
+        (5, "half of a surrogate pair"),
+    ]
+
+
+@over("is_json", [True, False])
+def test_the_first_rows_are_given_again(is_json: bool, tmp_path: Path) -> None:
+    lines = [json.dumps(record(n)).encode() + b"\n" for n in range(100)] if is_json else [*map(row, range(100))]
+    source = StdinSource(io.BytesIO(b"".join(lines if is_json else [HEADER, *lines])))
+    log = open_log(source.first_rows(tmp_path / str(is_json), 40, 60.0), columns="categorical")
+    assert (len(log), log.fields) == (40, ("a", "b", "n", "t"))
+    source.open(FORMAT)
+    assert numbers_of(drained(source, rows=100)) == list(range(100))
+    with pytest.raises(StreamError, match="ended before its first row"):
+        StdinSource(io.BytesIO(HEADER)).first_rows(tmp_path, 10, 0.0)
+
+
+def test_a_writer_waits_for_the_reader() -> None:
+    end, begin = os.pipe()
+    line = row(7)
+    written = 0
+    os.set_blocking(begin, False)
+    with open(end, "rb") as stream, open(begin, "wb", buffering=0) as pipe:
+        source = StdinSource(stream)
+        source.open(FORMAT)
+        pipe.write(HEADER + line)
+        assert numbers_of(drained(source, rows=1)) == [7]
+        block, full = line * 200, 0
+        while full < 50:  # the pipe was full for half a second
+            sent = pipe.write(block[written % len(line) :])
+            written += sent or 0
+            full = 0 if sent else full + 1
+            if not sent:
+                time.sleep(0.01)
+            assert written < 50_000_000, "the source keeps it all"
+        os.set_blocking(begin, True)
+        rest = line[written % len(line) :] if written % len(line) else b""
+        threading.Thread(target=pipe.write, args=(rest,)).start()
+        rows = (written + len(rest)) // len(line)
+        assert numbers_of(drained(source, rows=rows)) == [7] * rows
+        source.close()
+
+
+VALUES: dict[str, list[Any]] = {
+    "text": ["a", "", None, 'q"ö', "1.0"],
+    "whole": [1, -5, None, 2**40, 0],
+    "float": [1.0, 2.5, None, 1e-9, -3.0],
+    "flag": [True, False, None, True, False],
+    "list": [["a", "b"], [], None, ["c"], ["ä", ""]],
+    "inner": [{"x": 1, "y": "p"}, {"x": None, "y": ""}, {"x": 3, "y": None}, {"x": 4, "y": "q"}, {"x": 5, "y": "r"}],
+    "items": [[{"k": 1}, {"k": 2}], [], [{"k": 3}], [{"k": None}], [{"k": 5}]],
+}
+
+
+def test_values_of_json_are_the_texts_that_a_parquet_file_of_them_has(tmp_path: Path) -> None:
+    typed = pl.DataFrame(VALUES)
+    typed.write_parquet(tmp_path / "a.parquet")
+    names = ("text", "whole", "float", "flag", "list", "inner.x", "inner.y", "items.k")
+    format = LogFormat("log", "", names, labelled=False, kinds=dict.fromkeys(names, "category"))
+    file, bad = raw_file(tmp_path / "a.parquet"), list[BadRow]()
+    assert set(file.head.columns) == set(names)
+    (chunk,) = file.chunks(format, 0, 1, 1 << 20)
+    theirs = file.full_frame(chunk, format, [])
+    texts = [json.dumps(value).encode() for value in typed.iter_rows(named=True)]
+    ours = frame_of([(line, record_of(text), text) for line, text in enumerate(texts, 1)], format, bad)
+    assert not bad
+    for name in (*names, LINE):
+        expected = theirs[name].to_list()
+        if name == "items.k":  # of an empty list it is not known that it would have objects
+            expected[1] = None
+        assert ours[name].to_list() == expected, name

@@ -7,41 +7,48 @@ import pytest
 import torch
 from support.streams import FrameSource, rows_of_clicks
 
-from sparsegroup.publishing import Publisher, PublishError, Subscriber, open_destination
+from sparsegroup.data.batches import Batch
+from sparsegroup.objectives import LOGISTIC
+from sparsegroup.publishing import Publisher, Subscriber, open_destination
 from sparsegroup.streaming.follow import Follower
-from sparsegroup.streaming.gate import Verdict
+from sparsegroup.streaming.gate import Gate, Verdict
 from sparsegroup.streaming.publication import Publication
 from sparsegroup.training import Config
+from sparsegroup.training.model import LookupModel
 
 CONFIG = Config.of(model="lr", batch_size=64, label="click", compile="never", target_rate=0.5)
+FRAME = rows_of_clicks(4_000)
 
 
-@pytest.fixture(scope="module")
-def frame():
-    return rows_of_clicks(4_000)
+def begun(folder: Path, frame=FRAME, **options) -> tuple[Follower, Publication]:
+    """A training in `folder / "run"`, and what publishes it in `folder / "models"`."""
+    follower = Follower.begin(folder / "run", CONFIG, FrameSource(frame, [500] * 8, **options), first_rows=500)
+    return follower, publication(follower, folder / "models")
 
 
 def publication(follower: Follower, destination: Path, gate_rows: int = 20_000, **options) -> Publication:
     publisher = Publisher(destination, formats=[], **options)
-    return Publication(
-        publisher, follower.model.objective, follower.run.provenance().run, every=0.0, gate_rows=gate_rows
-    )
+    run = follower.run.provenance().run
+    return Publication(publisher, follower.model.objective, run, every=0.0, gate_rows=gate_rows)
 
 
-def predictions(follower: Follower, destination: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the model that learns, and of the one that is served."""
-    served = Subscriber(open_destination(destination)).catch_up(None)
+def assert_served(follower: Follower, destination: Path, monkeypatch) -> None:
+    """The served model predicts as the one that learns; making it, while training draws, leaves its numbers alone."""
+    export = Subscriber(open_destination(destination)).catch_up(None).export
+    before = torch.random.get_rng_state()
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("seeds"))
     batch = next(iter(follower.log.batches(0, 500, 500)))
     found = []
-    for model in (follower.model.eval(), served.export.model()):
+    for model in (follower.model.eval(), export.model()):
         with torch.no_grad():
             found.append(model.network(model.embedding(batch.keys), batch.numbers))
-    return found[0], found[1]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_what_is_served_is_the_model_as_it_was_published(frame, tmp_path):
-    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
-    follower.follow(publication(follower, tmp_path / "models"))
+def test_what_is_served_is_the_model_as_it_was_published(tmp_path, monkeypatch):
+    follower, publishes = begun(tmp_path)
+    follower.follow(publishes)
     releases = open_destination(tmp_path / "models").releases()
     assert releases[0].kind == "export"
     assert len(releases) > 1
@@ -49,31 +56,28 @@ def test_what_is_served_is_the_model_as_it_was_published(frame, tmp_path):
     assert last.samples == follower.trainer.samples
     assert last.learnt_until == 1_700_000_000 + last.samples - 1
     assert last.figures["rows"] > 0
-    learns, served = predictions(follower, tmp_path / "models")
-    torch.testing.assert_close(served, learns, rtol=1e-5, atol=1e-6)
+    assert_served(follower, tmp_path / "models", monkeypatch)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["release"]["number"] == last.number
     assert status["published"]["refused"] == 0
 
 
-def test_a_restarted_training_continues_with_deltas(frame, tmp_path):
-    first = FrameSource(frame, [500] * 8, fails_after=3)
-    follower = Follower.begin(tmp_path / "run", CONFIG, first, first_rows=500)
+def test_a_restarted_training_continues_with_deltas(tmp_path, monkeypatch):
+    follower, publishes = begun(tmp_path, fails_after=3)
     with pytest.raises(InterruptedError):
-        follower.follow(publication(follower, tmp_path / "models"))
+        follower.follow(publishes)
     before = open_destination(tmp_path / "models").releases()[-1]
-    resumed = Follower.resume(tmp_path / "run", FrameSource(frame, [500] * 8))
+    resumed = Follower.resume(tmp_path / "run", FrameSource(FRAME, [500] * 8))
     resumed.follow(publication(resumed, tmp_path / "models", compact_after=100.0))
     after = open_destination(tmp_path / "models").releases()
     assert after[-1].kind == "delta"
     assert after[-1].number > before.number
     assert [one.samples for one in after] == sorted(one.samples for one in after)
-    torch.testing.assert_close(*predictions(resumed, tmp_path / "models"), rtol=1e-5, atol=1e-6)
+    assert_served(resumed, tmp_path / "models", monkeypatch)
 
 
-def test_a_model_that_is_worse_is_not_published(frame, tmp_path, monkeypatch, caplog):
-    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
-    publishes = publication(follower, tmp_path / "models")
+def test_a_model_that_is_worse_is_not_published(tmp_path, monkeypatch, caplog):
+    follower, publishes = begun(tmp_path)
     verdicts, worse = iter([Verdict(True)]), Verdict(False, "its loss is 9.0 and the served model's 0.5")
     monkeypatch.setattr(publishes, "_judged", lambda *_: next(verdicts, worse))
     follower.follow(publishes)
@@ -83,31 +87,31 @@ def test_a_model_that_is_worse_is_not_published(frame, tmp_path, monkeypatch, ca
     assert json.loads((tmp_path / "run" / "status.json").read_text())["published"]["why"].endswith("model's 0.5")
 
 
-def test_a_destination_that_fails_gets_the_next_model(frame, tmp_path, monkeypatch, caplog):
-    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
-    publishes, fails = publication(follower, tmp_path / "models"), [True, True]
-    publish = publishes.publisher.publish
+def test_errors_of_publishing_do_not_end_the_training_and_the_next_model_is_published(tmp_path, monkeypatch, caplog):
+    follower, publishes = begun(tmp_path)
 
-    def sometimes(*arguments, **options):
-        if fails:
-            fails.pop()
-            raise OSError(28, "No space left on device")
-        return publish(*arguments, **options)
+    def failing(name, *errors):
+        function, left = getattr(publishes.publisher, name), list(errors)
 
-    monkeypatch.setattr(publishes.publisher, "publish", sometimes)
+        def sometimes(*arguments, **options):
+            if left:
+                raise left.pop()
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(publishes.publisher, name, sometimes)
+
+    failing("draft", ZeroDivisionError("a bug"))
+    failing("publish", *2 * [OSError(28, "No space left on device")])
     follower.follow(publishes)
+    assert follower.trainer.samples == 4_000 // 64 * 64
     assert caplog.text.count("could not be published: [Errno 28] No space left on device") == 2
+    assert "could not be published: ZeroDivisionError" in caplog.text
     assert open_destination(tmp_path / "models").releases()[-1].samples == follower.trainer.samples
     assert publishes.why == ""
 
 
-def test_two_trainings_cannot_publish_at_one_place(tmp_path):
-    with Publisher(tmp_path / "models", formats=[]), pytest.raises(PublishError, match="publishes there"):
-        Publisher(tmp_path / "models", formats=[])
-
-
-def test_another_run_at_the_same_place_publishes_at_once_and_other_columns_are_no_obstacle(frame, tmp_path):
-    for number, rows in enumerate((frame, frame[:1_000], frame[:1_000].drop("site"))):
+def test_another_run_at_the_same_place_publishes_at_once_and_other_columns_are_no_obstacle(tmp_path):
+    for number, rows in enumerate((FRAME, FRAME[:1_000], FRAME[:1_000].drop("site"))):
         follower = Follower.begin(tmp_path / f"run{number}", CONFIG, FrameSource(rows, [500] * 8), first_rows=500)
         follower.follow(publication(follower, tmp_path / "models", gate_rows=0))
         last = open_destination(tmp_path / "models").releases()[-1]
@@ -116,21 +120,68 @@ def test_another_run_at_the_same_place_publishes_at_once_and_other_columns_are_n
     assert last.kind == "export"
 
 
-def test_an_error_of_publishing_does_not_end_the_training(frame, tmp_path, monkeypatch, caplog):
-    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
-    publishes = publication(follower, tmp_path / "models")
-    monkeypatch.setattr(publishes.publisher, "draft", lambda trained: 1 / 0)
-    follower.follow(publishes)
-    assert follower.trainer.samples == 4_000 // 64 * 64
-    assert "could not be published: ZeroDivisionError" in caplog.text
+# The gate
 
 
-def test_a_frozen_model_leaves_random_numbers_alone(frame, tmp_path, monkeypatch):
-    """The publisher makes it while training draws."""
-    follower = Follower.begin(tmp_path / "run", CONFIG, FrameSource(frame, [500] * 8), first_rows=500)
-    follower.follow(publication(follower, tmp_path / "models"))
-    export = Subscriber(open_destination(tmp_path / "models")).catch_up(None).export
-    before = torch.random.get_rng_state()
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("seeds"))
-    export.model()
-    assert torch.equal(torch.random.get_rng_state(), before)
+class Constant(torch.nn.Module):
+    """A network whose logit is that of its only number, times a factor, plus a shift."""
+
+    def __init__(self, factor: float, shift: float) -> None:
+        super().__init__()
+        self.factor, self.shift = factor, shift
+
+    def forward(self, embeddings, numbers):
+        return self.factor * numbers[:, 0] + self.shift
+
+
+def model(factor: float = 1.0, shift: float = 0.0) -> LookupModel:
+    made = LookupModel(torch.nn.Embedding(4, 2), Constant(factor, shift))
+    made.objective = LOGISTIC
+    return made
+
+
+def batches(count: int) -> list[Batch]:
+    drawn = torch.Generator().manual_seed(0)
+    logits = torch.randn(count, 1, generator=drawn) - 1
+    labels = (torch.rand(count, generator=drawn) < logits[:, 0].sigmoid()).float()
+    batch = Batch(torch.zeros(count, 1, dtype=torch.int64), logits, labels, torch.arange(count))
+    return [batch[first : first + 100] for first in range(0, count, 100)]
+
+
+@pytest.mark.parametrize(
+    ("before", "candidate", "served", "rows", "why"),
+    [
+        (model(), model(), model(), 4_000, ""),
+        (model(1.01), model(0.99), model(), 4_000, ""),
+        (model(0.2), model(), model(), 4_000, "before it learnt them, its loss"),
+        (model(), model(-1.0), model(), 4_000, "after it has learnt them, its loss"),
+        (model(0.9, 0.1), model(1.0, 0.6), model(), 4_000, "calibration|loss"),
+        (model(), model(), model(0.1), 4_000, ""),
+        (model(0.5), model(0.5), model(), 100, ""),
+        (model(-3), model(-3), None, 1_000, ""),
+    ],
+    ids=["same", "about as good", "learns badly", "broken", "predicts too much", "better", "few rows", "the first"],
+)
+def test_what_is_surely_worse_is_refused(before, candidate, served, rows, why):
+    gate = Gate(LOGISTIC, 20_000)
+    for batch in batches(rows):
+        gate.add(batch, before.network(None, batch.numbers))
+    verdict = gate.judge(gate.take(), candidate, served)
+    assert verdict.is_accepted is (not why)
+    assert not why or any(one in verdict.why for one in why.split("|"))
+    if rows == 4_000:
+        assert verdict.figures["rows"] == 4_000
+        assert 0.5 < verdict.figures["auc"] < 1
+
+
+def test_only_the_last_rows_are_kept_and_refused_ones_return():
+    gate = Gate(LOGISTIC, 350)
+    rows = batches(1_000)
+    for batch in rows:
+        gate.add(batch, torch.zeros(100))
+    taken = gate.take()
+    assert [one.times[0].item() for one, _ in taken] == [600, 700, 800, 900]
+    gate.add(rows[0], torch.zeros(100))
+    gate.give_back(taken)
+    assert [one.times[0].item() for one, _ in gate.take()] == [700, 800, 900, 0]
+    assert not gate.take()

@@ -5,6 +5,7 @@ import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import polars as pl
 import pytest
 from support.streams import FrameSource, rows_of_clicks
 
@@ -12,18 +13,15 @@ from sparsegroup.errors import RunError
 from sparsegroup.streaming import live
 from sparsegroup.streaming.follow import Follower
 from sparsegroup.streaming.live import STATUS
-from sparsegroup.streaming.watch import View, post_warnings, render, serve_page
+from sparsegroup.streaming.watch import View, post_warnings, serve_page
 from sparsegroup.training import Config
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run over rows whose sites are others from the middle on."""
-    import polars as pl
-
-    frame = pl.concat(
-        [rows_of_clicks(20_000), rows_of_clicks(20_000, 1, 20_000).with_columns(site="x" + pl.col("site"))]
-    )
+    others = rows_of_clicks(20_000, 1, 20_000).with_columns(site="x" + pl.col("site"))
+    frame = pl.concat([rows_of_clicks(20_000), others])
     folder = tmp_path_factory.mktemp("watch") / "run"
     config = Config.of(model="lr", batch_size=100, label="click", compile="never")
     with pytest.MonkeyPatch.context() as patch:
@@ -62,28 +60,21 @@ def test_warnings_say_what_to_look_at(run):
     for text, changes in words.items():
         assert any(text in one for one in viewed(run, **changes).warnings), text
         assert not any(text in one for one in view.warnings), text
-
-
-def test_kinds_of_warnings_do_not_change_with_their_figures(run):
     first, later = viewed(run, ended=None, later=120.0), viewed(run, ended=None, later=187.0)
-    assert first.warnings != later.warnings
+    assert first.warnings != later.warnings  # their kinds do not change with their figures
     assert list(first.findings) == list(later.findings) == ["silent", "moved: site", "unseen: site"]
 
 
-def test_the_page_shows_figures_charts_and_warnings(run):
-    page = render(View.of(run), refresh=5)
+def test_the_page_shows_figures_charts_and_warnings_and_is_served_until_it_is_stopped(run):
+    stop = threading.Event()
+    address = serve_page(run, "127.0.0.1", 0, 5, stop)
+    with urllib.request.urlopen(address) as answer:
+        page = answer.read().decode()
     assert '<meta http-equiv="refresh" content="5">' in page
     assert page.count("<svg") >= 4
     for text in ("Rows learnt", "Calibration", "Mean label", "How far the columns have moved"):
         assert text in page
     assert "http://" not in page.replace("http://www.w3.org", "")
-
-
-def test_the_page_is_served_until_it_is_stopped(run):
-    stop = threading.Event()
-    address = serve_page(run, "127.0.0.1", 0, 5, stop)
-    with urllib.request.urlopen(address) as answer:
-        assert "Rows learnt" in answer.read().decode()
     with urllib.request.urlopen(f"{address}status.json") as answer:
         assert json.load(answer)["samples"] == 40_000
     with pytest.raises(urllib.error.HTTPError, match="404") as error:
