@@ -71,8 +71,9 @@ def test_a_publisher_that_is_killed_leaves_what_can_be_read(begun: Path, tmp_pat
     possible = next_release(place)
     kinds = []
     for at, name in enumerate(operations):
-        if at and operations[at - 1] == "sync":  # which leaves the disk as it was
-            continue
+        last = operations[at - 1] if at else ""
+        if last == "sync" or (name.startswith("open ") and not last.startswith("os.re")):
+            continue  # the disk is as it was
         shutil.rmtree(place)
         shutil.copytree(begun, place)
         killed(place, at, "middle" if name.endswith("…") else "before")

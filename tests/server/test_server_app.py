@@ -38,8 +38,9 @@ def folder(log: Path) -> Path:
     return exported(untrained(log), log.parent / "export", onnx=True)
 
 
-def loaded(folder: Path) -> LoadedModel:
-    follower = ReleaseFollower(ExportFolder(folder), Metrics())
+def loaded(source: Any) -> LoadedModel:
+    """The newest model of a source, or of an export."""
+    follower = ReleaseFollower(ExportFolder(source) if isinstance(source, Path) else source, Metrics())
     assert follower.load_newest()
     assert follower.model is not None
     return follower.model
@@ -235,9 +236,7 @@ def test_health_fails_when_the_model_is_older_than_it_may_be(
 ) -> None:
     shelf = Shelf()
     shelf.add(folder)
-    follower = ReleaseFollower(shelf, Metrics())
-    follower.load_newest()
-    client = serve(Limits(age=3_600), model=follower.model)
+    client = serve(Limits(age=3_600), model=loaded(shelf))
     for now, status in ((1e9 + 3_599, 200), (1e9 + 3_601, 503)):
         monkeypatch.setattr(time, "time", lambda now=now: now)
         answer = client.get("/health")
@@ -276,10 +275,8 @@ class Held(LoadedModel):
         return super().predictions(batch)
 
 
-def talking(
-    model: LoadedModel, limits: Limits, talk: Callable[[Callable[..., Any], Held, Metrics], Coroutine[Any, Any, None]]
-) -> None:
-    """Talk to an application whose model is held, by functions that ask for a path."""
+def talk(model: LoadedModel, limits: Limits, what: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    """Talk to an application whose model is held, by functions that predict a row and that ask for the health."""
     metrics, held = Metrics(), Held(model)
     follower = ReleaseFollower(Shelf(), metrics)
     follower.model = held
@@ -287,29 +284,30 @@ def talking(
     async def run() -> None:
         transport = httpx.ASGITransport(create_app(follower, metrics, limits, threads=1))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            await talk(partial(client.post, "/predict", json={"row": ROWS[0]}), held, metrics)
-            assert (await client.get("/health")).status_code == 200
+            predict = partial(client.post, "/predict", json={"row": ROWS[0]})
+            await what(predict, partial(client.get, "/health"), held, metrics)
 
     asyncio.run(run())
 
 
 def test_more_requests_than_may_wait_are_refused_and_the_others_are_answered(model: LoadedModel) -> None:
-    async def talk(predict: Callable[..., Any], held: Held, metrics: Metrics) -> None:
+    async def what(predict: Any, health: Any, held: Held, metrics: Metrics) -> None:
         waiting = [asyncio.create_task(predict()) for _ in range(3)]
         while metrics.in_flight._value.get() < 3:
             await asyncio.sleep(0.001)
         refused = await predict()
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert (await health()).status_code == 200
         held.may.set()
         assert [(await one).status_code for one in waiting] == [200] * 3
         assert (await predict()).status_code == 200
         assert "sparsegroup_requests_rejected_total 1.0" in metrics.text().decode()
 
-    talking(model, Limits(concurrency=3, seconds=60), talk)
+    talk(model, Limits(concurrency=3, seconds=60), what)
 
 
 def test_a_request_that_takes_too_long_is_given_up_and_counts_until_it_has_ended(model: LoadedModel) -> None:
-    async def talk(predict: Callable[..., Any], held: Held, metrics: Metrics) -> None:
+    async def what(predict: Any, health: Any, held: Held, metrics: Metrics) -> None:
         late = await predict()
         assert (late.status_code, "within 0.05 s" in late.text) == (504, True)
         assert (await predict()).status_code == 429
@@ -317,7 +315,7 @@ def test_a_request_that_takes_too_long_is_given_up_and_counts_until_it_has_ended
         while (await predict()).status_code != 200:
             await asyncio.sleep(0.001)
 
-    talking(model, Limits(concurrency=1, seconds=0.05), talk)
+    talk(model, Limits(concurrency=1, seconds=0.05), what)
 
 
 def test_who_may_roll_back(serve: Serve) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from over import over
-from plain_settings import plain
-from serving_cases import batch_of, opened_model, random_keys, serving
+from serving_cases import batch_of, opened_model, serving
 from sparsegroup import HashEmbedding
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import FIELD_BITS
@@ -36,16 +34,6 @@ def model_of(network: nn.Module, weights: Tensor, **options: Any) -> tuple[Click
     return ClickModel(table, network), columns, row
 
 
-def opened_with_dims() -> TrainedModel:
-    """A model whose fields have vectors of several sizes."""
-    columns = LogSchema(("site", "user", "tags"), ("tags",), ("age",))
-    config = plain(dim=4, dims={"user": 2}, standardize=True)
-    model, _ = config.build_for(columns)
-    model.embedding(random_keys(200, fields=3))
-    model.embedding.items = lambda: [(random_keys(200, fields=3), None)]  # type: ignore[union-attr, method-assign]
-    return TrainedModel(Path("made-up"), "run", config, columns, model.eval(), None)
-
-
 MODELS: dict[str, Callable[[], TrainedModel]] = {
     "lists, numbers, fallback": lambda: opened_model(
         lists=True, numbers=True, fallback=True, standardize=True, number_buckets=4
@@ -53,7 +41,7 @@ MODELS: dict[str, Callable[[], TrainedModel]] = {
     "pairs": lambda: opened_model("deepfm", pairs=["site*user"], fallback=True),
     "attention": lambda: opened_model("mlp", lists=True, attention={"tags": "user"}, list_sums=True),
     "buckets": lambda: opened_model(numbers=True, number_buckets=4),
-    "dims": opened_with_dims,
+    "dims": lambda: opened_model(lists=True, numbers=True, standardize=True, dims={"user": 2}),
 }
 
 
