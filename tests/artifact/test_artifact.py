@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from over import over
 from sparsegroup.artifact.folder import atomic_folder, remove_folder, remove_leftovers
 from sparsegroup.artifact.manifest import (
     FolderFormat,
@@ -39,15 +40,7 @@ def relabelled(content: Plain) -> Plain:
     return {**content, "label": label}
 
 
-JARS = FolderFormat(
-    name="jar",
-    file="jar.json",
-    version=4,
-    manifest=Jar,
-    error=JarError,
-    migrations={2: relabelled, 3: in_grams},
-    missing="no jar",
-)
+JARS = FolderFormat("jar", "jar.json", 4, Jar, JarError, "no jar", migrations={2: relabelled, 3: in_grams})
 
 
 def write_jar(folder: Path, parent: Parent | None = None, **content: object) -> Jar:
@@ -56,42 +49,31 @@ def write_jar(folder: Path, parent: Parent | None = None, **content: object) -> 
         return JARS.write(place, Jar(parent=parent, files=facts_of_files(place), **{"label": "plum", **content}))  # type: ignore[arg-type]
 
 
-def written_by_version(version: int, folder: Path) -> None:
-    """A jar as an earlier version of the format had it."""
-
+@over("version", [2, 3])
+def test_an_earlier_version_is_migrated_step_by_step(version: int, tmp_path: Path) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Earlier(Manifest):
         def as_plain(self) -> Plain:
             return {"name" if version == 2 else "label": "plum", "kilograms": 0.25}
 
     earlier: FolderFormat[Earlier] = FolderFormat("jar", "jar.json", version, Earlier, JarError, "no jar")
-    folder.mkdir()
-    earlier.write(folder, Earlier())
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_an_earlier_version_is_migrated_step_by_step(version: int, tmp_path: Path) -> None:
-    written_by_version(version, tmp_path / "jar")
+    (tmp_path / "jar").mkdir(exist_ok=True)
+    earlier.write(tmp_path / "jar", Earlier())
     jar = JARS.read(tmp_path / "jar")
     assert (jar.label, jar.grams) == ("plum", 250)
-
-
-def test_a_field_more_is_one_line(tmp_path: Path) -> None:
-    """With a default, a new field needs no version: folders without it have the default."""
-    written = write_jar(tmp_path / "jar", grams=3)
-
-    @dataclass(frozen=True, kw_only=True)
-    class WithLid(Jar):
-        lid: str = "red"
-
-    later = replace(JARS, manifest=WithLid)
-    assert later.read(tmp_path / "jar") == WithLid(label="plum", grams=3, id=written.id, files=written.files)
 
 
 def test_what_is_read_is_what_was_written_and_other_formats_are_named(tmp_path: Path) -> None:
     written = write_jar(tmp_path / "jar", label="Pflaume – 李", grams=7)
     assert JARS.read(tmp_path / "jar") == written
     assert written.bytes == 5
+
+    @dataclass(frozen=True, kw_only=True)
+    class WithLid(Jar):
+        lid: str = "red"  # a new field with a default needs no version
+
+    with_lid = WithLid(label=written.label, grams=7, id=written.id, files=written.files)
+    assert replace(JARS, manifest=WithLid).read(tmp_path / "jar") == with_lid
     with pytest.raises(JarError, match=r"jar.json: of a folder of the format 'jar', 'can' is expected"):
         replace(JARS, name="can").read(tmp_path / "jar")
     path = tmp_path / "jar" / "jar.json"
@@ -107,11 +89,11 @@ def half_a_jar(folder: Path) -> None:
 
 
 def test_a_folder_that_fails_leaves_nothing_or_the_old_one(tmp_path: Path) -> None:
-    for exists in (False, True):
+    for names in ([], ["jar"]):
         with pytest.raises(OSError, match="full"):
             half_a_jar(tmp_path / "jar")
-        assert [path.name for path in tmp_path.iterdir()] == (["jar"] if exists else [])
-        if not exists:
+        assert [path.name for path in tmp_path.iterdir()] == names
+        if not names:
             write_jar(tmp_path / "jar")
     assert (tmp_path / "jar" / "jam").read_text() == "sweet"
     with atomic_folder(tmp_path / "jar", replace=True) as place:
@@ -123,23 +105,26 @@ def test_a_folder_that_fails_leaves_nothing_or_the_old_one(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lambda folder: remove_folder(folder / "1"), r"2: builds on 1, which cannot be read: .*no jar"),
-    "another": (
-        lambda folder: (remove_folder(folder / "1"), write_jar(folder / "1", grams=9)),
-        r"2: builds on jar .*, but in .*1 there is",
-    ),
-    "damaged": (lambda folder: (folder / "1" / "jam").write_text("sweat"), r"1/jam: damaged"),
-}
+def another(folder: Path) -> None:
+    remove_folder(folder / "1")
+    write_jar(folder / "1", grams=9)
 
 
-@pytest.mark.parametrize("what", BREAKS)
-def test_a_chain_is_followed_and_its_damage_named(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: remove_folder(folder / "1"), r"2: builds on 1, which cannot be read: .*no jar"),
+        (another, r"2: builds on jar .*, but in .*1 there is"),
+        (lambda folder: (folder / "1" / "jam").write_text("sweat"), r"1/jam: damaged"),
+    ],
+)
+def test_a_chain_is_followed_and_its_damage_named(
+    damage: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
     first = write_jar(tmp_path / "1")
     second = write_jar(tmp_path / "2", Parent(first.id, "../1"), grams=2)
     write_jar(tmp_path / "3", Parent(second.id, "../2"), grams=3)
     assert [path.name for path, _ in chain_of(tmp_path / "3", JARS)] == ["1", "2", "3"]
-    damage, message = BREAKS[what]
     damage(tmp_path)
     with pytest.raises(JarError, match=message):
         verified_chain(tmp_path / "3", JARS)

@@ -1,5 +1,7 @@
 """Models with tables in checkpoints of `torch.distributed.checkpoint`: training goes on to the same bits."""
 
+import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from distributed_cases import Ranks
 from over import over
+from sharded_cases import batches, evenly, first_ranks, rows_of
 from sparsegroup import (
     FieldTables,
     GroupAdagrad,
@@ -36,7 +40,7 @@ from sparsegroup import (
     convert,
     param_groups,
 )
-from sparsegroup.integrations import TableLoadPlanner
+from sparsegroup.integrations import TableLoadPlanner, data_parallel
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated", "ignore:.*will be removed.*"
@@ -106,30 +110,37 @@ def sorted_candidates(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**state, "table.candidates": keys, "table.candidate_counts": state["table.candidate_counts"][order]}
 
 
-@pytest.mark.parametrize(("kind", "flat"), [*((kind, False) for kind in TABLES), ("policies", True), ("fields", True)])
+def states_of(model: nn.Module, optimizer: GroupOptimizer, options: StateDictOptions | None = None) -> dict[str, Any]:
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=options), strict=True))
+
+
+def set_states(
+    model: nn.Module, optimizer: GroupOptimizer, state: dict[str, Any], options: StateDictOptions | None = None
+) -> None:
+    of_model, of_optimizer = state["model"], state["optimizer"]
+    set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer, options=options)
+
+
+def load(state: dict[str, Any], folder: Path) -> None:
+    dcp.load(state, checkpoint_id=folder, no_dist=True, planner=TableLoadPlanner())
+
+
+@over(("kind", "flat"), [*((kind, False) for kind in TABLES), ("policies", True), ("fields", True)])
 def test_training_goes_on_to_the_same_bits(kind: str, flat: bool, tmp_path: Path) -> None:
-    model, optimizer = made(kind)
-    train(model, optimizer, 12, seed=1)
-    options = StateDictOptions(flatten_optimizer_state_dict=flat)
-    saved = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=options), strict=True))
-    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
-
-    fresh, its_optimizer = made(kind)
-    state = dict(zip(("model", "optimizer"), get_state_dict(fresh, its_optimizer, options=options), strict=True))
-    load(state, tmp_path)
-    set_state_dict(
-        fresh, its_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=options
-    )
-    goes_on_alike((model, optimizer), (fresh, its_optimizer))
+    trained, fresh, options = made(kind), made(kind), StateDictOptions(flatten_optimizer_state_dict=flat)
+    train(*trained, 12, seed=1)
+    dcp.save(states_of(*trained, options), checkpoint_id=tmp_path / f"{kind}{flat}", no_dist=True)
+    state = states_of(*fresh, options)
+    load(state, tmp_path / f"{kind}{flat}")
+    set_states(*fresh, state, options)
+    goes_on_alike(trained, fresh)
 
 
-@over("optimizer", [GroupAdagrad, GroupFTRL])
-@over("full", [False, True])
+@over(("optimizer", "full"), [(GroupAdagrad, True), (GroupFTRL, False)])
 def test_state_dicts_go_into_a_fresh_model_without_files(optimizer: type[GroupOptimizer], full: bool) -> None:
     options = StateDictOptions(full_state_dict=full, cpu_offload=full)
-    model, trained = made(optimizer=optimizer)
+    (model, trained), (fresh, its_optimizer) = made(optimizer=optimizer), made(optimizer=optimizer)
     train(model, trained, 12, seed=1)
-    fresh, its_optimizer = made(optimizer=optimizer)
     set_model_state_dict(fresh, get_model_state_dict(model, options=options), options=options)
     of_trained = get_optimizer_state_dict(model, trained, options=options)
     set_optimizer_state_dict(fresh, its_optimizer, of_trained, options=options)
@@ -141,11 +152,10 @@ class Training(Stateful):
         self.parts = model, optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(*self.parts)
-        return {"model": model, "optimizer": optimizer}
+        return states_of(*self.parts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_state_dict(*self.parts, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_states(*self.parts, state)
 
 
 @pytest.fixture
@@ -173,42 +183,15 @@ def test_a_sharded_head_beside_a_table_as_a_stateful(tmp_path: Path) -> None:
     assert torch.equal(first[0].head.weight.full_tensor(), second[0].head.weight.full_tensor())
 
 
-def trained_and_saved(kind: str, folder: Path) -> tuple[Clicks, GroupOptimizer]:
-    model, optimizer = made(kind)
-    train(model, optimizer, 5, seed=1)
-    states = {"optimizer": {"state": optimizer.state_dict()["state"]}}
-    dcp.save(model.state_dict(), checkpoint_id=folder / "model", no_dist=True)
-    dcp.save(states, checkpoint_id=folder / "optimizer", no_dist=True)
-    return model, optimizer
-
-
-def load(state: dict[str, Any], folder: Path, **options: Any) -> None:
-    dcp.load(state, checkpoint_id=folder, no_dist=True, **{"planner": TableLoadPlanner(), **options})
-
-
-def test_state_dicts_of_a_model_and_of_an_optimizer(tmp_path: Path) -> None:
-    model, optimizer = trained_and_saved("plain", tmp_path)
-    fresh, its_optimizer = made()
-    state = fresh.state_dict()
-    with pytest.raises(dcp.api.CheckpointException, match="Size mismatch"):
-        load(dict(state), tmp_path / "model", planner=None)
-    load(state, tmp_path / "model")
-    fresh.load_state_dict(state)
-    same(fresh.state_dict(), model.state_dict())
-    train(fresh, its_optimizer, 1, seed=3)
-    states = {"optimizer": {"state": its_optimizer.state_dict()["state"]}}
-    load(states, tmp_path / "optimizer")
-    same(states["optimizer"]["state"], optimizer.state_dict()["state"])
-
-
 def test_an_entry_that_dcp_would_lose_is_named(tmp_path: Path) -> None:
-    model, _ = trained_and_saved("policies", tmp_path)
-    fresh, _ = made("policies")
+    (model, optimizer), (fresh, _) = made("policies"), made("policies")
+    train(model, optimizer, 5, seed=1)
+    dcp.save(model.state_dict(), checkpoint_id=tmp_path, no_dist=True)
     state = fresh.state_dict()
     with pytest.raises(dcp.api.CheckpointException, match=r"state_dict\['table\.\w+'\] = torch\.empty\(0\)"):
-        load(state, tmp_path / "model")
+        load(state, tmp_path)
     state |= {f"table.{name}": torch.empty(0) for name in ("candidates", "candidate_counts", "counters")}
-    load(state, tmp_path / "model")
+    load(state, tmp_path)
     fresh.load_state_dict(state)
     same(fresh.state_dict(), model.state_dict())
 
@@ -231,11 +214,191 @@ def test_a_fresh_optimizers_state_changes_nothing() -> None:
     assert model.table.weight.grad is None
 
 
-def test_keys_and_what_else_a_state_dict_has_are_attributes() -> None:
-    table = TABLES["policies"]()
-    table(torch.tensor([5, -7]))
-    table(torch.tensor([[-7, 5], [8, 2**62]]))
-    assert sorted(table.keys.tolist()) == [-7, 5]
-    for name, tensor in table.state_dict().items():
-        assert name == "weight" or torch.equal(getattr(table, name), tensor)
-    assert not hasattr(HashEmbedding(4), "candidates")
+# Tables that lie on some ranks, loaded on any other number of them
+
+STEPS = 4
+SHARDED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "fallback": {"fallback": True, "field_bits": 2},
+    "policies": {"admission": MinCount(2), "eviction": UnusedFor(steps=8)},
+}
+
+
+def on_ranks(count: int, kind: str) -> tuple[Clicks, GroupOptimizer] | None:
+    group = first_ranks(count) if count else None
+    if count and group is None:
+        return None
+    torch.manual_seed(0)
+    model = Clicks(HashEmbedding(4, std=0.5, **SHARDED[kind], process_group=group))
+    return model, GroupAdam(param_groups(model, l21=0.01), lr=0.02)
+
+
+def learn(model: Clicks, optimizer: GroupOptimizer, first: int, last: int) -> None:
+    across = model.table.across
+    group = None if across is None else across.shards.group
+    ranks, rank = (1, 0) if group is None else (group.size(), group.rank())
+    forward = model if group is None else data_parallel(model, process_group=group)
+    for keys in batches(2 * STEPS + 1)[first:last]:
+        own = evenly(keys, ranks)[rank]
+        optimizer.zero_grad()
+        targets = (own.sum(1) % 3 == 0).to(torch.float32)
+        loss = (forward(own) - targets).square().sum() * ranks / len(keys)
+        loss.backward()
+        optimizer.step()
+
+
+def group_of(model: Clicks) -> dict[str, Any]:
+    across = model.table.across
+    return {"no_dist": True} if across is None else {"process_group": across.shards.group}
+
+
+def facts(model: Clicks, optimizer: GroupOptimizer) -> dict[str, Any]:
+    return {
+        "rows": rows_of(model.table),
+        "seen": model.table.num_seen,
+        "steps": [float(entry["step"]) for entry in optimizer.state.values()],
+        "weights": [weight.detach().clone() for weight in model.parameters() if weight is not model.table.weight],
+    }
+
+
+def saved(folder: Path, count: int, kind: str, options: StateDictOptions | None) -> dict[str, Any] | None:
+    """Train and save; then what training goes on to. Without options, only the model's state dict, as it is."""
+    found = on_ranks(count, kind)
+    if found is None:
+        return None
+    model, optimizer = found
+    learn(model, optimizer, 0, STEPS)
+    state = model.state_dict() if options is None else states_of(model, optimizer, options)
+    dcp.save(state, checkpoint_id=folder, **group_of(model))
+    if options is None:
+        rows = {key: row[-4:] for key, row in rows_of(model.table).items()}
+        return facts(model, optimizer) | {"rows": rows, "steps": []}
+    learn(model, optimizer, STEPS, 2 * STEPS)
+    return facts(model, optimizer)
+
+
+def loaded(folder: Path, count: int, kind: str, options: StateDictOptions | None) -> dict[str, Any] | None:
+    """Load into a fresh model, and go on."""
+    found = on_ranks(count, kind)
+    if found is None:
+        return None
+    model, optimizer = found
+    state = model.state_dict() if options is None else states_of(model, optimizer, options)
+    dcp.load(state, checkpoint_id=folder, planner=TableLoadPlanner(), **group_of(model))
+    if options is None:
+        model.load_state_dict(state)
+        return facts(model, optimizer) | {"steps": []}
+    set_states(model, optimizer, state, options)
+    learn(model, optimizer, STEPS, 2 * STEPS)
+    return facts(model, optimizer)
+
+
+def on(ranks: Ranks, count: int, function: Any, *arguments: Any) -> dict[str, Any]:
+    """What a function gives on so many ranks; on this process for 0."""
+    parts = [part for part in (ranks.call(function, *arguments) if count else [function(*arguments)]) if part]
+    assert all(isinstance(part, dict) for part in parts), parts
+    rows = {key: row for part in parts for key, row in part["rows"].items()}
+    assert len(rows) == sum(len(part["rows"]) for part in parts)
+    for part in parts:
+        assert part["steps"] == parts[0]["steps"]
+        assert all(map(torch.equal, part["weights"], parts[0]["weights"]))
+    return {**parts[0], "rows": rows, "seen": sum(part["seen"] for part in parts)}
+
+
+def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:
+    assert ours["rows"].keys() == theirs["rows"].keys()
+    for key, row in ours["rows"].items():
+        torch.testing.assert_close(row, theirs["rows"][key], rtol=tolerance, atol=tolerance)
+    for one, other in zip(ours["weights"], theirs["weights"], strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    assert (ours["seen"], ours["steps"]) == (theirs["seen"], theirs["steps"])
+
+
+NESTED, FLAT = StateDictOptions(), StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "options"),
+    [
+        (0, (0, 2, 3), "policies", NESTED),
+        (2, (0, 2, 3), "plain", FLAT),
+        (3, (0, 1, 2, 3), "fallback", NESTED),
+        (3, (0, 2), "policies", NESTED),
+        (3, (0, 2), "plain", None),
+    ],
+)
+def test_any_number_of_ranks_goes_on_with_what_any_other_has_saved(
+    before: int, after: tuple[int, ...], kind: str, options: StateDictOptions | None, tmp_path: Path, four_ranks: Ranks
+) -> None:
+    theirs = saved(tmp_path / "0", 0, kind, options)  # so that one process compiles what all need
+    gone_on = on(four_ranks, before, saved, tmp_path / str(before), before, kind, options) if before else theirs
+    assert gone_on is not None
+    for count in after:
+        found = on(four_ranks, count, loaded, tmp_path / str(before), count, kind, options)
+        assert_close(found, gone_on, 0 if count == before or options is None else 2e-6)
+
+
+def state_files(count: int) -> tuple[bytes, bytes] | None:
+    """What `torch.save` makes of a model's and an optimizer's state dict."""
+    found = on_ranks(count, "policies")
+    if found is None:
+        return None
+    learn(*found, 0, STEPS)
+    files = [io.BytesIO(), io.BytesIO()]
+    for part, file in zip(found, files, strict=True):
+        torch.save(part.state_dict(), file)
+    return files[0].getvalue(), files[1].getvalue()
+
+
+def loaded_files(files: list[tuple[bytes, bytes]], count: int) -> dict[str, Any] | str | None:
+    """The facts, or what goes wrong."""
+    found = on_ranks(count, "policies")
+    if found is None:
+        return None
+    model, optimizer = found
+    rank = 0 if model.table.across is None else model.table.across.shards.rank
+    of_model, of_optimizer = (torch.load(io.BytesIO(one)) for one in files[rank % len(files)])
+    said = []
+    for part, state in ((model, of_model), (optimizer, of_optimizer)):
+        try:
+            part.load_state_dict(state)
+        except (RuntimeError, ValueError) as error:
+            said.append(str(error))
+    assert not said or not model.table.num_rows
+    return "; ".join(said) or facts(model, optimizer)
+
+
+def test_plain_state_dicts_go_to_the_ranks_that_they_are_of(four_ranks: Ranks) -> None:
+    theirs = state_files(0)
+    assert theirs is not None
+    parts = [part for part in four_ranks.call(state_files, 2) if part]
+    own = on(four_ranks, 2, loaded_files, parts, 2)
+    whole = loaded_files([theirs], 0)
+    assert isinstance(whole, dict)
+    for count in (2, 3):
+        assert_close(on(four_ranks, count, loaded_files, [theirs], count), whole, 0)
+    assert_close(own, whole, 2e-6)
+
+
+@over("count", [0, 1, 2, 3])
+def test_the_state_dict_of_another_rank_is_refused(count: int, four_ranks: Ranks) -> None:
+    parts = [part for part in four_ranks.call(state_files, 2) if part][::-1]
+    for rank, said in enumerate(four_ranks.call(loaded_files, parts, count) if count else [loaded_files(parts, 0)]):
+        assert (said is None) == (0 < count <= rank)
+        if said is not None:
+            who = "all ranks" if count < 2 else f"rank {rank} of {count}"
+            wrong = rf"contains only the rows of rank {(rank + 1) % 2} of 2, and this is {who}: .*TableLoadPlanner"
+            assert re.search(rf"table {wrong}", said), said
+            assert re.search(rf"state 'rank_._of_2.keys' {wrong}", said), said
+
+
+def test_a_checkpoint_without_a_part(tmp_path: Path) -> None:
+    entries = {"keys": torch.arange(3), "dropped": torch.arange(0), "weight": torch.ones(3, 4)}
+    dcp.save(
+        {"model": {f"rank_1_of_2.{name}": one for name, one in entries.items()}}, checkpoint_id=tmp_path, no_dist=True
+    )
+    state = {"model": HashEmbedding(4).state_dict()}
+    with pytest.raises(
+        dcp.api.CheckpointException, match="not hold all of 'model': the rows of rank 0 of 2 are missing"
+    ):
+        dcp.load(state, checkpoint_id=tmp_path, planner=TableLoadPlanner(), no_dist=True)

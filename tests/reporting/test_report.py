@@ -1,14 +1,15 @@
+"""The report of a run: figures in words, charts, settings; a page that loads nothing."""
+
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
-import pytest
 
-from html_page import Page
+from over import over
 from sparsegroup.reporting.charts import path_svg
 from sparsegroup.reporting.formatting import count, duration, metric, per_second, percent, short, size
 from sparsegroup.reporting.page import render_report
@@ -23,6 +24,46 @@ from sparsegroup.reporting.run_record import (
 from sparsegroup.table import FieldCount
 from sparsegroup.training.metrics import Metrics
 
+VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
+
+
+class Page(HTMLParser):
+    """A page's text, tags and attributes; fails where an element is closed that is not the open one."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "style":
+            return
+        self.words.append(data)
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1].append(data)
+
+
 NAN = math.nan
 CONFIG: dict[str, Any] = {
     "data": {"log": "criteo-week", "batch_size": 4096, "on_bad_row": "skip", "exclude": ["id", "ip"], "label": None},
@@ -32,64 +73,43 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def sample_history(windows: int = 50, samples: int = 39_291_954) -> list[HistoryPoint]:
-    """50 windows over 39M samples, as of a large click log: AUC up, feature rate down."""
-    fields = sample_fields().values()
-    points = []
-    for share in np.arange(1, windows + 1) / windows:
-        seen, live = (round(sum(getattr(rows, of) for rows in fields) * share) for of in ("seen", "live"))
-        live = round(live * (2 - share))
-        points.append(
-            HistoryPoint(
-                samples=round(samples * share),
-                auc=0.793 - 0.093 * math.exp(-5 * share),
-                log_loss=0.569 * (0.79 + 0.11 * math.exp(-6 * share)),
-                normalized_entropy=0.79 + 0.11 * math.exp(-6 * share),
-                calibration=1 + 0.11 * math.exp(-12 * share),
-                feature_rate=live / seen,
-                live_rows=live,
-                features_seen=seen,
-                table_bytes=round(6.1e9 * share),
-                seconds=464.3 * share,
-                samples_per_s=84_626.0,
-            )
-        )
-    return points
+SIZES = np.random.default_rng(1).permutation(np.geomspace(3, 10_131_227, 26).astype(int)).tolist()
+FIELDS = {f"C{i}": FieldCount(seen, round(seen**0.9), round(seen**0.8)) for i, seen in enumerate(SIZES, 1)}
+SEEN, LIVE = 22_419_075, 1_053_470
 
 
-def sample_fields(fields: int = 26) -> dict[str, FieldCount]:
-    """Cardinalities from 3 to 10M, in no order; of the large fields few features stay live."""
-    sizes = np.random.default_rng(1).permutation(np.geomspace(3, 10_131_227, fields).astype(int)).tolist()
-    return {f"C{i}": FieldCount(seen, round(seen**0.9), round(seen**0.8)) for i, seen in enumerate(sizes, 1)}
-
-
-def sample_summary(history: list[HistoryPoint], fields: int = 26) -> Summary:
-    last = history[-1]
-    return Summary(
-        log="criteo-week",
-        test_rows=4_583_000,
-        test=Metrics(0.79312, 0.44871, 0.78860, 1.00213),
-        samples=last.samples,
-        seconds=last.seconds,
-        feature_rate=last.feature_rate,
-        live_rows=last.live_rows,
-        features_seen=last.features_seen,
-        table_bytes=last.table_bytes,
-        fields=sample_fields(fields),
-        started="2026-03-01T09:12:44+01:00",
-        versions={"python": "3.11.7", "sparsegroup": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6"},
-        continued_from="runs/criteo-monday",
-        bad_rows={"label is neither 0 nor 1": 12_345, "too few columns": 7},
+def point_at(share: float) -> HistoryPoint:
+    """A point of a training with 39M samples of a large click log: AUC up, feature rate down."""
+    seen, live = round(SEEN * share), round(LIVE * share * (2 - share))
+    normalized_entropy = 0.79 + 0.11 * math.exp(-6 * share)
+    return HistoryPoint(
+        samples=round(39_291_954 * share),
+        auc=0.793 - 0.093 * math.exp(-5 * share),
+        log_loss=0.569 * normalized_entropy,
+        normalized_entropy=normalized_entropy,
+        calibration=1 + 0.11 * math.exp(-12 * share),
+        feature_rate=live / seen,
+        live_rows=live,
+        features_seen=seen,
+        table_bytes=round(6.1e9 * share),
+        seconds=464.3 * share,
+        samples_per_s=84_626.0,
     )
 
 
-HISTORY = sample_history()
-SUMMARY = sample_summary(HISTORY)
-
-
-@cache
-def plain_report() -> str:
-    return render_report(CONFIG, HISTORY, SUMMARY)
+HISTORY = [point_at(window / 50) for window in range(1, 51)]
+OF_LAST = ("samples", "seconds", "feature_rate", "live_rows", "features_seen", "table_bytes")
+SUMMARY = Summary(
+    log="criteo-week",
+    test_rows=4_583_000,
+    test=Metrics(0.79312, 0.44871, 0.78860, 1.00213),
+    fields=FIELDS,
+    started="2026-03-01T09:12:44+01:00",
+    versions={"python": "3.11.7", "sparsegroup": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6"},
+    continued_from="runs/criteo-monday",
+    bad_rows={"label is neither 0 nor 1": 12_345, "too few columns": 7},
+    **{name: getattr(HISTORY[-1], name) for name in OF_LAST},
+)
 
 
 def render(history: list[HistoryPoint], summary: Summary, config: Mapping[str, Any] = CONFIG) -> Page:
@@ -97,7 +117,7 @@ def render(history: list[HistoryPoint], summary: Summary, config: Mapping[str, A
 
 
 def test_says_what_the_run_came_to() -> None:
-    text = Page(plain_report()).text
+    text = render(HISTORY, SUMMARY).text
     for expected in (
         "DCN with Group Adam, λ21 = 1e-5 (lasso)",
         "On 4,583,000 test rows the AUC is 0.7931, and the log loss 0.4487, 0.1203 better than that of always",
@@ -121,23 +141,18 @@ def test_says_what_the_run_came_to() -> None:
         assert expected in text
 
 
-def with_baseline(history: list[HistoryPoint], summary: Summary) -> tuple[list[HistoryPoint], Summary]:
-    """The same run with all that stands beside a model."""
+def test_shows_the_baseline_and_what_is_wrong_beside_the_model() -> None:
     bins = tuple(ReliabilityBin(0.05 * i + 0.02, 0.045 * i + 0.03, 0.1) for i in range(10))
     gains = tuple(GainPoint(share, share**0.5) for share in (0.01, 0.1, 0.5, 1.0))
-    points = [replace(point, baseline_auc=point.auc - 0.02, baseline_log_loss=0.47) for point in history]
-    return points, replace(
-        summary,
+    points = [replace(point, baseline_auc=point.auc - 0.02, baseline_log_loss=0.47) for point in HISTORY]
+    full = replace(
+        SUMMARY,
         baseline=Metrics(0.7712, 0.4622, 0.8123, 0.9871),
         curves=ScoreCurves(bins, gains),
         baseline_curves=ScoreCurves(bins[:7], gains),
         warnings=("The model loses to something.",),
         largest=(LargestFeature("site", 7, "<b>news</b>", 1.5), LargestFeature("user", 8, None, 1.25)),
     )
-
-
-def test_shows_the_baseline_and_what_is_wrong_beside_the_model() -> None:
-    points, full = with_baseline(HISTORY, SUMMARY)
     page = render(points, full)
     for expected in (
         "The model loses to something.",
@@ -154,7 +169,7 @@ def test_shows_the_baseline_and_what_is_wrong_beside_the_model() -> None:
     assert ["user", "key 8", "1.2500"] in page.rows
     assert page.tags.count("svg") == 10
     assert not [name for name, _ in page.attributes if name == "id"]  # drawings on one page cannot collide
-    one_class = replace(full, curves=ScoreCurves(full.curves.reliability, ()), baseline_curves=None, baseline=None)  # type: ignore[union-attr]
+    one_class = replace(full, curves=ScoreCurves(bins, ()), baseline_curves=None, baseline=None)
     assert render(HISTORY, one_class).tags.count("svg") == 9
 
 
@@ -181,8 +196,8 @@ def test_a_target_is_in_title_and_verdict_and_the_lag_behind_its_schedule_is_exp
 
 
 def test_is_small_loads_nothing_and_takes_the_pages_colours() -> None:
-    html = render_report(CONFIG, HISTORY, sample_summary(HISTORY, fields=39))
-    assert html == render_report(CONFIG, HISTORY, sample_summary(HISTORY, fields=39))
+    html = render_report(CONFIG, HISTORY, SUMMARY)
+    assert html == render_report(CONFIG, HISTORY, SUMMARY)
     assert len(html.encode()) < 500_000
     page = Page(html)
     assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
@@ -201,16 +216,9 @@ def test_is_small_loads_nothing_and_takes_the_pages_colours() -> None:
 def test_values_are_escaped() -> None:
     evil = "<script>alert(1)</script>\"'&"
     config = {evil: {evil: evil}, "model": {"name": evil}, "optimizer": {"name": evil, "l21": evil, "penalty": evil}}
-    hostile = replace(
-        SUMMARY,
-        log=evil,
-        fields={evil: FieldCount(3, 2, 1)},
-        started=evil,
-        versions={evil: evil},
-        continued_from=evil,
-        bad_rows={evil: 1},
-    )
-    page = render(HISTORY, hostile, config)
+    named = dict.fromkeys(("log", "started", "continued_from"), evil)
+    fields = {evil: FieldCount(3, 2, 1)}
+    page = render(HISTORY, replace(SUMMARY, fields=fields, versions={evil: evil}, bad_rows={evil: 1}, **named), config)
     assert "script" not in page.tags
     assert [evil, "3", "2", "1", "33.33 %"] in page.rows
     assert page.text.count(evil) >= 8
@@ -225,7 +233,7 @@ def test_a_value_that_is_not_defined_is_a_dash_and_a_gap_leaves_lone_points_visi
     assert page.text.count("No point has a value.") == 4
     assert "nan" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL).lower()
     gaps = [replace(point, auc=NAN) if index % 2 else point for index, point in enumerate(HISTORY)]
-    assert render(gaps, SUMMARY).tags.count("circle") > Page(plain_report()).tags.count("circle") + 20
+    assert render(gaps, SUMMARY).tags.count("circle") > render(HISTORY, SUMMARY).tags.count("circle") + 20
 
 
 def test_without_a_test_set_shows_the_last_window() -> None:
@@ -241,14 +249,17 @@ def test_without_a_test_set_shows_the_last_window() -> None:
     assert "of the last window Progressive log loss" in render(HISTORY[:1], without).text  # how many is not known
 
 
-def test_empty_history() -> None:
-    page = render([], SUMMARY)
+def test_empty_history_and_settings_by_section() -> None:
+    page = render([], SUMMARY, {"model": {"name": "opnn"}, "training": {"lr": None, "a": {"b": 1e-4}, "empty": {}}})
     assert "No point was recorded." in page.text
     assert "svg" not in page.tags
-    bare = replace(
-        SUMMARY, test=None, samples=0, seconds=0.0, feature_rate=NAN, live_rows=0, features_seen=0, fields={}
-    )
+    assert "OPNN on criteo-week" in page.text
+    rows = [row for row in page.rows if row and row[0] in ("lr", "a.b", "empty")]
+    assert rows == [["lr", "–"], ["a.b", "0.0001"], ["empty", "–"]]
+    nothing = dict.fromkeys(("samples", "live_rows", "features_seen"), 0)
+    bare = replace(SUMMARY, test=None, seconds=0.0, feature_rate=NAN, fields={}, **nothing)
     text = render([], bare, {}).text
+    assert "Training run" in text
     assert text.count("AUC – ") == 1
     assert "Throughput – " in text
 
@@ -257,26 +268,15 @@ def test_fields_stand_in_order_of_features_seen() -> None:
     dead = [replace(point, live_rows=0, features_seen=0, feature_rate=NAN, table_bytes=0) for point in HISTORY]
     page = render(dead, replace(SUMMARY, fields={"site": FieldCount(0, 0, 0)}))
     assert ["site", "0", "0", "0", "–"] in page.rows
-    summary = sample_summary(HISTORY, 256)
-    rows = [row for row in render([], summary).rows if row and row[0] in summary.fields and len(row) == 5]
-    assert len(rows) == 256
-    seen = [int(row[1].replace(",", "")) for row in rows]
-    assert seen == sorted(seen, reverse=True)
-    largest = summary.fields[rows[0][0]]
-    share = 100 * largest.live / largest.seen
-    assert rows[0][2:] == [f"{largest.rows:,}", f"{largest.live:,}", f"{share:.2f} %"]
+    rows = [row for row in render([], SUMMARY).rows if row and row[0] in FIELDS and len(row) == 5]
+    ordered = sorted(FIELDS.items(), key=lambda field: -field[1].seen)
+    assert rows == [
+        [name, f"{of.seen:,}", f"{of.rows:,}", f"{of.live:,}", f"{100 * of.live / of.seen:.2f} %"]
+        for name, of in ordered
+    ]
 
 
-def test_settings_are_shown_by_section_and_the_title_has_those_there_are() -> None:
-    settings = {"lr": None, "a": {"b": 1e-4}, "empty": {}}
-    page = render([], SUMMARY, {"model": {"name": "opnn"}, "training": settings})
-    assert "OPNN on criteo-week" in page.text
-    assert "Training run" in render([], SUMMARY, {}).text
-    rows = [row for row in page.rows if row and row[0] in ("lr", "a.b", "empty")]
-    assert rows == [["lr", "–"], ["a.b", "0.0001"], ["empty", "–"]]
-
-
-@pytest.mark.parametrize(
+@over(
     ("shown", "expected"),
     [
         (count(1_234_567), "1,234,567"),

@@ -6,7 +6,8 @@ import io
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from fastapi import FastAPI
 
 from command import Run
 from endings import ok
-from server_cases import KINDS, Client, Shelf, exported, typed_rows, untrained, write_rows
+from server_cases import Client, Shelf, exported, typed_rows, untrained, write_rows
 from sparsegroup.server import ExportFolder, Limits, LoadedModel, Metrics, ReleaseFollower, create_app
 
 __all__ = ["ok"]
@@ -38,12 +38,17 @@ def folder(log: Path) -> Path:
     return exported(untrained(log), log.parent / "export", onnx=True)
 
 
-@pytest.fixture(scope="module")
-def model(folder: Path) -> LoadedModel:
-    follower = ReleaseFollower(ExportFolder(folder), Metrics())
+def loaded(source: Any) -> LoadedModel:
+    """The newest model of a source, or of an export."""
+    follower = ReleaseFollower(ExportFolder(source) if isinstance(source, Path) else source, Metrics())
     assert follower.load_newest()
     assert follower.model is not None
     return follower.model
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LoadedModel:
+    return loaded(folder)
 
 
 Serve = Callable[..., Client]
@@ -89,30 +94,31 @@ def test_predictions_are_those_of_the_command(serve: Serve, log: Path, folder: P
     assert client.post("/predict", json={"rows": []}).json() == {"predictions": [], "release": None}
 
 
-def test_arrow_in_and_out(serve: Serve) -> None:
-    client, frame = serve(), pl.DataFrame(ROWS)
-    expected = client.post("/predict", json={"rows": ROWS}).json()["predictions"]
-    table = frame.to_arrow()
+def stream(table: pa.Table) -> bytes:
+    """A table as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    body = sink.getvalue().to_pybytes()
-    as_json = client.post("/predict", content=body, headers={"Content-Type": ARROW})
-    assert as_json.json()["predictions"] == expected
-    answer = client.post("/predict", content=body, headers={"Content-Type": ARROW, "Accept": ARROW})
+    return sink.getvalue().to_pybytes()
+
+
+def test_arrow_in_and_out(serve: Serve) -> None:
+    client, table = serve(), pl.DataFrame(ROWS).to_arrow()
+    expected = client.post("/predict", json={"rows": ROWS}).json()["predictions"]
+    body, is_arrow = stream(table), {"Content-Type": ARROW}
+    assert client.post("/predict", content=body, headers=is_arrow).json()["predictions"] == expected
+    answer = client.post("/predict", content=body, headers={**is_arrow, "Accept": ARROW})
     assert answer.headers["Content-Type"] == ARROW
     found = pa.ipc.open_stream(answer.content).read_all()
-    assert found.column_names == ["probability"]
-    assert found["probability"].to_pylist() == expected
-    for wrong in (b"", b"neither", body[: len(body) // 2], body[:40] + b"\xff" * 40 + body[80:]):
-        refused = client.post("/predict", content=wrong, headers={"Content-Type": ARROW})
-        assert (refused.status_code, "Arrow IPC stream" in refused.json()["error"]) == (400, True), wrong[:9]
-    table = pa.table({**dict(zip(table.column_names, table.columns, strict=True)), "price": pa.array([{"a": 1}] * 200)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    refused = client.post("/predict", content=sink.getvalue().to_pybytes(), headers={"Content-Type": ARROW})
-    assert (refused.status_code, "no column 'price'" in refused.text) == (422, True)
+    assert found.to_pydict() == {"probability": expected}
+    nested = table.set_column(table.column_names.index("price"), "price", pa.array([{"a": 1}] * 200))
+    for wrong, status, reason in (
+        *((wrong, 400, "Arrow IPC stream") for wrong in (b"", b"neither", body[: len(body) // 2])),
+        (body[:40] + b"\xff" * 40 + body[80:], 400, "Arrow IPC stream"),
+        (stream(nested), 422, "no column 'price'"),
+    ):
+        refused = client.post("/predict", content=wrong, headers=is_arrow)
+        assert (refused.status_code, reason in refused.json()["error"]) == (status, True), wrong[:9]
 
 
 @pytest.mark.parametrize("kind", ["tasks", "classes", "numbers"])
@@ -125,10 +131,8 @@ def test_other_objectives_are_named_as_the_command_names_them(serve: Serve, tmp_
     }[kind]
     columns = {"site": "category", "price": "number", "tags": "list |", **dict.fromkeys(labels, "label")}
     texts = [{name: row[name] for name in ("site", "price", "tags")} for row in ROWS[:60]]
-    log = write_rows(
-        tmp_path / "log.csv",
-        [row | {name: str(one[place]) for name, one in labels.items()} for place, row in enumerate(texts)],
-    )
+    rows = [row | {name: str(one[place]) for name, one in labels.items()} for place, row in enumerate(texts)]
+    log = write_rows(tmp_path / "log.csv", rows)
     settings: dict[str, Any] = {
         "tasks": {"objective": ["logistic", "squared"], "labels": ["binary", "numbers"]},
         "classes": {"objective": "softmax"},
@@ -136,23 +140,19 @@ def test_other_objectives_are_named_as_the_command_names_them(serve: Serve, tmp_
     }[kind]
     trained = untrained(log, columns, label=list(labels) if kind == "tasks" else next(iter(labels)), **settings)
     folder = exported(trained, tmp_path / "export", onnx=True)
-    loaded = ReleaseFollower(ExportFolder(folder), Metrics())
-    loaded.load_newest()
-    client = serve(model=loaded.model)
+    client = serve(model=loaded(folder))
     expected = predicted(ok("predict", folder, log).stdout)
     found = client.post("/predict", json={"rows": texts}).json()["predictions"]
+    explained = client.post("/explain", json={"rows": texts[:2]})
     if kind == "numbers":
+        assert explained.json()["rows"][0]["prediction"] == pytest.approx(found[0], rel=1e-4)
         found = [{"prediction": one} for one in found]
+    else:
+        assert (explained.status_code, "a model of one output" in explained.json()["error"]) == (501, True)
     assert [list(row) for row in found] == [list(row) for row in expected]
     for ours, theirs in zip(found, expected, strict=True):
         for name, value in ours.items():
             assert value == (theirs[name] if isinstance(value, str) else pytest.approx(float(theirs[name]), rel=1e-5))
-    explained = client.post("/explain", json={"rows": texts[:2]})
-    assert explained.status_code == (200 if kind == "numbers" else 501)
-    if kind == "numbers":
-        assert explained.json()["rows"][0]["prediction"] == pytest.approx(found[0]["prediction"], rel=1e-4)
-    else:
-        assert "a model of one output" in explained.json()["error"]
 
 
 def test_what_is_wrong_with_a_request(serve: Serve) -> None:
@@ -185,10 +185,7 @@ def test_what_is_wrong_with_a_request(serve: Serve) -> None:
 
 
 def test_a_missing_number_that_the_model_needs_is_named(serve: Serve, log: Path, tmp_path: Path) -> None:
-    folder = exported(untrained(log, standardize=False), tmp_path / "export", onnx=True)
-    follower = ReleaseFollower(ExportFolder(folder), Metrics())
-    follower.load_newest()
-    client = serve(model=follower.model)
+    client = serve(model=loaded(exported(untrained(log, standardize=False), tmp_path / "export", onnx=True)))
     rows = [row | {"price": "2", "visits": "3"} for row in ROWS[:5]]
     assert client.post("/predict", json={"rows": rows}).status_code == 200
     rows[3]["price"] = ""
@@ -239,9 +236,7 @@ def test_health_fails_when_the_model_is_older_than_it_may_be(
 ) -> None:
     shelf = Shelf()
     shelf.add(folder)
-    follower = ReleaseFollower(shelf, Metrics())
-    follower.load_newest()
-    client = serve(Limits(age=3_600), model=follower.model)
+    client = serve(Limits(age=3_600), model=loaded(shelf))
     for now, status in ((1e9 + 3_599, 200), (1e9 + 3_601, 503)):
         monkeypatch.setattr(time, "time", lambda now=now: now)
         answer = client.get("/health")
@@ -273,66 +268,62 @@ class Held(LoadedModel):
 
     def __init__(self, model: LoadedModel) -> None:
         vars(self).update(vars(model))
-        self.begun, self.may = threading.Semaphore(0), threading.Event()
+        self.may = threading.Event()
 
     def predictions(self, batch: Any) -> Any:
-        self.begun.release()
         assert self.may.wait(60)
         return super().predictions(batch)
 
 
-def held_app(model: LoadedModel, limits: Limits) -> tuple[FastAPI, Held, Metrics]:
+def talk(model: LoadedModel, limits: Limits, what: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    """Talk to an application whose model is held, by functions that predict a row and that ask for the health."""
     metrics, held = Metrics(), Held(model)
     follower = ReleaseFollower(Shelf(), metrics)
     follower.model = held
-    return create_app(follower, metrics, limits, threads=1), held, metrics
+
+    async def run() -> None:
+        transport = httpx.ASGITransport(create_app(follower, metrics, limits, threads=1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            predict = partial(client.post, "/predict", json={"row": ROWS[0]})
+            await what(predict, partial(client.get, "/health"), held, metrics)
+
+    asyncio.run(run())
 
 
 def test_more_requests_than_may_wait_are_refused_and_the_others_are_answered(model: LoadedModel) -> None:
-    app, held, metrics = held_app(model, Limits(concurrency=3, seconds=60))
+    async def what(predict: Any, health: Any, held: Held, metrics: Metrics) -> None:
+        waiting = [asyncio.create_task(predict()) for _ in range(3)]
+        while metrics.in_flight._value.get() < 3:
+            await asyncio.sleep(0.001)
+        refused = await predict()
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert (await health()).status_code == 200
+        held.may.set()
+        assert [(await one).status_code for one in waiting] == [200] * 3
+        assert (await predict()).status_code == 200
+        assert "sparsegroup_requests_rejected_total 1.0" in metrics.text().decode()
 
-    async def talk() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            waiting = [asyncio.create_task(client.post("/predict", json={"row": ROWS[0]})) for _ in range(3)]
-            while metrics.in_flight._value.get() < 3:
-                await asyncio.sleep(0.001)
-            refused = await client.post("/predict", json={"row": ROWS[0]})
-            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
-            assert (await client.get("/health")).status_code == 200
-            held.may.set()
-            assert [(await one).status_code for one in waiting] == [200] * 3
-            assert (await client.post("/predict", json={"row": ROWS[0]})).status_code == 200
-            assert "sparsegroup_requests_rejected_total 1.0" in (await client.get("/metrics")).text
-
-    asyncio.run(talk())
+    talk(model, Limits(concurrency=3, seconds=60), what)
 
 
 def test_a_request_that_takes_too_long_is_given_up_and_counts_until_it_has_ended(model: LoadedModel) -> None:
-    app, held, _ = held_app(model, Limits(concurrency=1, seconds=0.05))
+    async def what(predict: Any, health: Any, held: Held, metrics: Metrics) -> None:
+        late = await predict()
+        assert (late.status_code, "within 0.05 s" in late.text) == (504, True)
+        assert (await predict()).status_code == 429
+        held.may.set()
+        while (await predict()).status_code != 200:
+            await asyncio.sleep(0.001)
 
-    async def talk() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            late = await client.post("/predict", json={"row": ROWS[0]})
-            assert (late.status_code, "within 0.05 s" in late.text) == (504, True)
-            assert (await client.post("/predict", json={"row": ROWS[0]})).status_code == 429
-            held.may.set()
-            while (await client.post("/predict", json={"row": ROWS[0]})).status_code != 200:
-                await asyncio.sleep(0.001)
-
-    asyncio.run(talk())
+    talk(model, Limits(concurrency=1, seconds=0.05), what)
 
 
 def test_who_may_roll_back(serve: Serve) -> None:
     here, away = serve(), serve(host="192.0.2.1")
     assert serve(host="::ffff:127.0.0.1").post("/resume").status_code == 200
     assert here.post("/resume").status_code == 200
-    for client, headers in (
-        (away, {}),
-        (here, {"X-Forwarded-For": "192.0.2.1"}),
-        (here, {"Origin": "http://elsewhere"}),
-    ):
+    elsewhere = {"X-Forwarded-For": "192.0.2.1"}, {"Origin": "http://elsewhere"}
+    for client, headers in ((away, {}), *((here, headers) for headers in elsewhere)):
         assert client.post("/resume", headers=headers).status_code == 403
         assert client.post("/rollback", headers=headers).status_code == 403
     for client in (serve(admin_token="secret"), serve(host="192.0.2.1", admin_token="secret")):
@@ -343,7 +334,3 @@ def test_who_may_roll_back(serve: Serve) -> None:
     assert here.post("/rollback", json={"release": "one"}).status_code == 400
     assert here.post("/rollback").status_code == 404
     assert here.post("/rollback", json={"release": 7}).status_code == 404
-
-
-def test_kinds_are_all_there() -> None:
-    assert set(KINDS) == set(ROWS[0])

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -17,7 +16,6 @@ from plain_settings import plain
 from server_cases import KINDS, typed_rows, untrained, write_rows
 from sparsegroup.data import Batch, open_log
 from sparsegroup.data.kinds import text_of
-from sparsegroup.data.schema import LogFormat
 from sparsegroup.errors import ClickLogError
 from sparsegroup.server import BadRowsError, RowReader, format_of_model, rows
 
@@ -31,11 +29,6 @@ def assert_same(ours: Batch, theirs: Batch) -> None:
         assert torch.equal(bags.offsets, others.offsets)
 
 
-def in_file(path: Path, options: Any) -> Batch:
-    log = open_log(path, like=options, whole=True)
-    return next(log.batches(0, len(log), len(log)))
-
-
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("rows") / "log.csv", typed_rows())
@@ -43,7 +36,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(log: Path) -> Batch:
-    return in_file(log, untrained(log).config.format_options)
+    opened = open_log(log, like=untrained(log).config.format_options, whole=True)
+    return next(opened.batches(0, 200, 200))
 
 
 @pytest.fixture
@@ -52,7 +46,9 @@ def reader(log: Path) -> RowReader:
     return RowReader(format_of_model(trained.config, trained.columns))
 
 
-def test_rows_are_read_as_a_file_is_whether_their_values_are_new_or_known(reader: RowReader, expected: Batch) -> None:
+def test_rows_are_read_as_a_file_is_whether_their_values_are_new_known_or_forgotten(
+    reader: RowReader, expected: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every = typed_rows()
     for _ in range(2):
         assert_same(reader.batch(every), expected)
@@ -60,16 +56,9 @@ def test_rows_are_read_as_a_file_is_whether_their_values_are_new_or_known(reader
             assert_same(reader.batch(every[begin : begin + 5]), expected[begin : begin + 5])
     for row in range(30):
         assert_same(reader.batch([every[row]]), expected[row : row + 1])
-
-
-def test_values_that_are_not_remembered_make_no_difference(
-    reader: RowReader, expected: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for most in (1, 2, 3):
-        monkeypatch.setattr(rows, "_REMEMBERED", most)
-        assert_same(reader.batch(typed_rows()), expected)
-    monkeypatch.setattr(rows, "_LONGEST", 1)
-    assert_same(reader.batch(typed_rows()), expected)
+    for limit, most in (("_REMEMBERED", 1), ("_REMEMBERED", 3), ("_LONGEST", 1)):
+        monkeypatch.setattr(rows, limit, most)
+        assert_same(reader.batch(every), expected)
 
 
 def test_json_has_numbers_booleans_lists_and_nulls(reader: RowReader) -> None:
@@ -82,15 +71,17 @@ def test_json_has_numbers_booleans_lists_and_nulls(reader: RowReader) -> None:
     assert_same(reader.batch([typed, {}]), reader.batch([texts, empty]))
     assert_same(reader.batch([typed | {"other": 5, "clicked": "neither"}]), reader.batch([typed]))
     assert len(reader.batch([])) == 0
+    assert (
+        reader.batch([typed | {"price": value} for value in (math.nan, math.inf, "", None)]).numbers.isnan()[:, 0].all()
+    )
 
 
 def test_a_frame_is_read_as_its_rows(reader: RowReader, expected: Batch) -> None:
     frame = pl.DataFrame(typed_rows())
     assert_same(reader.batch_of_frame(frame.to_arrow()), expected)
     assert_same(reader.batch_of_frame(frame.drop("clicked")), expected)
-    whole = frame.with_columns(pl.col("tags").str.split("|"), pl.col("price").cast(pl.Float64, strict=False))
     with pytest.raises(BadRowsError, match="no column 'when' in the frame"):
-        reader.batch_of_frame(whole.drop("when"))
+        reader.batch_of_frame(frame.drop("when"))
 
 
 def test_a_column_that_no_row_has_is_an_error_that_names_a_likely_one(reader: RowReader) -> None:
@@ -130,25 +121,17 @@ def test_a_value_of_json_has_the_text_that_it_has_in_a_typed_column(value: float
     assert rows._plain_text(json.loads(json.dumps(value)), plain=False) == text
 
 
-def test_nan_and_infinity_are_missing_numbers(reader: RowReader) -> None:
-    row = typed_rows(1)[0]
-    numbers = [reader.batch([row | {"price": value}]).numbers[0, 0] for value in (math.nan, math.inf, "", None)]
-    assert all(bool(number.isnan()) for number in numbers)
-
-
 def test_what_an_explanation_shows_of_a_row(reader: RowReader, expected: Batch) -> None:
-    batch, values = reader.with_values(typed_rows())
+    every = typed_rows()
+    batch, values = reader.with_values(every)
     assert_same(batch, expected)
-    row = typed_rows()[1]
-    assert values[1]["site"] == row["site"]
-    assert values[1]["when.hour"] == "1"
+    assert (values[1]["site"], values[1]["when.hour"]) == (every[1]["site"], "1")
     assert {one["price"] for one in values} == {1.5, 20.0, 0.333, None, 1000.0}
 
 
 def test_public_formats_are_told_by_the_models_columns(tmp_path: Path) -> None:
-    criteo = criteo_log(
-        tmp_path / "criteo.txt", ["", "0", "1", "2", "3", "-1", "-3", "10", "100", "543", "7", "8", "9"], 20
-    )
+    numbers = ["", "0", "1", "2", "3", "-1", "-3", "10", "100", "543", "7", "8", "9"]
+    criteo = criteo_log(tmp_path / "criteo.txt", numbers, 20)
     avazu = avazu_log(tmp_path / "avazu.csv", [f"141021{i:02}" for i in range(20)])
     for path, settings in (
         (criteo, {}),
@@ -159,10 +142,8 @@ def test_public_formats_are_told_by_the_models_columns(tmp_path: Path) -> None:
         opened = open_log(path, like=plain(**settings).format_options, whole=True)
         log = format_of_model(plain(**settings), opened.schema)
         lines = path.read_text().splitlines()
-        if path is criteo:
-            names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
-        else:
-            names = lines.pop(0).split(",")
+        names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+        names = names if path is criteo else lines.pop(0).split(",")
         given_rows = [dict(zip(names, re.split("[,\t]", line), strict=True)) for line in lines]
         assert_same(RowReader(log).batch(given_rows), next(opened.batches(0, 20, 20)))
     with pytest.raises(BadRowsError, match="row 0: 'hour' cannot be read"):
@@ -172,26 +153,19 @@ def test_public_formats_are_told_by_the_models_columns(tmp_path: Path) -> None:
 def test_other_formats(log: Path, tmp_path: Path) -> None:
     schema = tmp_path / "schema.yaml"
     schema.write_text('label: clicked\ncategorical: [site, size]\nnumeric: [visits]\nmulti: {tags: "|"}\n')
-    config = plain(schema=schema)
-    opened = open_log(log, schema=schema, whole=True)
-    reader = RowReader(format_of_model(config, opened.schema))
+    for settings in ({"columns": "categorical"}, {"schema": schema}):
+        opened = open_log(log, whole=True, **settings)
+        reader = RowReader(format_of_model(plain(**settings), opened.schema))
+        assert_same(reader.batch(typed_rows()), next(opened.batches(0, 200, 200)))
     assert reader.columns == ("site", "size", "tags", "visits")
-    assert_same(reader.batch(typed_rows()), next(opened.batches(0, 200, 200)))
     assert reader.batch([typed_rows(1)[0] | {"visits": ""}]).numbers.tolist() == [[0.0]]
-    config = plain(columns="categorical")
-    opened = open_log(log, columns="categorical", whole=True)
-    reader = RowReader(format_of_model(config, opened.schema))
-    assert_same(reader.batch(typed_rows()), next(opened.batches(0, 200, 200)))
     schema.unlink()
     with pytest.raises(ClickLogError, match=r"the schema .* which is not there"):
         format_of_model(plain(schema=schema), opened.schema)
     with pytest.raises(ClickLogError, match="differ from what its settings describe"):
         format_of_model(plain(columns={"site": "category"}), opened.schema)
-
-
-def test_columns_that_are_no_features_are_not_needed(log: Path) -> None:
-    """A label that is a number by its kind, a weight, and what is ignored."""
+    # A label that is a number by its kind, a weight, and what is ignored are not needed.
     kinds = {**KINDS, "clicked": "number", "visits": "weight", "size": "ignore"}
     opened = open_log(log, columns=kinds, label="clicked", whole=True)
-    found: LogFormat = format_of_model(plain(columns=kinds, label="clicked"), opened.schema)
+    found = format_of_model(plain(columns=kinds, label="clicked"), opened.schema)
     assert found.raw == ("when", "site", "member", "tags", "words", "price")

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
 from command import Run, call
+from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.serving.inspection import Distances, Histogram, Threshold, inspect, quantiles_of, read_rows
-from sparsegroup.serving.inspection_views import render_inspection
 from sparsegroup.serving.opening import open_trained
 from sparsegroup.training.assessment.features import Largest
 
@@ -52,7 +53,7 @@ def threshold_of(optimizer: GroupOptimizer, steps: int | None = 12) -> Any:
 # Statistics
 
 
-@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0, 20.0])
+@over("spread", [0.01, 1.0, 5.0, 20.0])
 def test_the_shown_histogram_counts_all_and_its_edges_hold_the_powers_of_ten(spread: float) -> None:
     values = 10.0 ** np.random.default_rng(1).uniform(-spread, spread / 2, 5_000)
     shown = Histogram.logarithmic(values)
@@ -62,15 +63,12 @@ def test_the_shown_histogram_counts_all_and_its_edges_hold_the_powers_of_ten(spr
     exponents = np.log10(shown.edges)
     inner = np.arange(math.ceil(exponents[0] - 1e-9), math.floor(exponents[-1] + 1e-9) + 1)
     assert all(np.abs(exponents - exponent).min() < 1e-9 for exponent in inner)
-
-
-def test_what_is_outside_of_a_histogram_or_nothing_at_all() -> None:
     assert Histogram.of(np.array([-3.0, 0.5, 2.0, math.inf]), np.array([0.0, 1.0, 2.0])).counts == (2, 2)
     assert Histogram.logarithmic(np.empty(0)) == Histogram()
     assert all(math.isnan(value) for value in quantiles_of(np.empty(0)).values())
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 500])
+@over("count", [0, 1, 7, 500])
 def test_the_largest_are_those_of_all_sorted_however_they_come(count: int) -> None:
     random = np.random.default_rng(2)
     keys, values = random.permutation(300), random.integers(0, 40, 300).astype(np.float64)  # many are equal
@@ -84,32 +82,9 @@ def test_the_largest_are_those_of_all_sorted_however_they_come(count: int) -> No
 # The threshold
 
 
-@pytest.mark.parametrize("l1", [0.0, 0.05])
-@pytest.mark.parametrize("penalty", ["lasso", "mcp", "hard"])
-@pytest.mark.parametrize("make", [GroupAdagrad, GroupAdam])
-def test_zero_rows_are_below_the_threshold(make: Any, penalty: str, l1: float) -> None:
-    table, optimizer, _, _ = trained(make, lr=0.05, l1=l1, l21=0.4, penalty=penalty)
-    found = read_rows([table.table], 5, threshold_of(optimizer))
-    content = table.table.snapshot().arrays()
-    zero = ~(content["weight"] != 0).any(axis=1)
-    measures = np.linalg.norm(soft(content["u"][zero], l1), axis=1) / (math.sqrt(DIM) * 0.4)
-    assert (found.zero_rows, len(found.norms)) == (zero.sum(), (~zero).sum())
-    assert 20 < found.zero_rows < 280
-    np.testing.assert_allclose(np.sort(found.zero), np.sort(measures), rtol=1e-9)
-    assert found.zero.max() <= 1 + 1e-9
-    zero_rows = Distances.of(found.zero, live=False)
-    assert zero_rows is not None
-    assert (zero_rows.rows, zero_rows.near) == (len(measures), (measures >= 0.9).sum())
-    assert zero_rows.quantiles[0.25] == pytest.approx(np.quantile(measures, 0.25, method="inverted_cdf"))
-    assert list(zero_rows.histogram.counts) == np.histogram(measures.clip(0, 1), np.linspace(0, 1, 21))[0].tolist()
-    if penalty == "lasso":
-        assert len(found.norms) == len(found.live)
-        assert found.live.min() >= 1 - 1e-9
-
-
-@pytest.mark.parametrize("penalty", ["lasso", "mcp", "hard"])
-def test_the_measure_of_live_rows_is_what_their_last_step_compared(penalty: str) -> None:
-    l1, l21, l2, lr = 0.03, 0.4, 0.2, 0.05
+@over(("penalty", "l1"), [("lasso", 0.03), ("mcp", 0.0), ("hard", 0.03)])
+def test_the_measures_of_rows_are_what_their_last_step_compared(penalty: str, l1: float) -> None:
+    l21, l2, lr = 0.4, 0.2, 0.05
     table, optimizer, before, g = trained(GroupAdagrad, lr=lr, l1=l1, l21=l21, l2=l2, penalty=penalty)
     content = table.table.snapshot().arrays()
     sigma = (np.sqrt(content["sum"]) + 1e-10) / lr  # no step decays it
@@ -117,13 +92,22 @@ def test_the_measure_of_live_rows_is_what_their_last_step_compared(penalty: str)
     measures = np.linalg.norm(s, axis=1) / (math.sqrt(DIM) * l21)
     live = (content["weight"] != 0).any(axis=1)
     assert live.tolist() == (measures > 1).tolist()
+    assert 20 < (~live).sum() < 280
     threshold = threshold_of(optimizer)
     found = read_rows([table.table], 5, threshold)
-    np.testing.assert_allclose(np.sort(found.live), np.sort(measures[live]), rtol=1e-6)
-    live_rows = Distances.of(found.live, live=True)
-    assert live_rows is not None
-    assert (live_rows.rows, live_rows.near) == (live.sum(), (measures[live] <= 1.1).sum())
-    assert sum(live_rows.histogram.counts) == live.sum()
+    assert (found.zero_rows, len(found.norms)) == ((~live).sum(), live.sum())
+    of_zero = np.linalg.norm(soft(content["u"][~live], l1), axis=1) / (math.sqrt(DIM) * l21)
+    for shown, expected, edge in ((found.live, measures[live], 1.1), (found.zero, of_zero, 0.9)):
+        np.testing.assert_allclose(np.sort(shown), np.sort(expected), rtol=1e-6)
+        distances, is_live = Distances.of(shown, live=edge > 1), edge > 1
+        assert distances is not None
+        near = expected <= edge if is_live else expected >= edge
+        assert (distances.rows, distances.near) == (len(expected), near.sum())
+        assert sum(distances.histogram.counts) == len(expected)
+        assert distances.quantiles[0.25] == pytest.approx(np.quantile(expected, 0.25, method="inverted_cdf"))
+        if not is_live:
+            counts = np.histogram(expected.clip(0, 1), np.linspace(0, 1, 21))[0]
+            assert list(distances.histogram.counts) == counts.tolist()
     # k: what x is of what it would be without λ21
     k = np.linalg.norm((content["weight"] * (sigma + 2 * l2))[live], axis=1) / np.linalg.norm(s[live], axis=1)
     assert [threshold.kept(float(measure)) for measure in measures[live]] == pytest.approx(k, rel=1e-9)
@@ -136,6 +120,8 @@ def test_sigma_of_adam_is_that_of_its_next_step_without_a_gradient() -> None:
     found = threshold.sigma([content["exp_avg"], content["exp_avg_sq"]], content["weight"].shape)
     expected = (np.sqrt(0.999 * content["exp_avg_sq"] / (1 - 0.999**13)) + 1e-8) / 0.05
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+    rows = read_rows([table.table], 5, threshold)
+    assert rows.zero.max() <= 1 + 1e-9 < 1.0001 * rows.live.min()
     assert threshold_of(optimizer, None).scalars is None
     optimizer.param_groups[0]["lr"] = 0.0
     assert threshold_of(optimizer).scalars is None
@@ -163,10 +149,6 @@ def test_nothing_is_said_where_it_is_not_known() -> None:
     unknown = read_rows([table.table], 5, threshold_of(optimizer, None))
     assert len(unknown.zero) == unknown.zero_rows > 0
     assert len(unknown.live) == 0
-    bare = HashEmbedding(DIM, dtype=torch.float64)
-    bare.assign(torch.arange(9), torch.eye(9, DIM, dtype=torch.float64))
-    found = read_rows([bare.table], 5, threshold_of(optimizer))
-    assert (len(found.norms), found.zero_rows, len(found.zero)) == (4, 5, 0)
     # Rows that were never updated have no measure.
     before = read_rows([table.table], 5, threshold_of(optimizer))
     table.assign(torch.tensor([1000, 1001]), torch.tensor([[0.0] * DIM, [1.0] * DIM], dtype=torch.float64))
@@ -219,21 +201,17 @@ def failed(run: Run, *arguments: object) -> str:
 
 
 def test_figures_are_those_of_the_run_and_add_up(model: Path, run: Run) -> None:
-    done = run("inspect", "model", "--json", "--top", 8)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
+    found = json.loads(shown(run, "model", "--json", "--top", 8))
     summary = json.loads((model / "summary.json").read_text())
-    assert found["fields"] == summary["fields"]
-    assert found["columns"] == summary["columns"] != []
-    assert found["feature_rate"] == summary["feature_rate"]
-    assert (found["live_rows"], found["samples"], found["kind"]) == (summary["live_rows"], 1_800, "run")
-    assert sum(found["norms"]["counts"]) == summary["live_rows"]
+    assert found["columns"] != []
+    assert all(found[name] == summary[name] for name in ("fields", "columns", "feature_rate", "live_rows"))
+    assert (found["samples"], found["kind"]) == (1_800, "run")
+    assert sum(found["norms"]["counts"]) == found["live_rows"]
     assert 0 < found["live_rows"] < found["features_seen"]
-    regularized = found["regularized"]
+    regularized, sizes = found["regularized"], found["sizes"]
     assert regularized["zero_rows"] + found["live_rows"] == sum(rows["rows"] for rows in found["fields"].values())
     assert regularized["zero"]["rows"] == sum(regularized["zero"]["histogram"]["counts"]) == regularized["zero_rows"]
     assert regularized["live"]["rows"] == sum(regularized["live"]["histogram"]["counts"]) == found["live_rows"]
-    sizes = found["sizes"]
     assert sizes["live_vectors"] == 4 * found["dim"] * found["live_rows"]
     assert sizes["dense_table"] == 4 * found["dim"] * found["features_seen"]
     files = {path.name: path.stat().st_size for path in model.iterdir() if path.is_file()}
@@ -250,9 +228,8 @@ def test_figures_are_those_of_the_run_and_add_up(model: Path, run: Run) -> None:
 def test_the_largest_features_are_named_by_the_vocabulary(model: Path, run: Run) -> None:
     opened = open_trained(model)
     found = inspect(opened, 8)
-    norms = {
-        int(key): float(row.norm()) for part in opened.model.embedding.items() for key, row in zip(*part, strict=True)
-    }
+    rows = (row for part in opened.model.embedding.items() for row in zip(*part, strict=True))
+    norms = {int(key): float(row.norm()) for key, row in rows}
     assert [feature.norm for feature in found.top] == pytest.approx(sorted(norms.values(), reverse=True)[:8])
     assert all(feature.norm == pytest.approx(norms[feature.key]) for feature in found.top)
     colors = {feature.value for feature in found.top if feature.field == "color"}
@@ -267,19 +244,21 @@ def test_the_largest_features_are_named_by_the_vocabulary(model: Path, run: Run)
 
 def test_a_checkpoint_is_as_the_run_and_an_export_has_the_live_rows_alone(model: Path, run: Run) -> None:
     (checkpoint,) = (model / "checkpoints").iterdir()
-    of_run, of_checkpoint = (inspect(open_trained(path)) for path in (model, checkpoint))
-    same = ("model", "samples", "optimizer", "fields", "norms", "top", "regularized")
-    assert all(getattr(of_run, name) == getattr(of_checkpoint, name) for name in same)
-    assert of_checkpoint.kind == "checkpoint"
     assert run("export", "model", "exported", "--no-onnx").returncode == 0
-    of_export = inspect(open_trained("exported"))
-    assert of_export.kind == "export"
-    assert (of_export.features_seen, of_export.live_rows) == (of_run.features_seen, of_run.live_rows)
-    assert of_export.norms == of_run.norms
-    assert {name: (rows.seen, rows.live) for name, rows in of_export.fields.items()} == {
-        name: (rows.seen, rows.live) for name, rows in of_run.fields.items()
-    }
-    assert [feature.key for feature in of_export.top] == [feature.key for feature in of_run.top]
+    of_run, of_checkpoint, of_export = (inspect(open_trained(path)) for path in (model, checkpoint, "exported"))
+    assert (of_checkpoint.kind, of_export.kind) == ("checkpoint", "export")
+    for name in ("model", "samples", "optimizer", "fields", "norms", "top", "regularized"):
+        assert getattr(of_run, name) == getattr(of_checkpoint, name), name
+    for name in ("features_seen", "live_rows", "norms"):
+        assert getattr(of_run, name) == getattr(of_export, name), name
+    for name, rows in of_run.fields.items():
+        assert (rows.seen, rows.live) == (of_export.fields[name].seen, of_export.fields[name].live)
+    assert [(feature.key, feature.value) for feature in of_export.top] == [
+        (feature.key, feature.value) for feature in of_run.top
+    ]
+    keys = pl.read_parquet("exported/vocabulary.parquet")["key"]
+    assert keys.to_list() == sorted(keys)
+    assert len(keys) == of_run.live_rows
     assert of_export.regularized.measure is None
     assert "an export holds no optimizer state" in shown(run, "exported", "--html", "page.html")
 
@@ -287,21 +266,22 @@ def test_a_checkpoint_is_as_the_run_and_an_export_has_the_live_rows_alone(model:
 def test_the_terminal_and_the_page_show_all_parts_and_the_page_loads_nothing(model: Path, run: Run) -> None:
     done = run("inspect", "model", "--html", "page.html")
     assert (done.returncode, done.stderr, done.stdout.endswith("written to page.html\n")) == (0, "", True)
-    assert "DCN of dimension 8 with Group Adam, λ21 = 0.002, lasso, norm s" in done.stdout
-    parts = ("Feature rate", "Norms of the live rows", "Features of the largest norms", "What λ did", "Files")
-    for part in (*parts, "Columns, on the first test rows"):
+    for part in (
+        "DCN of dimension 8 with Group Adam, λ21 = 0.002, lasso, norm s",
+        *("Feature rate", "Norms of the live rows", "Features of the largest norms", "What λ did", "Files"),
+        *("Columns, on the first test rows", "zero rows within 10 % of coming back"),
+    ):
         assert part in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert re.search(r"all fields +104 +104 +\d+ +\d+\.\d\d %", done.stdout)
-    assert "zero rows within 10 % of coming back" in done.stdout
     page = Path("page.html").read_text(encoding="utf-8")
-    assert not re.search(r"<script|<link|<img|@import|src=|url\((?!#)", page)
-    assert not re.search(r"https?://(?!www\.w3\.org/)", page)
+    assert not re.search(r"<script|<link|<img|@import|src=|url\((?!#)|https?://(?!www\.w3\.org/)|\bnan\b", page)
     assert "c&lt;1&gt;" in page
-    assert not re.search(r"\bnan\b", page)
     assert page.count("<svg") == 2
     assert "<h2>Columns</h2>" in page
-    assert page == render_inspection(inspect(open_trained("model")))
+    assert failed(run, "inspect", "model", "--html", "nowhere/page.html") == "error: nowhere: no such folder\n"
+    assert failed(run, "inspect", "nothing").startswith("error: nothing")
+    assert failed(run, "train", "model").startswith("error: model is a run, not a log: --continue model")
 
 
 def test_a_target_is_shown_with_its_lambda_and_the_distances_from_it(tmp_path: Path, run: Run) -> None:
@@ -321,9 +301,7 @@ def test_a_target_is_shown_with_its_lambda_and_the_distances_from_it(tmp_path: P
     assert "DCN of dimension 8 with Group Adagrad, target rate 0.3" in words
     assert f"λ21 in force, set by the target {last['l21']:.3g}" in words
     assert "live rows within 10 % of the threshold" in words
-    page = Path("page.html").read_text(encoding="utf-8")
-    assert "Distance from the threshold" in page
-    assert page.count("<svg") == 2
+    assert "Distance from the threshold" in Path("page.html").read_text(encoding="utf-8")
     assert run("export", "model", "exported", "--no-onnx").returncode == 0
     of_export = shown(run, "exported")
     assert "target rate 0.3" in of_export
@@ -344,9 +322,3 @@ def test_a_model_without_penalty_and_one_without_live_rows(tmp_path: Path, run: 
     assert "Norms of the live rows" not in words
     assert "is known for the norm s only, not for metric" in words
     assert "No row is live." in Path("page.html").read_text(encoding="utf-8")
-
-
-def test_what_cannot_be_is_named(model: Path, run: Run) -> None:
-    assert failed(run, "inspect", "model", "--html", "nowhere/page.html") == "error: nowhere: no such folder\n"
-    assert failed(run, "inspect", "nothing").startswith("error: nothing")
-    assert failed(run, "train", "model").startswith("error: model is a run, not a log: --continue model")

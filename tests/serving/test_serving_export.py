@@ -1,6 +1,7 @@
-"""Exports: what is in them, what they weigh, and that a damaged one is never taken for whole."""
+"""Exports and deltas: what is in them, what they weigh, and that a damaged one is never taken for whole."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,24 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from serving_cases import batch_of, opened_model
+from over import over
+from serving_cases import FIELDS, batch_of, opened_model, train
+from sparsegroup.artifact.manifest import Parent
+from sparsegroup.data import MemoryLog
 from sparsegroup.data.schema import LogSchema
-from sparsegroup.serving import ExportError, export_trained, open_trained, read_export, read_manifest
+from sparsegroup.serving import (
+    ExportError,
+    TrainedModel,
+    apply_deltas,
+    export_delta,
+    export_trained,
+    export_within,
+    open_trained,
+    read_export,
+)
+from sparsegroup.serving.evaluation import TestRows
 from sparsegroup.serving.exporting import compare, random_batches
-from sparsegroup.serving.onnx import OnnxModel
+from sparsegroup.serving.frozen import sorted_rows
+from sparsegroup.serving.frozen_model import tables_of
+from sparsegroup.serving.manifest import EXPORT
+from sparsegroup.serving.rows import Embeddings, load_embeddings
+from sparsegroup.settings.names import Dtype, KeyFormat
+from sparsegroup.training import predict
 
-DTYPES = ("float32", "float16", "bfloat16", "int8")
 
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_an_export_holds_the_live_rows_and_opens_as_a_model(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_an_export_holds_the_live_rows_and_opens_as_a_model(dtype: Any, tmp_path: Path) -> None:
     opened = opened_model(numbers=True, lists=True)
-    manifest = export_trained(opened, tmp_path / "out", dtype)  # type: ignore[arg-type]
+    manifest = export_trained(opened, tmp_path / "out", dtype)
     table = opened.model.embedding
     assert (manifest.live_rows, manifest.features_seen) == (table.num_live, table.num_seen)
     assert manifest.feature_rate == table.feature_rate < 1
@@ -50,18 +66,13 @@ def test_an_export_holds_the_live_rows_and_opens_as_a_model(dtype: str, tmp_path
             assert getattr(small, name) == getattr(manifest, name), name
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_files_are_as_large_as_their_rows(dtype: str, tmp_path: Path) -> None:
-    opened = opened_model("mlp", rows=50_000, dim=8)
-    opened = replace(opened, config=opened.config.replace(hidden=(4,)))
-    opened.model.network = opened.config.build_for(opened.columns)[0].network
-    with_onnx = dtype in ("float32", "int8")
-    manifest = export_trained(opened, tmp_path / "out", dtype, ["onnx"] if with_onnx else [])  # type: ignore[arg-type]
-    vector = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8 + 1}[dtype]  # int8 has a scale
+@pytest.mark.parametrize(("dtype", "vector", "formats"), [("int8", 8 + 1, ["onnx"]), ("bfloat16", 16, [])])
+def test_files_are_as_large_as_their_rows(dtype: Any, vector: int, formats: Any, tmp_path: Path) -> None:
+    opened = opened_model("mlp", rows=50_000, dim=8, hidden=(4,))
+    manifest = export_trained(opened, tmp_path / "out", dtype, formats)
     rows = manifest.live_rows * (vector + 8)
     assert 1 <= manifest.files["embeddings.safetensors"].bytes / rows < 1.01
-    if with_onnx:
-        assert 1 <= manifest.files["model.onnx"].bytes / rows < 1.15
+    assert not formats or 1 <= manifest.files["model.onnx"].bytes / rows < 1.15
     written = {name: (tmp_path / "out" / name).stat().st_size for name in manifest.files}
     assert written == {name: file.bytes for name, file in manifest.files.items()}
 
@@ -73,50 +84,27 @@ def test_rows_that_a_format_rounds_to_zero_are_left_out_and_counted(tmp_path: Pa
     assert export_trained(opened, tmp_path / "a", "float32").zero_rows == 0
     manifest = export_trained(opened, tmp_path / "b", "float16")
     assert (manifest.zero_rows, manifest.live_rows) == (7, opened.model.embedding.num_live - 7)
+    empty = export_trained(opened_model(rows=0), tmp_path / "empty")
+    assert (empty.live_rows, empty.feature_rate) == (0, 0.0)
+    assert open_trained(tmp_path / "empty").model.embedding.num_rows == 0
 
 
-def test_an_empty_table_can_be_exported(tmp_path: Path) -> None:
-    manifest = export_trained(opened_model(rows=0), tmp_path / "out", formats=["onnx"])
-    assert (manifest.live_rows, manifest.feature_rate) == (0, 0.0)
-    assert open_trained(tmp_path / "out").model.embedding.num_rows == 0
-    zeros = torch.zeros(2, 5, dtype=torch.int64)
-    assert OnnxModel(tmp_path / "out" / "model.onnx")([zeros])[0].shape == (2,)
-
-
-def test_the_same_model_gives_the_same_bytes_and_another_id_where_they_differ(tmp_path: Path) -> None:
-    first, second = (export_trained(opened_model(), tmp_path / name) for name in ("a", "b"))
-    assert first == second == read_manifest(tmp_path / "a")
-    assert export_trained(opened_model(), tmp_path / "c", "int8").id != first.id
-    assert export_trained(opened_model(seed=1), tmp_path / "d").id != first.id
-
-
-def test_the_vocabulary_is_that_of_the_live_keys(tmp_path: Path) -> None:
-    opened = opened_model()
-    table = opened.model.embedding
-    keys = table.state_dict()["keys"].numpy()
-    names = pl.DataFrame({"key": keys, "field": "site", "value": [str(key) for key in keys]})
-    names.write_parquet(tmp_path / "vocabulary.parquet")
-    export_trained(replace(opened, vocabulary=tmp_path / "vocabulary.parquet"), tmp_path / "out")
-    again = open_trained(tmp_path / "out")
-    assert again.vocabulary is not None
-    kept = pl.read_parquet(again.vocabulary)
-    assert kept["key"].to_list() == sorted(next(table.items())[0].tolist())
-    assert kept.columns == names.columns
-
-
-def test_nothing_is_written_over_or_left_behind(tmp_path: Path) -> None:
+def test_the_same_model_gives_the_same_bytes_and_nothing_is_written_over_or_left_behind(tmp_path: Path) -> None:
     out, mine = tmp_path / "out", tmp_path / "mine"
     out.mkdir()
-    export_trained(opened_model(), out)  # an empty folder is free
-    before = read_manifest(out)
+    before = export_trained(opened_model(), out)  # an empty folder is free
+    assert export_trained(opened_model(), tmp_path / "same") == before == read_export(out).manifest
+    assert export_trained(opened_model(), tmp_path / "int8", "int8").id != before.id
     with pytest.raises(ExportError, match=r"is not empty; give another folder, or `overwrite`"):
         export_trained(opened_model(seed=1), out)
     bad = opened_model(seed=1)
     bad.model.embedding.assign(torch.tensor([5]), torch.full((1, 4), 1e9))
     with pytest.raises(ExportError, match="float16 has no 1e"):
         export_trained(bad, out, "float16", overwrite=True)
-    assert read_manifest(out) == before
-    assert export_trained(opened_model(seed=1), out, overwrite=True) == read_manifest(out) != before
+    assert read_export(out).manifest == before
+    after = export_trained(opened_model(seed=1), out, overwrite=True)
+    assert after == read_export(out).manifest
+    assert after.id != before.id
     mine.mkdir()
     for folder, message in (
         (mine, "holds no export that could be overwritten"),
@@ -125,12 +113,10 @@ def test_nothing_is_written_over_or_left_behind(tmp_path: Path) -> None:
         (folder / "thesis.txt").write_text("all of it")
         with pytest.raises(ExportError, match=message):
             export_trained(opened_model(), folder, overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["int8", "mine", "out", "same"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "name"), [(["onnx"], "onnx"), (["training"], "training"), (["export", "onnx"], "export")]
-)
+@over(("wrong", "name"), [(["onnx"], "onnx"), (["training"], "training"), (["export", "onnx"], "export")])
 def test_a_probability_that_is_no_number_in_one_of_the_models_fails_the_self_test(wrong: list[str], name: str) -> None:
     def scorer(of: str) -> Any:
         first = np.nan if of in wrong else 0.5
@@ -141,44 +127,221 @@ def test_a_probability_that_is_no_number_in_one_of_the_models_fails_the_self_tes
         compare(batches, {of: scorer(of) for of in dict.fromkeys([*wrong, "export"])}, torch.nn.Identity())
 
 
-def flip(path: Path, at: int) -> None:
+def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[at] ^= 4
+    content[-9] ^= 4
     path.write_bytes(content)
 
 
 def edit(folder: Path, **values: object) -> None:
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 EMBEDDINGS, NETWORK, MANIFEST = "embeddings.safetensors", "network.safetensors", "manifest.json"
-DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a flipped bit in the embeddings": (
-        lambda at: flip(at / EMBEDDINGS, -9),
-        rf"{EMBEDDINGS}: damaged \(its checksum is",
-    ),
-    "a flipped bit in the network": (lambda at: flip(at / NETWORK, -9), rf"{NETWORK}: damaged \(its checksum is"),
-    "a truncated file": (
-        lambda at: (at / EMBEDDINGS).write_bytes(b"12345"),
-        rf"{EMBEDDINGS}: damaged \(5 bytes, 5,880 were written",
-    ),
-    "a missing file": (lambda at: (at / NETWORK).unlink(), f"{NETWORK}: missing"),
-    "no manifest": (lambda at: (at / MANIFEST).unlink(), f"{MANIFEST} is missing"),
-    "half a manifest": (
-        lambda at: (at / MANIFEST).write_text((at / MANIFEST).read_text()[:500]),
-        f"{MANIFEST}: damaged",
-    ),
-    "an edited manifest": (lambda at: edit(at, live_rows=3), rf"{MANIFEST}: damaged \(its checksum"),
-    "another format": (lambda at: edit(at, format=99), rf"{MANIFEST}: damaged \(impossible format 99\)"),
-    "a newer version": (lambda at: edit(at, version=99), f"{MANIFEST}: written by a newer version .* update"),
-}
+DAMAGE: list[tuple[Callable[[Path], object], str]] = [
+    (lambda at: flip(at / EMBEDDINGS), rf"{EMBEDDINGS}: damaged \(its checksum is"),
+    (lambda at: flip(at / NETWORK), rf"{NETWORK}: damaged \(its checksum is"),
+    (lambda at: (at / EMBEDDINGS).write_bytes(b"12345"), rf"{EMBEDDINGS}: damaged \(5 bytes, 5,880 were written"),
+    (lambda at: (at / NETWORK).unlink(), f"{NETWORK}: missing"),
+    (lambda at: (at / MANIFEST).unlink(), f"{MANIFEST} is missing"),
+    (lambda at: (at / MANIFEST).write_text((at / MANIFEST).read_text()[:500]), f"{MANIFEST}: damaged"),
+    (lambda at: edit(at, live_rows=3), rf"{MANIFEST}: damaged \(its checksum"),
+    (lambda at: edit(at, format=99), rf"{MANIFEST}: damaged \(impossible format 99\)"),
+    (lambda at: edit(at, version=99), f"{MANIFEST}: written by a newer version .* update"),
+]
 
 
 def test_damage_is_found_and_named(tmp_path: Path) -> None:
     export_trained(opened_model(), tmp_path / "whole")
-    for what, (damage, message) in DAMAGE.items():
-        damaged = shutil.copytree(tmp_path / "whole", tmp_path / what)
+    for number, (damage, message) in enumerate(DAMAGE):
+        damaged = shutil.copytree(tmp_path / "whole", tmp_path / str(number))
         damage(damaged)
         with pytest.raises(ExportError, match=message):
             read_export(damaged)
+
+
+# Exports of a limited size
+
+
+def norms_of(opened: TrainedModel) -> torch.Tensor:
+    """The norms of all live rows, largest first."""
+    norms = torch.cat([sorted_rows(table)[1].norm(dim=1) for table in tables_of(opened.model).values()])
+    return norms.sort(descending=True).values
+
+
+def rows_of(opened: TrainedModel, count: int = 400) -> TestRows:
+    """Rows of present and absent keys, whose labels are drawn from the model's predictions."""
+    generator = torch.Generator().manual_seed(0)
+    every = torch.cat([sorted_rows(table)[0] for table in tables_of(opened.model).values()])
+    columns = []
+    for field in range(len(FIELDS)):
+        absent = (field << 56) + torch.randint(0, 1 << 56, (20,), generator=generator)
+        known = torch.cat([every[(every >> 56) == field], absent])
+        columns.append(known[torch.randint(0, len(known), (count,), generator=generator)])
+    keys = torch.stack(columns, 1).numpy()
+    blank = MemoryLog("rows", FIELDS, keys, torch.zeros(count).numpy(), 0)
+    chances = torch.from_numpy(predict(opened.model, blank.batches(0, count, 100)).logits()).sigmoid()
+    labels = (torch.rand(count, generator=generator) < chances).to(torch.float32).numpy()
+    return TestRows(MemoryLog("rows", FIELDS, keys, labels, 0), 0)
+
+
+@over("settings", [{"dims": {"user": 2}}, {"fallback": True}])
+def test_it_fits_keeps_the_largest_rows_and_is_the_best_candidate(settings: dict[str, Any], tmp_path: Path) -> None:
+    opened = opened_model("mlp", rows=3_000, **settings)
+    folder, norms, rows = tmp_path / "-".join(settings), norms_of(opened), rows_of(opened)
+    whole = export_within(opened, folder / "whole", 10**9, rows)
+    assert whole.live_rows == len(norms)
+    for more in (12_000, 30_000):
+        out, limit = folder / str(more), whole.files["network.safetensors"].bytes + more
+        manifest = export_within(opened, out, limit, rows)
+        best = manifest.candidates[0]
+        assert best.loss == min(one.loss for one in manifest.candidates)
+        assert (best.dtype, best.rows) == (manifest.dtype, manifest.live_rows)
+        written = sum(file.bytes for name, file in manifest.files.items() if name.endswith(".safetensors"))
+        assert written == best.bytes <= limit
+        assert all(one.rows == len(norms) or one.bytes > 0.97 * limit for one in manifest.candidates)
+        kept = norms_of(open_trained(out))
+        torch.testing.assert_close(kept, norms[: len(kept)], rtol=0.1, atol=0.02)
+
+
+def test_a_limit_below_the_network_is_refused_with_the_least_size(tmp_path: Path) -> None:
+    opened = opened_model("mlp")
+    with pytest.raises(ExportError, match=r"`bytes`: 1\.0 kB are too few: the network and the files without a row"):
+        export_within(opened, tmp_path / "out", 1_000, rows_of(opened))
+    with pytest.raises(ExportError, match="has 1 test rows; a choice by `bytes` needs two"):
+        export_within(opened, tmp_path / "out", 10**6, rows_of(opened, 1))
+    assert not list(tmp_path.iterdir())
+
+
+# Deltas: all of them lead to the export made at once, in their order only
+
+
+def content(folder: Path) -> list[bytes]:
+    names = sorted(path.name for path in folder.glob("embeddings*.safetensors"))
+    return [(folder / name).read_bytes() for name in (*names, "network.safetensors")]
+
+
+SIZES = {"user": 2, "tags": 2, "hour": 3}
+"""Three tables: the sizes of some fields' vectors, and 4 of the others."""
+
+
+def table_files(name: str, tables: TrainedModel) -> list[str]:
+    """The names of a file that each table of a model has."""
+    names = list(tables_of(tables.model))
+    return [f"{name}.safetensors"] if names == ["embedding"] else [f"{name}-{one}.safetensors" for one in names]
+
+
+def same(a: Embeddings, b: Embeddings) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.tensors().values(), b.tensors().values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "keys", "dims"),
+    [("float32", "full", {}), ("int8", "full", SIZES), ("int4", "fingerprints", SIZES)],
+)
+def test_a_chain_of_deltas_leads_to_the_full_export_byte_for_byte(
+    dtype: Dtype, keys: KeyFormat, dims: dict[str, int], tmp_path: Path
+) -> None:
+    opened = opened_model(dims=dims, rows=420)  # which take as many bits for the days to come
+    export_trained(opened, tmp_path / "0", dtype, keys=keys)
+    none = export_delta(opened, tmp_path / "none", tmp_path / "0")
+    assert none.changes is not None
+    assert (none.changes.upserts, none.changes.tombstones) == (0, 0)
+    assert none.id == read_export(tmp_path / "0").manifest.id
+    upserts, tombstones = (table_files(name, opened) for name in ("upserts", "tombstones"))
+    for (name, table), file in zip(tables_of(opened.model).items(), upserts, strict=True):
+        assert len(load_embeddings(tmp_path / "none" / file, table.dim, dtype, keys)) == 0, name
+    files = {"manifest.json", "network.safetensors", *upserts, *tombstones}
+    assert {path.name for path in (tmp_path / "none").iterdir()} == files
+    deltas = [tmp_path / "deltas" / f"{day}" for day in range(1, 4)]
+    for day, (base, path) in enumerate(zip([tmp_path / "0", *deltas], deltas, strict=False), 1):
+        train(opened, day, 0.1)
+        delta = export_delta(opened, path, base)
+        full = export_trained(opened, tmp_path / f"full{day}", dtype, keys=keys)
+        assert delta.id == full.id
+        assert delta.changes is not None
+        assert 0 < delta.changes.upserts < full.live_rows
+        assert delta.changes.tombstones > 0
+    applied = apply_deltas(tmp_path / "0", deltas, tmp_path / "out")
+    assert (applied.id, applied.fields) == (full.id, full.fields)
+    assert content(tmp_path / "out") == content(tmp_path / "full3")
+    followed, expected = read_export(deltas[-1]), read_export(tmp_path / "full3")  # by the paths that they record
+    assert all(same(rows, expected.tables[name]) for name, rows in followed.tables.items())
+    assert sum(table.num_live for table in tables_of(open_trained(deltas[-1]).model).values()) == full.live_rows
+    shutil.copytree(tmp_path / "0", tmp_path / "moved" / "0")
+    shutil.copytree(tmp_path / "deltas", tmp_path / "moved" / "deltas")
+    assert read_export(tmp_path / "moved" / "deltas" / "3").manifest == replace(
+        full, **{name: getattr(followed.manifest, name) for name in ("kind", "files", "parent", "changes")}
+    )
+
+
+def days(tmp_path: Path, count: int, **settings: Any) -> TrainedModel:
+    """Export a model, and a delta of each day."""
+    opened = opened_model(**settings)
+    export_trained(opened, tmp_path / "0")
+    for day in range(1, count + 1):
+        train(opened, day, 0.1)
+        export_delta(opened, tmp_path / f"{day}", tmp_path / f"{day - 1}")
+    return opened
+
+
+def test_deltas_out_of_order_or_on_another_base_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    export_trained(days(tmp_path, 3), tmp_path / "other")
+    orders = [["0", "2"], ["0", "2", "1"], ["0", "1", "3"], ["0", "1", "1"], ["other", "1"], ["1", "1"]]
+    for base, *deltas in orders:
+        with pytest.raises(ExportError, match=r"follows export [0-9a-f]{16}, not [0-9a-f]{16}, which"):
+            apply_deltas(tmp_path / base, [tmp_path / delta for delta in deltas], tmp_path / "out")
+    with pytest.raises(ExportError, match="a whole export, no delta"):
+        apply_deltas(tmp_path / "0", [tmp_path / "other"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    apply_deltas(tmp_path / "1", [tmp_path / "2", tmp_path / "3"], tmp_path / "out")
+    assert content(tmp_path / "out") == content(tmp_path / "other")
+
+
+def test_a_delta_needs_the_format_the_columns_and_the_network_of_its_base(tmp_path: Path) -> None:
+    export_trained(opened_model(), tmp_path / "0", "int8")
+    with pytest.raises(ExportError, match="its vectors are int8; a delta to float32 cannot be made"):
+        export_delta(opened_model(), tmp_path / "1", tmp_path / "0", "float32")
+    for settings, what in (
+        ({"numbers": True}, "has other columns"),
+        ({"model": "mlp"}, "has another network"),
+        ({"dims": SIZES}, "has another network"),
+    ):
+        with pytest.raises(ExportError, match=what):
+            export_delta(opened_model(**settings), tmp_path / "1", tmp_path / "0")
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_a_damage_to_a_delta_or_its_base_is_named(tmp_path: Path) -> None:
+    opened = days(tmp_path, 1, dims=SIZES)
+    delta, of = tmp_path / "1", EXPORT.read(tmp_path / "1")
+    assert of.changes is not None
+
+    def check(message: str, **changed: Any) -> None:
+        EXPORT.write(delta, replace(of, **changed))
+        with pytest.raises(ExportError, match=message):
+            read_export(delta)
+        EXPORT.write(delta, of)
+
+    for name in (*table_files("upserts", opened), *table_files("tombstones", opened)):
+        whole = (delta / name).read_bytes()
+        (delta / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(ExportError, match=re.escape(f"{name}: damaged")):
+            read_export(delta)
+        with pytest.raises(ExportError, match=re.escape(f"{name}: damaged")):
+            apply_deltas(tmp_path / "0", [delta], tmp_path / "out")
+        (delta / name).write_bytes(whole)
+        files = {other: facts for other, facts in of.files.items() if other != name}
+        check(re.escape(f"files: {name} is missing"), files=files)
+    for field in ("upserts", "tombstones"):
+        changes = replace(of.changes, **{field: getattr(of.changes, field) + 1})
+        check(f"changes.{field}: .* but the files have", changes=changes)
+    of_one = list(of.tables)[1]
+    tables = {**of.tables, of_one: replace(of.tables[of_one], live_rows=1)}
+    check(f"tables.{of_one}.live_rows: 1, but the files have", tables=tables)
+    of_other = Parent(export_trained(opened_model(), tmp_path / "other").id, "../other")
+    check(r"tables: \['embedding.dim_2', .* cannot follow \['embedding'\]", parent=of_other)
+    export_trained(opened_model(seed=5), tmp_path / "0", overwrite=True)
+    with pytest.raises(ExportError, match=r"builds on export .* but in .* there is"):
+        read_export(delta)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,7 +77,7 @@ class Faults:
                 half()
             die()
         result = do()
-        if here and self.how == "after":
+        if here:
             die()
         return result
 
@@ -84,11 +85,8 @@ class Faults:
         real = getattr(module, name)
 
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
-            return self.operation(
-                name,
-                lambda: real(*arguments, **keywords),
-                None if half is None else lambda: half(real, *arguments, **keywords),
-            )
+            first = None if half is None else partial(half, real, *arguments, **keywords)
+            return self.operation(name, partial(real, *arguments, **keywords), first)
 
         setattr(module, name, wrapped)
 
@@ -190,24 +188,12 @@ def warm_up(folder: str) -> None:
     real, run_folder.write_names = run_folder.write_names, lambda *arguments: None  # Parquet is written by threads, too
     for optimizer in ("adam", "adagrad"):
         out = os.path.join(folder, optimizer)
-        options = [
-            "--optimizer",
-            optimizer,
-            "--model",
-            "opnn",
-            "--out",
-            out,
-            "--threads",
-            "1",
-            "--checkpoint-steps",
-            "1",
-        ]
-        sys.argv = ["sparsegroup", "train", "--rows", "1000", "--batch-size", "300", *options]
-        with suppress(SystemExit):
-            main()
-        sys.argv = ["sparsegroup", "train", "--resume", out]
-        with suppress(SystemExit):
-            main()
+        options = ["--optimizer", optimizer, "--model", "opnn", "--out", out, "--threads", "1"]
+        options += ["--checkpoint-steps", "1"]
+        for arguments in (["--rows", "1000", "--batch-size", "300", *options], ["--resume", out]):
+            sys.argv = ["sparsegroup", "train", *arguments]
+            with suppress(SystemExit):
+                main()
     run_folder.write_names = real
 
 

@@ -64,18 +64,8 @@ def untrained(
     log: Path, columns: Any = KINDS, *, label: Any = None, seed: int = 0, bias: float = 0.0, **settings: Any
 ) -> TrainedModel:
     """A model over a log, whose rows and weights are drawn."""
-    config = plain(
-        **{
-            "model": "fm",
-            "dim": 4,
-            "standardize": True,
-            "base_rate": True,
-            "columns": columns,
-            "label": label,
-            "seed": seed,
-            **settings,
-        }
-    )
+    defaults = {"model": "fm", "dim": 4, "standardize": True, "base_rate": True}
+    config = plain(**defaults | {"columns": columns, "label": label, "seed": seed} | settings)
     opened = open_log(log, columns=columns, label=label, labels=config.format_options["labels"])
     config = config.resolved_for(opened).for_log(opened)
     torch.manual_seed(seed)

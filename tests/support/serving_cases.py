@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from plain_settings import plain
 from sparsegroup.data.batches import Bags, Batch
@@ -75,11 +76,38 @@ def by_table(model: ClickModel, keys: torch.Tensor) -> list[tuple[HashEmbedding,
     return [(table, keys[sizes == table.dim]) for table in model.embedding.tables.values()]
 
 
+def train(opened: TrainedModel, seed: int, share: float = 0.02) -> None:
+    """Change some rows, zero some, bring some back, drop some, add some; and change the network."""
+    generator = torch.Generator().manual_seed(seed)
+    new = torch.randint(0, 5 << 56, (5,), generator=generator)
+    for table, added in by_table(opened.model, new):
+        keys = table.state_dict()["keys"]
+        for scale in (0, 1):
+            some = keys[torch.rand(len(keys), generator=generator) < share]
+            table.assign(some, scale * torch.randn(len(some), table.dim, generator=generator))
+        if seed % 2:
+            table.shrink()
+        table.assign(added, torch.randn(len(added), table.dim, generator=generator))
+    with torch.no_grad():
+        for parameter in opened.model.network.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
+
+
 def serving(opened: TrainedModel, dtype: str = "float32", keys: str = "full") -> ServingModel:
     """What serves a model with vectors and keys in these formats."""
     tables = tables_of(opened.model)
     rows = {name: live_rows(table, dtype, keys) for name, table in tables.items()}  # type: ignore[arg-type]
     return ServingModel(frozen_copy(opened.model, rows), opened.columns)
+
+
+def rounded(model: nn.Module, dtype: str) -> None:
+    """Let a model's tables hold the vectors that a format rounds theirs to."""
+    for table in model.modules():
+        if isinstance(table, HashEmbedding):
+            rows = live_rows(table, dtype)  # type: ignore[arg-type]
+            table.assign(rows.keys, rows.decode())
+            if table.fallback is not None and rows.fallback is not None:
+                table.fallback.data.copy_(rows.fallback)
 
 
 def batch_of(opened: TrainedModel, size: int, seed: int = 1) -> Batch:
