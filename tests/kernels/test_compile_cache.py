@@ -53,22 +53,19 @@ print(*(name for name in {LATER} if name in sys.modules))
 """
 
 
-def test_the_readme_example_compiles_one_kernel_and_the_next_process_none_of_them(tmp_path: Path) -> None:
-    assert "compiling the step of adam" in printed(tmp_path, EXAMPLE)[1]
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
-    assert len(compiled_in(tmp_path)) == 1
-    assert printed(tmp_path, EXAMPLE) == ("\n", "")
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == kept
-
-
-def test_of_two_processes_that_find_no_kernels_one_compiles_them_and_the_other_waits(tmp_path: Path) -> None:
+def test_of_two_processes_one_compiles_the_one_kernel_of_the_readme_example_and_the_next_process_none(
+    tmp_path: Path,
+) -> None:
     saves = (
         "save = jit.KernelCache.save_overload\njit.KernelCache.save_overload = lambda *a: (print('saved'), save(*a))"
     )
     text = EXAMPLE.replace("example()\n", f"{saves}\nexample()\n")
-    outputs = [output(process)[0] for process in [started(tmp_path, "-c", text) for _ in range(2)]]
-    assert "".join(outputs).split().count("saved") == len(compiled_in(tmp_path)) == 1
-    assert printed(tmp_path, EXAMPLE)[0].split() == []
+    outputs = [output(process) for process in [started(tmp_path, "-c", text) for _ in range(2)]]
+    assert "".join(out for out, _ in outputs).split().count("saved") == len(compiled_in(tmp_path)) == 1
+    assert any("compiling the step of adam" in err for _, err in outputs)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
+    assert printed(tmp_path, EXAMPLE) == ("\n", "")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == kept
 
 
 AHEAD = """
@@ -81,10 +78,10 @@ from sparsegroup.kernels.cpu.ahead import compile_ahead, jobs_of
 from sparsegroup.rules import ADAGRAD
 threads.set_num_threads(4)
 before = set(os.listdir("/proc/self/fd"))
-compile_ahead(jobs_of(ADAGRAD))
+compile_ahead(jobs_of(ADAGRAD)[:1])
 assert set(os.listdir("/proc/self/fd")) == before
 cache = Path(os.environ["NUMBA_CACHE_DIR"])
-while len([*cache.rglob("*.step_*.lock")]) < 2:
+while len([*cache.rglob("*.step_*.lock")]) < 1:
     time.sleep(0.01)
 save = jit.KernelCache.save_overload
 
