@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -27,22 +27,6 @@ SECONDS = 120
 
 BYTES = 8 << 30
 """Address space beside what is taken when the attack begins."""
-
-
-class Attacked(Protocol):
-    """What is attacked."""
-
-    def damage(self, number: int) -> str:
-        """Write the damage of a number, and say what it is."""
-
-    def use(self) -> object:
-        """Read what is damaged, and use what was read."""
-
-    def restore(self) -> None:
-        """Undo the damage."""
-
-    def is_named(self, error: str) -> bool:
-        """Whether an error names the file."""
 
 
 @dataclass
@@ -70,7 +54,8 @@ def attack(folder: Path, jobs: Sequence[tuple[str, int]]) -> dict[str, Outcomes]
     return found
 
 
-def _outcome(attacked: Attacked, number: int) -> tuple[str, str]:
+def _outcome(attacked: Any, number: int) -> tuple[str, str]:
+    """What comes of the damage of a number to a `Target` or to `MutatedLogs`."""
     from sparsegroup.errors import UserError
 
     what = attacked.damage(number)
@@ -88,17 +73,17 @@ def _outcome(attacked: Attacked, number: int) -> tuple[str, str]:
 
 
 def _main(folder: Path) -> None:
-    from attack_targets import targets
-    from mutated_files import mutated_logs
+    from attack_targets import Target
+    from damaged_logs import FORMATS, MutatedLogs
 
     jobs = json.load(sys.stdin)
-    made: dict[str, Attacked] = {}
+    made: dict[str, Any] = {}
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + BYTES, taken + BYTES))
     os.chdir(folder)
     for name, number in jobs:
         if name not in made:
-            made[name] = mutated_logs(folder, name) or targets(folder)[name]
+            made[name] = (MutatedLogs if name in FORMATS else Target)(folder, name)
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         print(json.dumps(_outcome(made[name], number)), flush=True)
         faulthandler.cancel_dump_traceback_later()

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from checkpoint_cases import clicks
-from checkpoint_damage import write_chain
+from checkpoint_cases import MANIFEST, STATE, TABLE, bits, clicks, write_chain
 from forgery import forged_documents, forged_tensors, seal_file, write_sealed
 from sparsegroup.cli import main
 from sparsegroup.data import PreparedLog
@@ -29,11 +28,6 @@ from sparsegroup.training.session import Session
 PREPARED, RUN, EXPORT, DELTA, CUT, CHAIN = "prepared-log", "run", "export", "delta", "cut-off", "chain"
 
 
-KINDS = (
-    *("checkpoint", "changes", "table", "changed table", "state", "run's checkpoint", "run's table"),
-    *("cut-off run's checkpoint", "cut-off run's state", "provenance.json", "summary.json", "columns.json", "log.json"),
-    *("manifest.json", "embeddings", "network", "delta", "upserts", "tombstones"),
-)
 _NAMES = re.compile(r"\.(json|jsonl|yaml|safetensors|parquet)\b|step-\d{12}|export|delta|/run: ")
 
 
@@ -42,17 +36,15 @@ class Target:
 
     Args:
         folder: The folder of all folders.
-        file: As seen from there.
-        use: Reads the file, and uses what was read; given the folder of all folders.
-        manifest: The manifest that has its facts; None where it is one itself, or nothing has them.
-        sealed: Whether it has a checksum.
+        kind: A key of `TARGETS`.
     """
 
-    def __init__(
-        self, folder: Path, file: str, use: Callable[[Path], object], manifest: str | None = None, sealed: bool = True
-    ) -> None:
-        self._folder, self._path, self._use = folder, folder / file, use
-        self._manifest, self._sealed = None if manifest is None else folder / manifest, sealed
+    def __init__(self, folder: Path, kind: str) -> None:
+        facts = TARGETS[kind]
+        pattern, self._use, manifest, self._sealed = (*facts, *(None, True)[len(facts) - 2 :])
+        self._folder = folder
+        self._path = sorted(folder.glob(pattern))[0 if kind in FIRST else -1]
+        self._manifest = None if manifest is None else self._path.with_name(manifest)
         self._whole = {path: path.read_bytes() for path in (self._path, self._manifest) if path is not None}
 
     @cached_property
@@ -131,47 +123,16 @@ def write_folders(folder: Path) -> None:
     write_chain(folder / CHAIN)
 
 
-def last_checkpoint(folder: Path) -> Path:
-    return sorted((folder / "checkpoints").iterdir())[-1]
-
-
-def targets(folder: Path) -> dict[str, Target]:
-    """All files that are attacked."""
-
-    def name(path: Path) -> str:
-        return str(path.relative_to(folder))
-
-    base, last = (sorted((folder / CHAIN).iterdir())[at] for at in (0, -1))
-    of_run, cut = last_checkpoint(folder / RUN), last_checkpoint(folder / CUT)
-    manifest, state, table = "checkpoint.json", "state.safetensors", "table-users.safetensors"
-    run_table = next(path for path in of_run.iterdir() if path.name.startswith("table"))
-    found: dict[str, Any] = {
-        "checkpoint": (name(base / manifest), load_base),
-        "changes": (name(last / manifest), load_last),
-        "table": (name(base / table), load_base, name(base / manifest)),
-        "changed table": (name(last / table), load_last, name(last / manifest)),
-        "state": (name(last / state), load_last, name(last / manifest)),
-        "run's checkpoint": (name(of_run / manifest), open_run),
-        "run's table": (name(run_table), open_run, name(of_run / manifest)),
-        "cut-off run's checkpoint": (name(cut / manifest), resume),
-        "cut-off run's state": (name(cut / state), resume, name(cut / manifest)),
-        "provenance.json": (f"{CUT}/provenance.json", resume, None, False),
-        "summary.json": (f"{RUN}/summary.json", continue_run),
-        "columns.json": (f"{RUN}/columns.json", continue_run, f"{RUN}/summary.json", False),
-        "log.json": (f"{PREPARED}/log.json", read_log),
-        "manifest.json": (f"{EXPORT}/manifest.json", serve),
-        "embeddings": (f"{EXPORT}/embeddings.safetensors", serve, f"{EXPORT}/manifest.json"),
-        "network": (f"{EXPORT}/network.safetensors", serve, f"{EXPORT}/manifest.json"),
-        "delta": (f"{DELTA}/manifest.json", serve_delta),
-        "upserts": (f"{DELTA}/upserts.safetensors", serve_delta, f"{DELTA}/manifest.json"),
-        "tombstones": (f"{DELTA}/tombstones.safetensors", serve_delta, f"{DELTA}/manifest.json"),
-    }
-    return {name: Target(folder, *facts) for name, facts in found.items()}
-
-
 def _load(path: Path) -> None:
+    """Load a checkpoint and train on; what is refused has changed nothing."""
     training = clicks()
-    training.load(path)
+    training.step()
+    before = bits(training.facts())
+    try:
+        training.load(path)
+    except ValueError:
+        assert bits(training.facts()) == before
+        raise
     training.step()
     training.tables[0].shrink()
     training.optimizers[0].sweep()  # type: ignore[attr-defined]
@@ -223,3 +184,30 @@ def serve(folder: Path) -> None:
 
 def serve_delta(folder: Path) -> None:
     read_export(folder / DELTA).model()
+
+
+TARGETS: dict[str, Any] = {
+    "checkpoint": (f"{CHAIN}/*/{MANIFEST}", load_base),
+    "changes": (f"{CHAIN}/*/{MANIFEST}", load_last),
+    "table": (f"{CHAIN}/*/{TABLE}", load_base, MANIFEST),
+    "changed table": (f"{CHAIN}/*/{TABLE}", load_last, MANIFEST),
+    "state": (f"{CHAIN}/*/{STATE}", load_last, MANIFEST),
+    "run's checkpoint": (f"{RUN}/checkpoints/*/{MANIFEST}", open_run),
+    "run's table": (f"{RUN}/checkpoints/*/table*", open_run, MANIFEST),
+    "cut-off run's checkpoint": (f"{CUT}/checkpoints/*/{MANIFEST}", resume),
+    "cut-off run's state": (f"{CUT}/checkpoints/*/{STATE}", resume, MANIFEST),
+    "provenance.json": (f"{CUT}/provenance.json", resume, None, False),
+    "summary.json": (f"{RUN}/summary.json", continue_run),
+    "columns.json": (f"{RUN}/columns.json", continue_run, "summary.json", False),
+    "log.json": (f"{PREPARED}/log.json", read_log),
+    "manifest.json": (f"{EXPORT}/manifest.json", serve),
+    "embeddings": (f"{EXPORT}/embeddings.safetensors", serve, "manifest.json"),
+    "network": (f"{EXPORT}/network.safetensors", serve, "manifest.json"),
+    "delta": (f"{DELTA}/manifest.json", serve_delta),
+    "upserts": (f"{DELTA}/upserts.safetensors", serve_delta, "manifest.json"),
+    "tombstones": (f"{DELTA}/tombstones.safetensors", serve_delta, "manifest.json"),
+}
+"""Kind → the file, what reads it, the manifest next to it that has its facts, whether it has a checksum itself."""
+
+FIRST = ("checkpoint", "table")
+"""Kinds of which the first file is taken, not the last."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from attack_targets import write_folders
-from hostile_names import Originals
+from originals import Originals
 
 from command import call
 from endings import ok, refused

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from attack_driver import attack
-from unharmed_files import FORMATS, arrow_bytes, typed_table
+from damaged_logs import FORMATS, arrow_bytes, typed_table
 
 from data_cases import written
 from over import over
 from sparsegroup.data import PreparedLog, open_log, prepare
 from sparsegroup.errors import ClickLogError
 
-SHORT, WHOLE = 8, 10_000
+SHORT, WHOLE = 6, 10_000
 
 
 @over("name", FORMATS)
@@ -127,3 +127,9 @@ def test_a_name_with_a_zero_byte_is_the_name_of_a_column(suffix: str, tmp_path: 
         path.write_bytes(arrow_bytes(table)) if suffix == ".feather" else pq.write_table(table, path)
     log = open_log(path, columns={"label": "label", "tag\0": "list |"})
     assert [len(batch.labels) for batch in log.batches(0, 3, 3)] == [3]
+
+
+def test_a_split_cell_that_is_empty_marks_no_test_row(tmp_path: Path) -> None:
+    rows = [f"{number % 2},v{number % 3},{split}" for number, split in enumerate(["", "0", "", "1", "2", "2"])]
+    log = open_log(written(tmp_path / "log.csv", "\n".join(["label,c,split", *rows]) + "\n"))
+    assert (log.train_rows, len(log)) == (4, 6)

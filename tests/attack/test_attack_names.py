@@ -2,72 +2,126 @@
 
 import os
 import re
-from collections import Counter
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from hostile_names import (
-    AT_ONCE,
-    ATTEMPTS,
-    LONG,
-    NAMES,
-    SHORT,
-    Attempt,
-    Originals,
-    contents,
-    file_name,
-    given_as,
-    is_refused,
-)
+from originals import PATH, TINY, TUNE, Originals, contents
 
 from command import Run
 from sparsegroup.data import ClickLogError, open_log
 from sparsegroup.data.raw.files import short_name
+from sparsegroup.serving.opening import open_trained
+
+AT_ONCE, LONGEST, NO_UTF8 = "s3:[red]* ?'\"$x_{y}$\n%41:smile:", "n" * 255, os.fsdecode(b"a\xff\xfeb")
 
 
-def outcome_of(attempt: Attempt, name: str, originals: Originals, run: Run, folder: Path) -> str:
-    """Whether it works or is refused, which is checked."""
-    folder.mkdir()
-    os.chdir(folder)
-    place = Path(file_name(name, attempt.end))
-    attempt.prepare(originals, place)
-    arguments = originals.arguments(attempt.command, given_as(str(place)))
-    before = contents(folder)
-    done = run(*arguments)
-    said = f"{attempt.command}, {name!r}: {done.stderr[-500:]}"
-    if is_refused(name):
-        assert (done.returncode, contents(folder)) == (2, before), said
-        assert "not UTF-8" in done.stderr, said
-        return "refused"
-    assert done.returncode == 0, said
-    assert attempt.has_worked(place, done), said
-    assert not [path for path in contents(folder) if re.search(r"\.tmp$|\.(new|old|unfinished)-[^/]*$", str(path))]
-    return "works"
+def file_name(name: str, end: str) -> str:
+    """A name with an end, cut to what file systems allow: 255 bytes."""
+    kept = os.fsencode(name)[: 255 - len(end)]
+    return (os.fsdecode(kept) if name == NO_UTF8 else kept.decode(errors="ignore")) + end
 
 
-@pytest.mark.parametrize("attempt", SHORT, ids=lambda one: f"{one.command.split()[0]} {one.source}{one.end}")
+def _is_log(place: Path) -> bool:
+    return len(open_log(str(place))) > 0
+
+
+def _is_model(place: Path) -> bool:
+    return bool(open_trained(place).columns.fields)
+
+
+def _holds(*names: str) -> Callable[[Path], bool]:
+    return lambda place: all((place / name).stat().st_size for name in names)
+
+
+def _one_below(parent: str) -> Callable[[Path], bool]:
+    """One folder of runs has been made, of which the latest is a whole one."""
+    return lambda place: [any(made.rglob("*.json")) for made in Path(parent).iterdir()] == [True]
+
+
+class Attempt(NamedTuple):
+    """A command with a hostile name in it."""
+
+    command: str  # with `{it}` for the place of that name; see `Originals.arguments`
+    source: str  # the original that the place is a copy of; "folder": a folder with the log; "": nothing is there
+    end: str  # of the place's name
+    check: str | Callable[[Path], bool]  # the words that are printed, or whether the result is there
+
+    def outcome(self, name: str, originals: Originals, run: Run, folder: Path) -> str:
+        """Whether it works or is refused, which is checked."""
+        folder.mkdir()
+        os.chdir(folder)
+        place = Path(file_name(name, self.end))
+        if self.source == "folder":
+            place.mkdir()
+            shutil.copyfile(originals.log, place / "a.csv")
+        elif self.source:
+            source = getattr(originals, self.source)
+            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, place)
+        given = f"./{place}" if name.startswith("-") else str(place)  # as a shell's user writes it
+        before = contents(folder)
+        done = run(*originals.arguments(self.command, given))
+        said = f"{self.command}, {name!r}: {done.stderr[-500:]}"
+        if name == NO_UTF8:
+            assert (done.returncode, contents(folder)) == (2, before), said
+            assert "not UTF-8" in done.stderr, said
+            return "refused"
+        assert done.returncode == 0, said
+        check = self.check
+        assert check in done.stdout + done.stderr if isinstance(check, str) else check(place), said
+        assert not [path for path in contents(folder) if re.search(r"\.tmp$|\.(new|old|unfinished)-[^/]*$", str(path))]
+        return "works"
+
+
+QUICK = (
+    Attempt("columns {it}", "log", ".csv", "color"),
+    Attempt("columns {it}", "folder", "", "color"),
+    Attempt("columns {log} --schema {it}", "", ".yaml", _holds("")),
+    Attempt("prepare {log} {it} --vocabulary", "", "", _is_log),
+    Attempt("train {it} " + TINY, "prepared", "", _one_below("runs")),
+    Attempt("predict {it} {log}", "run", "", "row,"),
+    Attempt("predict {run} {it}", "log", ".csv", "row,"),
+    Attempt("predict {run} {log} --out {it}", "", ".parquet", _holds("")),
+    Attempt("inspect {run} --html {it}", "", ".html", _holds("")),
+    Attempt("export {run} {it} --since {export}", "", "", _holds("manifest.json")),
+    Attempt("synthesize {it} --rows 200", "", ".csv", _is_log),
+)
+"""Attempts that go through most of what reads and writes."""
+SLOW = (
+    Attempt("prepare {log} out --schema {it}", "schema", ".yaml", "300"),
+    Attempt("train {it} " + TINY, "settings", ".yaml", _one_below("runs")),
+    Attempt("train --resume {it}", "begun", "", _is_model),
+    Attempt("train {prepared} --out {it} --overwrite " + TINY, "run", "", _is_model),
+    Attempt("evaluate {it} {log}", "run", "", "log loss"),
+    Attempt("export {run} out --since {it}", "export", "", "feature rate"),
+    Attempt("export {run} {it} --no-onnx --program", "", "", _is_model),
+    Attempt("inspect {it}", "run", "", "Feature rate"),
+    Attempt("path {log} --out {it} " + PATH, "", "", _holds("path.json", "path.svg")),
+    Attempt("tune --resume {it} --trials 1", "study", "", "sparsegroup train"),
+    Attempt("tune {log} --out {it} " + TUNE, "", "", _holds("best.yaml")),
+)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)],
+    ids=lambda one: f"{one.command} {one.source}{one.end}",
+)
 def test_a_name_of_many_signs_is_the_name_of_a_file(
     attempt: Attempt, originals: Originals, run: Run, tmp_path: Path
 ) -> None:
-    assert outcome_of(attempt, AT_ONCE, originals, run, tmp_path / "a") == "works"
-    assert outcome_of(attempt, NAMES["no UTF-8"], originals, run, tmp_path / "b") == "refused"
+    assert attempt.outcome(AT_ONCE, originals, run, tmp_path / "a") == "works"
+    assert attempt.outcome(NO_UTF8, originals, run, tmp_path / "b") == "refused"
     if not attempt.command.startswith("train"):  # the slowest of them
-        assert outcome_of(attempt, NAMES["longest"], originals, run, tmp_path / "c") == "works"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_every_command_takes_every_name(
-    name: str, originals: Originals, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    attempts = [one for one in ATTEMPTS if one not in LONG or name == "colons"]
-    found = Counter(
-        outcome_of(attempt, NAMES[name], originals, run, tmp_path / str(number))
-        for number, attempt in enumerate(attempts)
-    )
-    assert found.total() == len(attempts) >= 40
-    with capsys.disabled():
-        print(f"\n{name}: {dict(found)}")
+        assert attempt.outcome(LONGEST, originals, run, tmp_path / "c") == "works"
+        assert (
+            attempt.outcome(
+                "--" + AT_ONCE[::-1].replace("\n", "\r<b>&amp;\\{0}é\x1b[31m"), originals, run, tmp_path / "d"
+            )
+            == "works"
+        )
 
 
 def test_the_home_folder_is_not_meant(ok: Run, tmp_path: Path) -> None:

@@ -1,30 +1,23 @@
 """Hostile values for the settings and options of `train`: exit status 2 and a line that names the setting, or it works.
 
-The long form tries every setting and option with every value; `-s` shows how many cases ended how.
+The long form tries every setting with every value.
 """
 
-import inspect
 import signal
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cli_cases import click_log
 from command import Run
 from over import over
-from sparsegroup.cli.train import train_command
 from sparsegroup.settings.yaml_settings import keys_of
 from sparsegroup.training import Config
 
 LONG = "1" + "0" * 400
 SETTINGS = [
     ("training.batch_size=true", "training.batch_size: true and false are no numbers"),
-    ("training.seed=false", "training.seed: true and false are no numbers"),
     ("training.seed=-1", "training.seed: input should be greater than or equal to 0"),
     ("training.windows=.nan", "training.windows: input should be a finite number"),
     (f"training.epochs={LONG}", "training.epochs: whole numbers must be below 2⁶⁴"),
@@ -33,22 +26,16 @@ SETTINGS = [
     ("model.hidden=[true]", "model.hidden: true and false are no numbers, got [True]"),
     ("model.hidden=[1000000, 1000000]", "model: the network does not fit into the memory"),
     ("model.hidden=[100000000]", "model.hidden.0: input should be less than or equal to 1048576"),
-    ("model.dims={color: true}", "model.dims: true and false are no numbers"),
-    ("model.fallback=2", "model.fallback: input should be a valid boolean"),
     (f"model.max_table_bytes={'9' * 400}", "model.max_table_bytes: a size must be below 2⁶³ bytes"),
     ("model.max_table_bytes='1'", "model.max_table_bytes must be at least"),
     ("model.evict_unseen=5000000000", "model.evict_unseen: an age must be at most 4,294,967,295 steps"),
     ("optimizer.target_rate=true", "optimizer.target_rate: true and false are no numbers"),
     ("optimizer.l21=1e308", "optimizer.l21: numbers must be at most 1e+30, got 1e+308: beyond, float32"),
     ("optimizer.lr=1e300", "optimizer.lr: numbers must be at most 1e+30, got 1e+300: beyond, float32"),
-    ("optimizer.network_lr=1e300", "optimizer.network_lr: numbers must be at most 1e+30"),
     ("optimizer.options={eps: 1.0e+300}", "optimizer.options: numbers must be at most 1e+30, got 1e+300"),
     ("optimizer={name: adam, options: {betas: [.nan, 0.9]}}", "betas must be two numbers in [0, 1)"),
     ("optimizer.options={lr: 5}", "options.lr: this is a setting of its own: give optimizer.lr, got 5 here"),
-    ("optimizer.options={l21: 5}", "options.l21: this is a setting of its own: give optimizer.l21"),
-    ("optimizer.options={penalty: mcp}", "options.penalty: this is a setting of its own"),
     ("optimizer.options={maximize: true}", "options.maximize=True is not for a run: a run lowers its loss"),
-    ("optimizer.options={weight_decay: 0.1}", "options.weight_decay=0.1 is not for a run"),
     ("optimizer={name: adam, options: {bettas: [0.9, 0.9]}}", "unexpected argument 'bettas'; did you mean 'betas'?"),
     ("optimizer.options={eps: 1, eps: 2}", "the key 'eps' is there twice"),
     (f"optimizer.lr={'[' * 2000}", "optimizer.lr="),
@@ -74,11 +61,6 @@ def test_a_setting_is_refused_in_one_line(log: str, run: Run, assignment: str, m
     assert not Path("runs").exists()
 
 
-def test_a_second_way_to_a_setting_is_refused_beside_its_option(log: str, run: Run) -> None:
-    done = run("train", log, "--lr", 0.1, "--set", "optimizer.options={lr: 5}")
-    assert (done.returncode, "give optimizer.lr" in done.stderr) == (2, True)
-
-
 @over(
     ("name", "hint"),
     [("adamw", "take adam, with l2"), ("Adam", "did you mean 'adam'?"), ("rmsprop", "take adam or adagrad")],
@@ -86,20 +68,16 @@ def test_a_second_way_to_a_setting_is_refused_beside_its_option(log: str, run: R
 def test_an_optimizer_by_its_name_elsewhere_is_answered_with_ours(log: str, run: Run, name: str, hint: str) -> None:
     for words in (("--optimizer", name), ("--set", f"optimizer.name={name}")):
         done = run("train", log, *words)
-        assert done.returncode == 2
         told = " ".join(done.stderr.replace("│", " ").split())
+        assert (done.returncode, hint in told) == (2, True)
         assert f"'{name}' is not one of 'sgd', 'momentum'" in told
-        assert hint in told
 
 
-@over("text", ["optimizer: {lr: 1}\noptimizer: {l21: 2}\n", "training: {seed: 1, seed: 2}\n"])
-def test_a_key_that_a_file_has_twice_is_refused_with_its_line(tmp_path: Path, run: Run, text: str) -> None:
-    (tmp_path / "run.yaml").write_text(text)
+def test_a_key_that_a_file_has_twice_is_refused_with_its_line(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "run.yaml").write_text("training: {seed: 1,\n  seed: 2}\n")
     done = run("train", "run.yaml")
     assert done.returncode == 2
-    assert "run.yaml: not YAML" in done.stderr
-    assert "is there twice" in done.stderr
-    assert "line" in done.stderr
+    assert all(part in done.stderr for part in ("run.yaml: not YAML", "is there twice", "line 2"))
 
 
 def test_what_is_harmless_works(log: str, ok: Run) -> None:
@@ -123,7 +101,7 @@ def test_a_run_that_has_learnt_nothing_says_so(
     assert any(part in done.stderr for part in warning.split("|"))
 
 
-HOSTILE = [
+HOSTILE = (
     *(
         "true",
         ".nan",
@@ -141,80 +119,38 @@ HOSTILE = [
         "null",
     ),
     *("{a: {b: 1}}", "'1'", "0", "2024-13-45", "[true]", "[" * 2000),
-]
-NO_VALUE = {"log", "set_", "out", "overwrite", "continue_", "resume", "json", "quiet", "verbose", "baseline"}
-TRACKED = {"tensorboard", "mlflow"}
-MEANT = {
-    "lr": ("earning rate",),
-    "network_lr": ("earning rate",),
-    "log": ("no such file",),
-    "test": ("no such file",),
-    "options": ("no option 'a'", "unexpected argument 'a'"),
-}
+)
+MEANT = {"lr": "earning rate", "network_lr": "earning rate", "test": "no such file", "options": "argument 'a'"}
 """Other words than a setting's name by which one knows that it is meant."""
-FLAGS = {"fallback"}
 
 
 class Late(BaseException):
     """A run goes on: its settings are in order."""
 
 
-@contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise Late
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def cases() -> Iterator[tuple[str, list[str], tuple[str, ...]]]:
-    """What is tried, the arguments, and the words of which an error must have one."""
-    for key in keys_of(Config):
-        if key.split(".")[-1] not in TRACKED:
-            for value in HOSTILE:
-                name = key.split(".")[-1]
-                yield f"{key}={value[:20]}", ["--set", f"{key}={value}"], (name, value[:20], *MEANT.get(name, ()))
-    for name in inspect.signature(train_command).parameters:
-        if name not in NO_VALUE | TRACKED | FLAGS:
-            option = "--" + name.replace("_", "-")
-            for value in HOSTILE:
-                yield (
-                    f"{option} {value[:20]}",
-                    [option, value],
-                    (option, name, name.replace("_", "."), value[:20], *MEANT["lr"]),
-                )
+def stop(*_: Any) -> None:
+    raise Late
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there are no alarms")
 @pytest.mark.filterwarnings("ignore")
-def test_every_setting_and_option_with_every_value(log: str, run: Run) -> None:
-    ends: Counter[str] = Counter()
-    wrong = []
-    for what, arguments, words in cases():
-        try:
-            with limited(5):
-                done = run("train", log, "--out", "run", "--overwrite", "--quiet", *arguments)
-        except Late:
-            ends["still trains"] += 1
-            continue
-        except Exception as error:
-            wrong.append(f"{what}: {type(error).__name__}: {error}"[:200])
-            continue
-        ends[f"status {done.returncode}"] += 1
-        told = " ".join(done.stderr.split())
-        if done.returncode not in (0, 2) or (done.returncode == 2 and not any(word in told for word in words)):
-            wrong.append(f"{what}: {done.returncode}, {told[:200]}")
-    print(dict(ends))
+def test_every_setting_with_every_value(log: str, run: Run) -> None:
+    """Options are generated from the settings."""
+    before, wrong = signal.signal(signal.SIGALRM, stop), []
+    for key in keys_of(Config):
+        name = key.split(".")[-1]
+        for value in HOSTILE if name not in ("tensorboard", "mlflow") else ():
+            words = (name, value[:20], MEANT.get(name, name))
+            signal.alarm(5)
+            try:
+                done = run("train", log, "--out", "run", "--overwrite", "--quiet", "--set", f"{key}={value}")
+            except Late:
+                continue
+            finally:
+                signal.alarm(0)
+            told = " ".join(done.stderr.split())
+            if done.returncode not in (0, 2) or (done.returncode == 2 and not any(word in told for word in words)):
+                wrong.append(f"{key}={value[:20]}: {done.returncode}, {told[:200]}")
+    signal.signal(signal.SIGALRM, before)
     assert not wrong, "\n".join(wrong)
-
-
-def test_files_have_no_second_loader() -> None:
-    """YAML that the library writes reads back as it was."""
-    assert yaml.safe_load(Config.of(lr=0.1, l21=0.5).as_yaml()) == {"optimizer": {"lr": 0.1, "l21": 0.5}}

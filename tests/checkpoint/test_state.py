@@ -16,8 +16,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim import lr_scheduler as schedules
 
-from checkpoint_cases import LAMBDAS, Training, bits, clicks, unchanged
-from checkpoint_damage import forge
+from checkpoint_cases import LAMBDAS, Training, bits, clicks, forge, unchanged
 from over import over
 from sparsegroup import (
     GroupAdagrad,
@@ -56,31 +55,23 @@ def goes_on_alike(one: Training, other: Training, steps: int = 3) -> None:
     assert ends[0] == ends[1]
 
 
-SHAPES = [(1, torch.float32), (3, torch.float64), (5, torch.float32)]
-
-
-@pytest.mark.parametrize(
-    ("make", "dim", "dtype", "tiny"),
-    [
-        *((make, *shape, True) for make, shape in zip(GROUP, SHAPES * 2, strict=True)),
-        *((GroupAdam, *shape, False) for shape in SHAPES),
-    ],
-)
-def test_every_optimizer_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, dim: int, dtype: torch.dtype, tiny: bool
-) -> None:
-    if tiny:
-        make_pages_tiny(monkeypatch)
-    training = clicks(make, dim=dim, dtype=dtype)
-    for _ in range(30):
+@over(("number", "make"), list(enumerate(GROUP)))
+def test_every_optimizer_goes_on(tmp_path_factory: pytest.TempPathFactory, number: int, make: Any) -> None:
+    dim, dtype = [(1, torch.float32), (3, torch.float64), (5, torch.float32)][number % 3]
+    folder = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        if number != 3:
+            make_pages_tiny(patch)
+        training = clicks(make, dim=dim, dtype=dtype)
+        for _ in range(30):
+            training.step()
+        training.tables[0].shrink()
         training.step()
-    training.tables[0].shrink()
-    training.step()
-    training.save(tmp_path / "one", step=31)
-    other = clicks(make, dim=dim, dtype=dtype)
-    loaded = other.load(tmp_path / "one")
-    assert (loaded.step, loaded.notes) == (31, [])
-    goes_on_alike(training, other)
+        training.save(folder / "one", step=31)
+        other = clicks(make, dim=dim, dtype=dtype)
+        loaded = other.load(folder / "one")
+        assert (loaded.step, loaded.notes) == (31, [])
+        goes_on_alike(training, other)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
@@ -127,25 +118,29 @@ def step_dense(training: Training) -> None:
         optimizer.step()
 
 
-@over("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "make",
+@over(
+    ("make", "dtype"),
     [
-        lambda model: [],
-        lambda model: [Adam(model.parameters(), amsgrad=True)],
-        lambda model: [AdamW([model[0].weight], lr=0.1), SGD([model[0].bias], lr=0.1, momentum=0.9)],
-        lambda model: [GroupAdam(model.parameters(), l21=1e-3)],
-        lambda model: [GroupAdam(model.parameters(), l21=1e-3, state_dtype=torch.bfloat16)],
-        lambda model: [GroupAdam([{"params": [model[0].weight], "groups": torch.tensor([0, 1, 0, 2]), "l21": 0.1}])],
+        (lambda model: [], torch.float32),
+        (lambda model: [Adam(model.parameters(), amsgrad=True)], torch.float32),
+        (lambda model: [AdamW([model[0].weight]), SGD([model[0].bias], lr=0.1, momentum=0.9)], torch.bfloat16),
+        (lambda model: [GroupAdam(model.parameters(), l21=1e-3)], torch.bfloat16),
+        (lambda model: [GroupAdam(model.parameters(), l21=1e-3, state_dtype=torch.bfloat16)], torch.float32),
+        (
+            lambda model: [GroupAdam([{"params": [model[0].weight], "groups": torch.tensor([0, 1, 0, 2])}], l21=0.1)],
+            torch.float32,
+        ),
     ],
 )
-def test_a_model_without_tables(tmp_path: Path, make: Any, dtype: torch.dtype) -> None:
+def test_a_model_without_tables(tmp_path_factory: pytest.TempPathFactory, make: Any, dtype: torch.dtype) -> None:
     training, other = dense(make, dtype), dense(make, dtype)
     step_dense(training)
     step_dense(training)
     extra = {"nan": math.nan, "inf": [-math.inf, np.float32(0.1)], "t": (1, (2,)), 3: None, "__x": torch.arange(2)}
-    training.save(tmp_path / str(dtype), extra=extra)
-    loaded = other.load(tmp_path / str(dtype))
+    extra["counter"] = Counter({2: 3})
+    folder = tmp_path_factory.mktemp("dense") / "one"
+    training.save(folder, extra=extra)
+    loaded = other.load(folder)
     assert repr(loaded.extra) == repr({**extra, "inf": [-math.inf, float(np.float32(0.1))]})
     other.draw.set_state(training.draw.get_state())
     for one in (training, other):
@@ -155,7 +150,6 @@ def test_a_model_without_tables(tmp_path: Path, make: Any, dtype: torch.dtype) -
 
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "MultiStepLR": lambda optimizer: schedules.MultiStepLR(optimizer, [2, 4, 4, 6], 0.5),
-    "CosineAnnealingLR": lambda optimizer: schedules.CosineAnnealingLR(optimizer, 7),
     "OneCycleLR": lambda optimizer: schedules.OneCycleLR(optimizer, 0.1, 20),
     "LambdaLR": lambda optimizer: schedules.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     "SequentialLR": lambda optimizer: schedules.SequentialLR(
@@ -169,32 +163,27 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_go_on(tmp_path: Path, name: str) -> None:
+@over("name", SCHEDULES)
+def test_schedules_go_on(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     def make() -> Training:
         training = clicks()
         training.scheduler = SCHEDULES[name](training.optimizers[0])
         return training
 
+    folder = tmp_path_factory.mktemp("schedule")
     training, other = make(), make()
     for _ in range(3):
         training.step()
-    training.save(tmp_path / "one")
-    assert other.load(tmp_path / "one").notes == []
+    training.save(folder / "one")
+    assert other.load(folder / "one").notes == []
     goes_on_alike(training, other, 6)
     plain = clicks()
-    plain.save(tmp_path / "without")
+    plain.save(folder / "without")
     plain.scheduler = schedules.StepLR(plain.optimizers[0], 1)
     with unchanged(plain), pytest.raises(CheckpointError, match="holds no learning-rate scheduler, and a StepLR is to"):
-        plain.load(tmp_path / "without")
+        plain.load(folder / "without")
     with unchanged(plain), pytest.raises(CheckpointError, match=f"the state of a {name}, and a StepLR is to be loaded"):
-        plain.load(tmp_path / "one")
-
-
-def test_a_counter_is_a_counter_again(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "one", nn.Linear(1, 1), extra=Counter({2: 3}))
-    extra = load_checkpoint(tmp_path / "one", nn.Linear(1, 1)).extra
-    assert (type(extra), extra) == (Counter, Counter({2: 3}))
+        plain.load(folder / "one")
 
 
 def test_the_schedule_of_a_plateau(tmp_path: Path) -> None:
@@ -213,29 +202,22 @@ def test_the_schedule_of_a_plateau(tmp_path: Path) -> None:
     assert other.optimizers[0].param_groups[0]["lr"] == training.optimizers[0].param_groups[0]["lr"] < 0.05
 
 
-def test_an_empty_table_and_one_that_no_optimizer_knows(tmp_path: Path) -> None:
+def test_an_empty_table_and_one_in_two_places_that_no_optimizer_knows(tmp_path: Path) -> None:
     training = clicks()
     training.save(tmp_path / "empty")
     other = clicks()
     other.step()
     other.load(tmp_path / "empty")
     goes_on_alike(training, other)
-    table = HashEmbedding(2)
-    table(torch.arange(5))
-    save_checkpoint(tmp_path / "alone", table)
-    again = HashEmbedding(2)
-    load_checkpoint(tmp_path / "alone", again)
-    assert torch.equal(again.lookup(torch.arange(5)), table.lookup(torch.arange(5)))
 
+    def twice(table: HashEmbedding) -> nn.Module:
+        return nn.ModuleDict({"a": table, "b": nn.ModuleList([table])})
 
-def test_a_table_that_is_in_two_places_is_written_once(tmp_path: Path) -> None:
-    table = HashEmbedding(2)
-    model = nn.ModuleDict({"a": table, "b": nn.ModuleList([table])})
+    table, again = HashEmbedding(2), HashEmbedding(2)
     table(torch.arange(5))
-    assert len(save_checkpoint(tmp_path / "one", model).tables) == 1
-    again = nn.ModuleDict({"a": (one := HashEmbedding(2)), "b": nn.ModuleList([one])})
-    load_checkpoint(tmp_path / "one", again)
-    assert bits(one.state_dict()) == bits(table.state_dict())
+    assert len(save_checkpoint(tmp_path / "alone", twice(table)).tables) == 1, "it is written once"
+    load_checkpoint(tmp_path / "alone", twice(again))
+    assert bits(again.state_dict()) == bits(table.state_dict())
 
 
 def test_the_files_are_open(tmp_path: Path) -> None:
@@ -249,43 +231,30 @@ def test_the_files_are_open(tmp_path: Path) -> None:
 
 
 OPERATIONS = (
-    "step",
-    "step",
-    "step",
-    "look up",
-    "shrink",
-    "assign",
-    "zero",
-    "load",
-    "optimizer",
-    "save",
-    "save",
-    "whole",
+    *("step", "step", "step", "look up", "shrink", "assign", "zero", "load", "optimizer", "save", "save", "whole"),
+    "resume",
 )
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    operations=st.lists(st.tuples(st.sampled_from((*OPERATIONS, "resume")), st.integers(0, 1 << 20)), max_size=24),
-    keep=st.integers(1, 3),
-    tiny=st.booleans(),
-)
-def test_any_course_of_events(
-    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]], keep: int, tiny: bool
-) -> None:
+def courses(max_examples: int, most: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Draws of operations with seeds, of how many checkpoints to keep, and of the size of pages."""
+    operations = st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 1 << 20)), max_size=most)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        drawn = given(operations=operations, keep=st.integers(1, 3), tiny=st.booleans())(test)
+        return settings(max_examples=max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])(drawn)
+
+    return decorate
+
+
+@courses(20, 24)
+def test_any_course_of_events(tmp_path_factory: Any, operations: Any, keep: int, tiny: bool) -> None:
     any_course_of_events(tmp_path_factory.mktemp("course"), operations, keep, tiny)
 
 
 @pytest.mark.slow
-@settings(max_examples=600, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    operations=st.lists(st.tuples(st.sampled_from((*OPERATIONS, "resume")), st.integers(0, 1 << 20)), max_size=60),
-    keep=st.integers(1, 3),
-    tiny=st.booleans(),
-)
-def test_any_long_course_of_events(
-    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]], keep: int, tiny: bool
-) -> None:
+@courses(600, 60)
+def test_any_long_course_of_events(tmp_path_factory: Any, operations: Any, keep: int, tiny: bool) -> None:
     any_course_of_events(tmp_path_factory.mktemp("course"), operations, keep, tiny)
 
 
@@ -367,20 +336,16 @@ def test_changes_follow_until_they_outweigh_what_they_change(tmp_path: Path) -> 
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_without_tables_each_is_whole_and_as_many_are_kept(tmp_path: Path) -> None:
-    training, checkpoints = dense(lambda model: [SGD(model.parameters(), lr=0.1)]), Checkpoints(tmp_path, keep=3)
-    for step in range(9):
-        assert CHECKPOINT.read(checkpoints.save(step, training.model, training.optimizers)).parent is None
-    assert len(checkpoints.paths()) == 3
-
-
-def test_folders_that_are_no_checkpoints_stay(tmp_path: Path) -> None:
+def test_without_tables_each_is_whole_and_other_folders_stay(tmp_path: Path) -> None:
     (tmp_path / "step-by-step").mkdir()
     (tmp_path / "step-1").mkdir()
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    for step in (1, 2):
-        checkpoints.save(step, nn.Linear(1, 1))
-    assert {path.name for path in tmp_path.iterdir()} == {"step-by-step", "step-1", "step-000000000002"}
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(5):
+        assert CHECKPOINT.read(checkpoints.save(step, nn.Linear(1, 1))).parent is None
+    last = {f"step-{step:012d}" for step in (3, 4)}
+    assert {path.name for path in tmp_path.iterdir()} == {"step-by-step", "step-1", *last}
+    with pytest.raises(ValueError, match="keep must be >= 1, got 0"):
+        Checkpoints(tmp_path, keep=0)
 
 
 def test_a_step_that_does_not_come_after_the_last_good_one_is_refused(tmp_path: Path) -> None:

@@ -28,18 +28,8 @@ ROOMS: dict[Extra, tuple[str, ...]] = {
     "serve": ("server",),
 }
 SLOW = {
-    "torch",
-    "tensorboard",
-    "mlflow",
-    "numpy",
-    "numba",
-    "polars",
-    "pyarrow",
-    "sklearn",
-    "matplotlib",
-    "jinja2",
-    "pydantic",
-    "yaml",
+    *("torch", "tensorboard", "mlflow", "numpy", "numba", "polars", "pyarrow", "sklearn", "matplotlib", "jinja2"),
+    *("pydantic", "yaml"),
 }
 HELP = """
 import sys
@@ -71,7 +61,9 @@ def without(extra: Extra, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_package_alone_imports_nothing() -> None:
-    assert SLOW.isdisjoint(imported("import sparsegroup"))
+    """Trainer, Classifier and export are imported from the top when they are used."""
+    done = imported("import sparsegroup\nassert {'Trainer', 'Classifier', 'export'} <= {*dir(sparsegroup)}")
+    assert SLOW.isdisjoint(done)
 
 
 def test_an_optimizer_imports_no_compiler() -> None:
@@ -85,62 +77,46 @@ def test_every_public_name_is_there_and_needs_no_extra() -> None:
     assert "numba" in done
     assert "triton" not in done
     assert not {*MODULES["cli"], *MODULES["onnx"]} & done - {"yaml"}  # Numba looks for that one
+    from sparsegroup import Classifier, Trainer, estimator, export, serving, training
+
+    assert (Classifier, Trainer, export) == (estimator.Classifier, training.Trainer, serving.export)
 
 
-def test_trainer_classifier_and_export_are_imported_from_the_top_when_they_are_used() -> None:
-    done = imported("import sparsegroup\nassert {'Trainer', 'Classifier', 'export'} <= {*dir(sparsegroup)}")
-    assert SLOW.isdisjoint(done)
-    code = """
-from sparsegroup import Classifier, Trainer, export
-from sparsegroup import estimator, serving, training
-assert Classifier is estimator.Classifier and Trainer is training.Trainer and export is serving.export
-"""
-    assert "torch" in imported(code)
-
-
-@pytest.mark.parametrize("name", ["Trainer", "Classifier", "export"])
-def test_a_name_at_the_top_without_its_extra_says_what_to_install(name: str) -> None:
-    code = f"""
-import sparsegroup
-assert "{name}" not in dir(sparsegroup)
-try:
-    from sparsegroup import {name}
-except ImportError as error:
-    print(error)
-"""
-    line = without("cli", code).stdout.strip()
-    assert line.endswith(", not installed here: pip install 'sparsegroup[cli]'"), line
-
-
-def test_the_list_of_commands_imports_no_command_and_nothing_that_takes_time() -> None:
-    modules = """
+def test_the_list_of_commands_imports_no_command_and_help_what_declares_settings() -> None:
+    code = f"""{HELP}
 show_help()
 room = "sparsegroup.cli."
-assert {name for name in sys.modules if name.startswith(room)} == {room + "app", room + "output"}
+assert {{name for name in sys.modules if name.startswith(room)}} == {{room + "app", room + "output"}}
+assert {SLOW}.isdisjoint(sys.modules), "of what takes time"
+from sparsegroup.cli.app import COMMANDS
+for name in COMMANDS: show_help(name)
 """
-    assert SLOW.isdisjoint(imported(HELP + modules))
-
-
-def test_help_imports_what_declares_settings_and_nothing_else_that_takes_time() -> None:
-    each = "from sparsegroup.cli.app import COMMANDS\nfor name in COMMANDS: show_help(name)"
-    assert SLOW & imported(HELP + each) <= {"pydantic", "yaml"}
+    assert SLOW & imported(code) <= {"pydantic", "yaml"}
 
 
 @pytest.mark.parametrize("extra", ROOMS)
 def test_a_room_without_its_extra_says_what_to_install(extra: Extra) -> None:
+    names = ("Trainer", "Classifier", "export") if extra == "cli" else ()
     code = f"""
 from importlib import import_module
+import sparsegroup
 for room in {ROOMS[extra]}:
     try:
         import_module(f"sparsegroup.{{room}}")
     except ImportError as error:
         print(error)
+for name in {names}:
+    assert name not in dir(sparsegroup)
+    try:
+        getattr(sparsegroup, name)
+    except ImportError as error:
+        print(error)
 """
     lines = without(extra, code).stdout.splitlines()
-    assert len(lines) == len(ROOMS[extra])
-    for room, line in zip(ROOMS[extra], lines, strict=True):
+    assert len(lines) == len(ROOMS[extra]) + len(names)
+    for room, line in zip(ROOMS[extra], lines, strict=False):
         assert line.startswith(f"sparsegroup.{room} needs ")
-        assert line.endswith(f", not installed here: pip install 'sparsegroup[{extra}]'")
+    assert all(line.endswith(f", not installed here: pip install 'sparsegroup[{extra}]'") for line in lines)
 
 
 def test_the_adapter_of_torchrec_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,15 +126,8 @@ def test_the_adapter_of_torchrec_says_what_to_install(monkeypatch: pytest.Monkey
         import_module("sparsegroup.integrations.torchrec")
 
 
-def test_the_command_without_its_extra_says_what_to_install_in_one_line() -> None:
-    done = without("cli", "from sparsegroup.__main__ import main\nmain()")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: sparsegroup.cli needs ")
-    assert done.stderr.endswith("pip install 'sparsegroup[cli]'\n")
-    assert done.stderr.count("\n") == 1
-
-
-def test_optimizers_tables_and_models_need_no_extra() -> None:
+def test_without_the_extra_of_the_command_optimizers_tables_and_models_work() -> None:
+    """And the command says what to install, in one line."""
     code = """
 import torch
 from sparsegroup import GroupAdam, HashEmbedding
@@ -167,9 +136,15 @@ table, network = HashEmbedding(4), MLP(2, 4)
 optimizer = GroupAdam([{"params": table.parameters(), "l21": 1e-3}, {"params": network.parameters()}], lr=0.1)
 network(table(torch.tensor([[1, 2], [3, 4]]))).sum().backward()
 optimizer.step()
+print("trained")
+from sparsegroup.__main__ import main
+main()
 """
     done = without("cli", code)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout) == (1, "trained\n"), done.stderr
+    assert done.stderr.startswith("error: sparsegroup.cli needs ")
+    assert done.stderr.endswith("pip install 'sparsegroup[cli]'\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_every_package_of_an_extra_is_asked_for() -> None:

@@ -45,13 +45,6 @@ REASONS = {
 }
 """Why a small module with one importer is a file."""
 
-# Rooms that are still being merged: the most that they may have. They shrink; nothing is added.
-UNMERGED: dict[str, int] = {}
-"""Small modules with one importer and no reason."""
-CIRCULAR: dict[str, int] = {}
-"""Modules that import themselves by way of others."""
-LARGE: dict[str, int] = {}
-"""Files of a folder with more than 15 of its own."""
 APART = {"models": ("table", "optim"), "data": ("training", "table", "optim")}
 """What a room may not know, though it is below."""
 
@@ -156,17 +149,12 @@ def circles(importers: dict[str, set[str]]) -> list[set[str]]:
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    found: dict[str, list[str]] = defaultdict(list)
-    for circle in circles(imported_by()):
-        for name in circle:
-            found[room_of(modules()[name])].append(f"{name}, in a circle of {', '.join(sorted(circle))}")
-    assert_none([line for room, lines in found.items() if len(lines) > CIRCULAR.get(room, 0) for line in sorted(lines)])
+    assert_none([f"a circle of {', '.join(sorted(circle))}" for circle in circles(imported_by())])
 
 
 def test_a_small_module_with_one_importer_has_a_reason():
     """The front of a package counts as many: it stands for all who use what it gives out."""
-    found: dict[str, list[str]] = defaultdict(list)
-    names = modules()
+    found, names = [], modules()
     for name, importers in imported_by().items():
         file = names[name]
         lines = len(file.read_text(encoding="utf-8").splitlines())
@@ -176,13 +164,13 @@ def test_a_small_module_with_one_importer_has_a_reason():
         if PACKAGES[0] not in file.parents or names[importer].stem == "__init__":
             continue
         if file.relative_to(PACKAGES[0]).as_posix() not in REASONS:
-            found[room_of(file)].append(f"{name_of(file)}: {lines} lines, imported by {importer} only")
-    assert_none([line for room, lines in found.items() if len(lines) > UNMERGED.get(room, 0) for line in lines])
+            found.append(f"{name_of(file)}: {lines} lines, imported by {importer} only")
+    assert_none(found)
 
 
 def test_a_folder_has_at_most_15_files():
     counts = Counter(file.parent.relative_to(PACKAGES[0]).as_posix() for file in PACKAGES[0].rglob("*.py"))
-    assert_none([f"{folder}: {count} files" for folder, count in counts.items() if count > LARGE.get(folder, 15)])
+    assert_none([f"{folder}: {count} files" for folder, count in counts.items() if count > 15])
 
 
 def test_every_package_has_its_folder_of_tests():

@@ -108,16 +108,14 @@ def test_what_is_not_finite_shows_in_the_same_places(cls: type[GroupOptimizer], 
 
 
 @over("cls", KINDS)
-@over("magnitude", [1e-30, 1e-12, 1e12])
-def test_gradients_of_extreme_size(cls: type[GroupOptimizer], magnitude: float) -> None:
-    for dtype, options in itertools.product(
-        (torch.float64, torch.float32), ({}, {"l1": 0.1 * magnitude, "l21": 0.5 * magnitude})
-    ):
-        x = parameter_of(9, 5, dtype=dtype)
-        optimizer = build(cls, [x], **options)
-        for t in range(3):
-            give_gradient(optimizer, x, t, times=magnitude)
-            assert_step(optimizer)
+def test_gradients_of_extreme_size(cls: type[GroupOptimizer]) -> None:
+    for magnitude, dtype in itertools.product((1e-30, 1e12), (torch.float64, torch.float32)):
+        for options in ({}, {"l1": 0.1 * magnitude, "l21": 0.5 * magnitude}):
+            x = parameter_of(9, 5, dtype=dtype)
+            optimizer = build(cls, [x], **options)
+            for t in range(3):
+                give_gradient(optimizer, x, t, times=magnitude)
+                assert_step(optimizer)
 
 
 @over("cls", ALL)

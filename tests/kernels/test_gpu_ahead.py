@@ -17,7 +17,7 @@ WIDE = ("dense", "dense_many", "tensor_rows", "table_rows", "gather", "scatter")
 
 def compiled(launches: str, *architectures: int) -> list[Compiled]:
     """Kernels of the `first` or of `all` launches, by a Python of its own: here Triton may be interpreting."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
     script = Path(__file__).parents[1] / "support" / "gpu_ahead.py"
     program = [sys.executable, script, launches, *map(str, architectures)]
     done = subprocess.run(program, env=environment, capture_output=True, text=True)

@@ -42,11 +42,10 @@ from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.rounding import was_updated
 from sparsegroup.kernels.step import Regularizer, StepScalars
 from sparsegroup.penalties import Norm, Penalty
-from sparsegroup.rules import ADAGRAD, ADAHESSIAN, ADAM, FTRL, Rule
+from sparsegroup.rules import ADAGRAD, ADAM, FTRL, Rule
 
 Way = Callable[[Case], Parts]
 NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @pytest.fixture(autouse=True)
@@ -67,38 +66,34 @@ def test_every_rule_norm_and_penalty(rule: Rule) -> None:
         assert_step(one, by_tensor(one), expected)
 
 
-@rules_and_ways(KINDS, by_each=(ADAM, ADAHESSIAN))
-def test_every_type_of_weights_and_gradients(rule: Rule, way: Way) -> None:
-    for dtype in DTYPES if rule is ADAM else DTYPES[:2]:
-        for gradient_dtype in {dtype, torch.float32}:
-            one = case(rule, (13, 5), dtype=dtype, gradient_dtype=gradient_dtype)
-            assert_step(one, way(one))
+TYPES = ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16))
+TYPES += ((torch.float16, torch.float32),)
 
 
 @rules_and_ways(KINDS)
-def test_the_base_optimizer_alone(rule: Rule, way: Way) -> None:
-    for dtype in DTYPES if rule is ADAM else DTYPES[:2]:
-        one = case(rule, (13, 5), Regularizer(), dtype=dtype, carries_u=False)
+def test_every_type_of_weights_and_gradients_with_penalties_and_without(rule: Rule, way: Way) -> None:
+    for dtype, gradient_dtype in TYPES if rule is ADAM else TYPES[:1]:
+        one = case(rule, (13, 5), dtype=dtype, gradient_dtype=gradient_dtype)
+        assert_step(one, way(one))
+        one = case(rule, (13, 5), Regularizer(), dtype=dtype, gradient_dtype=gradient_dtype, carries_u=False)
         assert_step(one, way(one))
 
 
-@every_way
+@over("way", [by_tensor, by_table])
 def test_each_lambda_alone_and_none(way: Way) -> None:
-    for on, (rule, dtype) in itertools.product(
-        ((), ("l1",), ("l21",), ("l2",)), ((ADAM, torch.bfloat16), (FTRL, torch.float32))
-    ):
+    for number, on in enumerate(((), ("l1",), ("l21",), ("l2",))):
+        rule, dtype = ((ADAM, torch.bfloat16), (FTRL, torch.float32))[number % 2]
         one = case(rule, (9, 4), Regularizer(**{name: getattr(REGULARIZER, name) for name in on}), dtype=dtype)
         assert_step(one, way(one))
 
 
 @rules_and_ways(KINDS)
 def test_a_learning_rate_of_0_moves_the_states_alone(rule: Rule, way: Way) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        one = case(rule, (9, 5), dtype=dtype, frozen=True)
-        after, expected = way(one), one.expected()
-        assert_same_bits((after.x, after.u), (one.parts.x, one.parts.u))
-        for value, wanted in zip(after.state, expected.state, strict=True):
-            torch.testing.assert_close(value, wanted)
+    one = case(rule, (9, 5), dtype=torch.bfloat16, frozen=True)
+    after, expected = way(one), one.expected()
+    assert_same_bits((after.x, after.u), (one.parts.x, one.parts.u))
+    for value, wanted in zip(after.state, expected.state, strict=True):
+        torch.testing.assert_close(value, wanted)
     one = case(rule, (9, 5), Regularizer(), carries_u=False, frozen=True)
     assert torch.equal(way(one).x, one.parts.x)
 
@@ -107,7 +102,7 @@ def test_a_learning_rate_of_0_moves_the_states_alone(rule: Rule, way: Way) -> No
 def test_elements_of_a_curvature_of_0(way: Way) -> None:
     """σ = 0 where an element of a group has had no gradient, without ε."""
     zero = {**HYPERPARAMETERS, "eps": 0.0, "initial_accumulator_value": 0.0}
-    for l1, norm in itertools.product((0.0, 0.05), NORMS):
+    for l1, norm in zip((0.0, 0.05, 0.0), NORMS, strict=True):
         one = case(ADAGRAD, (9, 5), Regularizer(l1=l1, l21=0.02, norm=Norm.of(norm)), hyperparameters=zero)
         one.parts.g[:, 1] = 0
         one.parts.state[0][:, 1] = 0
@@ -117,7 +112,7 @@ def test_elements_of_a_curvature_of_0(way: Way) -> None:
 
 @rules_and_ways(KINDS, without=by_table)
 def test_infinities_and_nan_go_through(rule: Rule, way: Way) -> None:
-    for dtype, norm in ((torch.float32, "s"), (torch.bfloat16, "metric"), (torch.float32, "s_tilde")):
+    for dtype, norm in ((torch.float32, "s"), (torch.bfloat16, "metric")):
         one = case(rule, (9, 5), replace(REGULARIZER, norm=Norm.of(norm)), dtype=dtype)
         one.parts.g[0, 1], one.parts.g[1, 2], one.parts.g[2, 3], one.parts.g[3, 4] = math.nan, math.inf, -math.inf, 1e30
         expected = one.expected()
@@ -125,7 +120,7 @@ def test_infinities_and_nan_go_through(rule: Rule, way: Way) -> None:
         assert_step(one, way(one), expected)
 
 
-@over("width", [1, 3, 8, 16, 100, 4096])
+@over("width", [1, 3, 16, 100, 4096])
 def test_groups_of_any_width(width: int) -> None:
     """One more of them than a program takes."""
     height = max(1, launch.TILE // launch.padded(width)) + 1

@@ -23,7 +23,6 @@ from gpu_cases import (
     lines_of,
     mapped,
     no_counts,
-    received,
     sent,
     shuffled,
     vast,
@@ -34,10 +33,7 @@ from sparsegroup.groups import Along
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.step import Regularizer, StepConstants, StepScalars
-from sparsegroup.rules import ADAHESSIAN, ADAM, FTRL, SGD
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-every_dtype = over("dtype", DTYPES)
+from sparsegroup.rules import ADAHESSIAN, ADAM, SGD
 
 
 @pytest.fixture(autouse=True)
@@ -81,41 +77,26 @@ def test_repeated_rows_that_begin_and_end_anywhere() -> None:
     assert torch.equal(x, torch.zeros_like(x).index_add_(0, rows, g))
 
 
-@over("known", [False, True])
-def test_rows_that_come_thousands_of_times(known: bool) -> None:
+SIZE = launch.CHUNK
+LENGTHS = {
+    "few": [1, 30, 1, 31, 33, 2, 65, *[1, 0] * 200],
+    "many": [5, 2 * SIZE**2, 1],
+    "blocks": [SIZE**2 + 500, SIZE**2 - 1, SIZE**2, 40],
+}
+
+
+@over(("name", "width", "known"), [("few", 1, False), ("few", 100, False), ("many", 3, True), ("blocks", 16, False)])
+def test_rows_that_come_any_number_of_times(name: str, width: int, known: bool) -> None:
     """Blocks of chunks: none, one, several, from and to everywhere; the host may know how long runs are."""
-    size = launch.CHUNK
-    for lengths in ([5, 2 * size**2, 1], [size**2 + 500, size**2 - 1, size**2, 40]):
-        rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-        rows = rows[shuffled(len(rows)).cpu()]
-        g = torch.randint(-50, 50, (len(rows), 3), generator=torch.Generator().manual_seed(0)).float()
-        runs = launch.runs_of(g.to(DEVICE), rows.to(DEVICE))
-        x, _ = summed(replace(runs, longest=max(lengths)) if known else runs, len(lengths))
+    lengths = torch.tensor(LENGTHS[name])
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    rows = rows[shuffled(len(rows)).cpu()]
+    g = torch.randint(-50, 50, (len(rows), width), generator=torch.Generator().manual_seed(0)).float()
+    for dtype in (torch.float32, torch.bfloat16):
+        runs = launch.runs_of(g.to(DEVICE, dtype), rows.to(DEVICE))
+        x, counts = summed(replace(runs, longest=int(lengths.max())) if known else runs, len(lengths))
         assert torch.equal(x, torch.zeros_like(x).index_add_(0, rows, g))
-
-
-@over("width", [1, 3, 16, 100])
-def test_rows_that_come_any_number_of_times(width: int) -> None:
-    generator = torch.Generator().manual_seed(width)
-    for lines, height in ((1, 1), (31, 1), (32, 1), (33, 2), (65, 1), (120, 3), (60, 1000)):
-        rows = (torch.rand(lines, generator=generator) ** 3 * height).long()
-        g = torch.randint(-50, 50, (lines, width), generator=generator).float()
-        values = g.to(DEVICE, torch.float32 if lines % 2 else torch.bfloat16)
-        x, counts = summed(launch.runs_of(values, rows.to(DEVICE)), height)
-        assert torch.equal(x, torch.zeros(height, width).index_add_(0, rows, g))
         assert counts == [0, 0, 0]
-
-
-def test_rows_that_come_many_times_take_one_step() -> None:
-    rows = torch.cat([torch.full((150,), 2), torch.arange(9).repeat(3), torch.full((70,), 7)])[shuffled(247).cpu()]
-    for rule in (ADAM, FTRL):
-        one = case(rule, (9, 5))
-        parts, counts = sent(one.parts), no_counts()
-        g = torch.randn(247, 5, generator=torch.Generator().manual_seed(0))
-        runs = launch.runs_of(g.to(DEVICE), rows.to(DEVICE))
-        launch.step_rows(rule, parts.slot, runs, counts, one.settings, one.numbers)
-        total = torch.zeros(9, 5, dtype=torch.float64).index_add_(0, rows, g.double()).float()
-        assert_step(replace(one, parts=replace(one.parts, g=total)), received(parts))
 
 
 @over("once", [True, False])
@@ -169,9 +150,8 @@ def test_rows_of_a_table_that_become_zero_and_not_zero_are_counted() -> None:
     assert_step(one, by_table(one))
 
 
-@over("width", [1, 3, 16, 1000])
-@every_dtype
-def test_parts_of_rows_are_read_and_set(dtype: torch.dtype, width: int) -> None:
+@over(("width", "dtype"), [(1, torch.float32), (3, torch.bfloat16), (16, torch.float16), (1000, torch.float32)])
+def test_parts_of_rows_are_read_and_set(width: int, dtype: torch.dtype) -> None:
     height = launch.TILE // launch.padded(width) + 5
     parts = case(ADAM, (height, width), dtype=dtype).parts
     for alignment in (4, 16):

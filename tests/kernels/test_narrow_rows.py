@@ -14,11 +14,9 @@ from over import over
 from row_model import RowModel
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu.rows import round_off, widen
-from sparsegroup.kernels.cpu.step import step_kernel
 from sparsegroup.optim.step import step_seed
-from sparsegroup.rules import ADAM
 from sparsegroup.table.rows import host
-from sparsegroup.table.rows.host import HostRows, kinds_of
+from sparsegroup.table.rows.host import HostRows
 from sparsegroup.table.rows.rows import WEIGHT
 
 Float32s = npt.NDArray[np.float32]
@@ -66,11 +64,11 @@ class NarrowModel(RowModel):
         assert blocks == np.ascontiguousarray(self.whole, np.float32).tobytes()
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("dim", [1, 3, 8, 10])
-def test_any_sequence_of_calls_does_what_arrays_do(dim: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@over("dim", [1, 3, 8, 10])
+def test_any_sequence_of_calls_does_what_arrays_do(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_PAGE_BYTES", 1 << 9)
-    NarrowModel(100 * dim + seed, HostRows(dim, F32, False, ADAGRAD, has_bfloat16=True)).drive(30)
+    for seed in range(3):
+        NarrowModel(100 * dim + seed, HostRows(dim, F32, False, ADAGRAD, has_bfloat16=True)).drive(30)
 
 
 @over(
@@ -129,19 +127,12 @@ def test_the_kernels_round_as_eager_pytorch_does(count: int, element: int, step:
     assert np.isnan(back[:count][~numbers]).all()
 
 
-def test_the_step_of_float32_is_a_kernel_of_its_own() -> None:
-    parts = (WEIGHT, *WITH_U)
-    wide, narrow = (step_kernel(ADAM, kinds_of(parts, F32, b), False) for b in (False, True))
-    assert wide is not narrow
-    assert "bfloat16" in narrow.name
-    assert "bfloat16" not in wide.name
-
-
+LARGEST = torch.finfo(torch.float32).max
 SPECIAL = (
-    0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 2.0**-126, -(2.0**-126), 2.0**-149, -(2.0**-149), 2.0**-133,
-    1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-23, -1 - 2**-8, torch.finfo(torch.float32).max,
-    -torch.finfo(torch.float32).max, torch.finfo(torch.bfloat16).max, torch.finfo(torch.bfloat16).tiny,
-)  # fmt: skip
+    *(0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 2.0**-126, -(2.0**-126), 2.0**-149, -(2.0**-149), 2.0**-133),
+    *(1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-23, -1 - 2**-8, LARGEST, -LARGEST),
+    *(torch.finfo(torch.bfloat16).max, torch.finfo(torch.bfloat16).tiny),
+)
 STRANGE_NAN = (0x7F800001, 0x7F80FFFF, 0x7FFFFFFF, -1, -0x7FFFFF, 0x7FC00000)
 
 
@@ -165,15 +156,6 @@ def by_chance(values: Tensor, t: int = 1, part: int = 0) -> Tensor:
     return rounding.to_bfloat16(values, numbered(values), step_seed(t), part)
 
 
-def test_to_the_nearest_is_as_torch_converts() -> None:
-    values = any_floats()
-    rounded = rounding.nearest_bits(values.view(torch.int32)).view(torch.float32)
-    assert torch.equal(rounded.isnan(), values.isnan())
-    known = ~values.isnan()
-    assert torch.equal(bits_of(rounded)[known], bits_of(values.to(torch.bfloat16))[known])
-    assert torch.equal(bits_of(rounded.to(torch.bfloat16))[known], bits_of(rounded)[known])
-
-
 def test_by_chance_gives_one_of_the_two_neighbours() -> None:
     """And keeps infinity and NaN; only positive zero, the mark of a group without an update, becomes positive zero."""
     values = any_floats()
@@ -195,10 +177,10 @@ def test_values_of_bfloat16_stay_and_small_ones_do_not_become_the_mark() -> None
     every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
     small = torch.arange(1 << 16, dtype=torch.int32)
     values = torch.cat([small, small - (1 << 31)]).view(torch.float32)
-    for t in range(4):
-        rounded = by_chance(every.float(), t)
+    for t in range(2):
+        rounded, known = by_chance(every.float(), t), ~every.isnan()
         assert torch.equal(rounded.isnan(), every.isnan())
-        assert torch.equal(rounded.view(torch.int16)[~every.isnan()], every.view(torch.int16)[~every.isnan()])
+        assert torch.equal(rounded.view(torch.int16)[known], every.view(torch.int16)[known])
         assert torch.equal(bits_of(by_chance(values, t)) == 0, bits_of(values) == 0)
 
 
@@ -211,11 +193,6 @@ def test_nothing_is_lost_on_average() -> None:
     deviation = (up * (1 - up)).sqrt()
     assert (errors.mean(0).abs() <= 5 * deviation / math.sqrt(seeds) + 1e-4).all()
     assert abs(float(errors.mean())) <= 5 * float(deviation.square().mean().sqrt()) / math.sqrt(errors.numel())
-
-    many = torch.full((1_000_000,), 1.001)
-    up = (many[0].double() - 1) / gap
-    error = float((by_chance(many).double() - many.double()).mean()) / gap
-    assert abs(error) <= 5 * math.sqrt(up * (1 - up) / len(many))
 
 
 def test_chance_is_that_of_seed_part_and_element() -> None:

@@ -59,11 +59,7 @@ def test_each_piece_is_done_once_and_no_phase_begins_early(several_threads, alon
 
 def test_several_threads_may_share_at_once(several_threads):
     results = []
-
-    def work() -> None:
-        results.extend(share(PIECES)[0] for _ in range(20))
-
-    workers = [threading.Thread(target=work) for _ in range(3)]
+    workers = [threading.Thread(target=lambda: results.extend(share(PIECES)[0] for _ in range(20))) for _ in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -66,33 +66,30 @@ def test_what_the_settings_leave_open_has_the_declared_default():
     assert (arguments["lr"], arguments["betas"], arguments["eps"], arguments["l21"]) == (1e-3, (0.5, 0.6), 1e-8, 0.5)
 
 
-class TestWhatTheLogDecides:
-    """Settings of `RULES` that nobody has said."""
+@pytest.fixture
+def a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch size of a ninth of the rows, where none is set."""
+    rule = Rule(lambda facts, given: facts.train_rows // 9)
+    monkeypatch.setitem(RULES, "training.batch_size", rule)  # type: ignore[misc]
 
-    @pytest.fixture(autouse=True)
-    def rules(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rule = Rule(lambda facts, given: facts.train_rows // 9)
-        monkeypatch.setitem(RULES, "training.batch_size", rule)  # type: ignore[misc]
 
-    def test_what_is_said_stays_even_where_it_is_the_default(self) -> None:
-        config = Config.of(schedule="constant", l21=1e-4)
-        resolved = config.resolved_for(LOG)
-        assert (resolved.training.batch_size, resolved.optimizer.schedule) == (100, "constant")
-        assert resolved.optimizer.l21 == 1e-4
-        assert resolved.resolved_for(synthetic_log(SyntheticConfig(rows=2_000), seed=0)) == resolved
-
-    def test_what_is_open_stays_open_when_something_else_is_replaced(self) -> None:
-        replaced = Config.of(seed=1).replace(l21=0.0, dim=3)
-        assert replaced.resolved_for(LOG).training.batch_size == 100
-        assert replaced.replace(batch_size=512).resolved_for(LOG).training.batch_size == 512
-
-    def test_a_file_of_a_run_says_all(self, tmp_path: Path) -> None:
-        resolved = Config.of().resolved_for(LOG)
-        (tmp_path / "config.yaml").write_text(resolved.as_yaml())
-        for other in (LOG, synthetic_log(SyntheticConfig(rows=2_000), seed=0)):
-            assert read_config(tmp_path / "config.yaml", {}).resolved_for(other) == resolved
-        changed = read_config(tmp_path / "config.yaml", {"training.batch_size": 7})
-        assert (changed.training.batch_size, changed.given) == (7, ("training.batch_size",))
+@pytest.mark.usefixtures("a_rule")
+def test_a_log_decides_what_is_open_and_nothing_else(tmp_path: Path) -> None:
+    """What is set stays even where it is the default, what is open stays open, and the file of a run has all."""
+    config = Config.of(schedule="constant", l21=1e-4)
+    resolved = config.resolved_for(LOG)
+    assert (resolved.training.batch_size, resolved.optimizer.schedule) == (100, "constant")
+    assert resolved.optimizer.l21 == 1e-4
+    longer = synthetic_log(SyntheticConfig(rows=2_000), seed=0)
+    assert resolved.resolved_for(longer) == resolved
+    replaced = Config.of(seed=1).replace(l21=0.0, dim=3)
+    assert replaced.resolved_for(LOG).training.batch_size == 100
+    assert replaced.replace(batch_size=512).resolved_for(LOG).training.batch_size == 512
+    (tmp_path / "config.yaml").write_text(resolved.as_yaml())
+    assert read_config(tmp_path / "config.yaml", {}).resolved_for(longer) == resolved
+    (tmp_path / "config.yaml").write_text(Config.of().resolved_for(LOG).as_yaml())
+    changed = read_config(tmp_path / "config.yaml", {"training.batch_size": 7})
+    assert (changed.training.batch_size, changed.given) == (7, ("training.batch_size",))
 
 
 OTHER_VALUES: dict[str, Any] = {
@@ -154,23 +151,37 @@ def test_a_resolved_config_is_decided_again_for_a_longer_log_where_its_length_ma
     assert (given.training.batch_size, given.training.shuffle_buffer) == (64, 225_000)
 
 
-@pytest.mark.parametrize(
+RECOMMENDED = {"name": "adagrad", "lr": 0.1, "network_lr": 0.03, "l21": 0.0}
+OPEN = {"lr": None, "network_lr": None}
+
+
+@over(
     ("given", "expected"),
     [
-        ({"dim": 4}, {"target_rate": 0.1, "least_features": 4096, "name": "adagrad", "lr": 0.1, "network_lr": 0.03}),
-        ({"lr": 0.02}, {"target_rate": 0.1, "least_features": 4096, "name": "adagrad", "lr": 0.02, "network_lr": None}),
-        ({"optimizer": "adam"}, {"target_rate": 0.1, "least_features": 4096, "name": "adam", "lr": None}),
+        ({"dim": 4}, {"target_rate": 0.1, "least_features": 4096, **RECOMMENDED}),
+        ({"lr": 0.02}, {"target_rate": 0.1, **RECOMMENDED, "lr": 0.02, "network_lr": None}),
+        ({"optimizer": "adam"}, {"target_rate": 0.1, "least_features": 4096, "name": "adam", **OPEN}),
         ({"l2": 1e-3, "penalty": "lasso"}, {"target_rate": 0.1, "l2": 1e-3, "l21": 0.0}),
-        ({"target_rate": 0.5}, {"target_rate": 0.5, "least_features": 0, "name": "adagrad", "lr": 0.1}),
-        ({"l21": 0.0}, {"target_rate": None, "least_features": 0, "name": "adam", "lr": None, "network_lr": None}),
+        ({"l21": 0.0}, {"target_rate": None, "least_features": 0, "name": "adam", **OPEN}),
         ({"l1": 1e-4, "lr": 0.1}, {"target_rate": None, "l21": 1e-3, "name": "adam", "lr": 0.1}),
+        ({"target_rate": 0.5}, {"target_rate": 0.5, "least_features": 0, **RECOMMENDED}),
+        ({"target_bytes": "1MB"}, {"target_rate": None, "least_features": 0, **RECOMMENDED}),
+        ({"target_rate": 0.1, "optimizer": "adagrad"}, {"name": "adagrad", **OPEN}),
+        ({"target_rate": 0.1, "optimizer": "ftrl", "lr": 0.01}, {"name": "ftrl", "lr": 0.01, "network_lr": None}),
     ],
 )
-def test_where_no_size_is_said_a_tenth_of_the_features_is_kept(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_what_is_open_is_what_is_recommended_with_a_size_and_a_tenth_is_the_size(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
     resolved = Config.of(**given).resolved_for(LOG)
+    has_size = (resolved.optimizer.target_rate, resolved.optimizer.target_bytes) != (None, None)
     assert {name: getattr(resolved.optimizer, name) for name in expected} == expected
-    assert resolved.model.fallback == (expected["target_rate"] is not None)
+    assert resolved.model.fallback == has_size
+    assert resolved.optimizer.penalty.plain == given.get("penalty", "hard" if has_size else "lasso")
     assert resolved.resolved_for(LOG) == resolved
+    if has_size:
+        config = Config.of(fallback=False, **{**given, "penalty": "lasso"}).resolved_for(LOG)
+        assert (config.model.fallback, config.optimizer.penalty.plain) == (False, "lasso")
 
 
 @over(
@@ -206,44 +217,17 @@ def test_batches_grow_with_the_log_and_short_logs_are_shuffled(rows: int, batch_
     assert RULES["training.shuffle_buffer"].decide(facts, by_time) == 0, "the log's own time goes by its order"
 
 
-class TestAskingForASize:
-    """What nobody has chosen is what is recommended with a size; what somebody has stays."""
-
-    @pytest.mark.parametrize(
-        ("given", "name", "lr"),
-        [
-            ({"target_rate": 0.1}, "adagrad", 0.1),
-            ({"target_bytes": "1MB"}, "adagrad", 0.1),
-            ({"target_rate": 0.1, "optimizer": "adam"}, "adam", None),
-            ({"target_rate": 0.1, "optimizer": "adagrad"}, "adagrad", None),
-            ({"target_rate": 0.1, "lr": 0.01}, "adagrad", 0.01),
-            ({"target_rate": 0.1, "optimizer": "ftrl", "lr": 0.01}, "ftrl", 0.01),
-        ],
-    )
-    def test_takes_the_recommended_recipe_but_for_what_was_chosen(
-        self, given: dict[str, Any], name: str, lr: float | None
-    ) -> None:
-        config = Config.of(**given).resolved_for(LOG)
-        optimizer = config.optimizer
-        assert (optimizer.name, optimizer.lr, optimizer.penalty.plain, optimizer.l21) == (name, lr, "hard", 0.0)
-        assert optimizer.network_lr == (0.03 if lr == 0.1 else None)
-        assert config.model.fallback
-        config = Config.of(fallback=False, penalty="lasso", **given).resolved_for(LOG)
-        assert (config.model.fallback, config.optimizer.penalty.plain) == (False, "lasso")
-
-    def test_what_a_file_leaves_open_is_left_to_the_options(self, tmp_path: Path) -> None:
-        file = tmp_path / "settings.yaml"
-        file.write_text("optimizer: {target_rate: 0.2}\n")
-        assert read_config(file, {}).resolved_for(LOG).optimizer.lr == 0.1
-        given = read_config(file, {"optimizer.lr": 0.01, "optimizer.target_rate": 0.1}).resolved_for(LOG).optimizer
-        assert (given.name, given.lr, given.target_rate) == ("adagrad", 0.01, 0.1)
-        file.write_text("optimizer: {target_rat: 0.2}\n")
-        with pytest.raises(SettingsError, match=r"settings\.yaml: no setting 'optimizer\.target_rat'"):
-            read_config(file, {"optimizer.lr": 0.01})
-
-    def test_settings_that_were_written_down_are_read_as_they_were(self) -> None:
-        for config in (Config.of(target_rate=0.1), Config.of(target_rate=0.1, optimizer="adagrad", fallback=False)):
-            assert Config.model_validate(config.as_dict()) == config
+def test_what_a_file_leaves_open_is_left_to_the_options(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("optimizer: {target_rate: 0.2}\n")
+    assert read_config(file, {}).resolved_for(LOG).optimizer.lr == 0.1
+    given = read_config(file, {"optimizer.lr": 0.01, "optimizer.target_rate": 0.1}).resolved_for(LOG).optimizer
+    assert (given.name, given.lr, given.target_rate) == ("adagrad", 0.01, 0.1)
+    for config in (Config.of(target_rate=0.1), Config.of(target_rate=0.1, optimizer="adagrad", fallback=False)):
+        assert Config.model_validate(config.as_dict()) == config
+    file.write_text("optimizer: {target_rat: 0.2}\n")
+    with pytest.raises(SettingsError, match=r"settings\.yaml: no setting 'optimizer\.target_rat'"):
+        read_config(file, {"optimizer.lr": 0.01})
 
 
 def test_commands_that_train_take_the_same_options_of_a_log() -> None:

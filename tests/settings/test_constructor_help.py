@@ -21,12 +21,3 @@ def test_every_public_constructor_has_the_docstring_of_its_class(room: str) -> N
             assert of_class is not None, name
             assert of_class.startswith(said) or "Args:" in said, f"{name}.__init__ says {said.splitlines()[0]!r}"
             assert ">>>" not in said
-
-
-def test_a_targets_constructor_explains_its_arguments() -> None:
-    from sparsegroup import TargetRate
-
-    said = inspect.getdoc(TargetRate.__init__)
-    assert said is not None
-    assert all(f"\n    {name}" in said for name in ("optimizer:", "rate:", "steps", "ramp:"))
-    assert [*inspect.signature(TargetRate).parameters][:3] == ["optimizer", "rate", "steps"]

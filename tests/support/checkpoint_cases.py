@@ -1,5 +1,6 @@
 """What the tests of checkpoints share: a training with tables here and there, and all that is to be known of it."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from forgery import write_sealed
 from sparsegroup import GroupAdam, HashEmbedding
-from sparsegroup.checkpoint import LoadResult, load_checkpoint, save_checkpoint
-from sparsegroup.checkpoint.manifest import CheckpointManifest
+from sparsegroup.checkpoint import Checkpoints, LoadResult, load_checkpoint, save_checkpoint
+from sparsegroup.checkpoint.manifest import CHECKPOINT, CheckpointManifest
 
+MANIFEST, STATE, TABLE = "checkpoint.json", "state.safetensors", "table-users.safetensors"
 LAMBDAS = {"l1": 1e-4, "l21": 3e-3}
 
 
@@ -140,3 +143,29 @@ def unchanged(training: Training) -> Iterator[None]:
     before = bits(training.facts())
     yield
     assert bits(training.facts()) == before
+
+
+def write_chain(folder: Path) -> Path:
+    """A folder with a checkpoint of all rows and two of changes."""
+    training = clicks()
+    checkpoints = Checkpoints(folder, keep=3)
+    training.step(torch.arange(40))
+    for step in (1, 2, 3):
+        checkpoints.save(step, training.model, training.optimizers, extra={"at": step})
+        training.step()
+        assert training.tables[0].shrink() + training.tables[1].shrink() or step > 1
+    parents = [CHECKPOINT.read(path).parent for path in checkpoints.paths()]
+    assert [parent is None for parent in parents] == [True, False, False]
+    return checkpoints.folder
+
+
+def last(folder: Path) -> Path:
+    return Checkpoints(folder).paths()[-1]
+
+
+def forge(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the content of the manifest, and its checksum with it."""
+    path = checkpoint / MANIFEST
+    content = json.loads(path.read_text())
+    change(content)
+    write_sealed(path, content)

@@ -1,6 +1,6 @@
 """Compiling Triton's kernels for a GPU that is not there: a launch compiles for some targets instead.
 
-As a program, without TRITON_INTERPRET: writes what became of all kernels to standard output, a list of `Compiled`. Its
+As a program, with TRITON_INTERPRET=0: writes what became of all kernels to standard output, a list of `Compiled`. Its
 arguments: `first` or `all` of the launches, and the architectures.
 """
 
@@ -19,11 +19,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from gpu_cases import Case, case
 from sparsegroup import rules
 from sparsegroup.kernels.gpu import launch
-from sparsegroup.kernels.step import ParameterMemory, Regularizer, StepConstants, StepScalars, TensorPlan
+from sparsegroup.kernels.step import Regularizer, StepScalars
 from sparsegroup.penalties import Norm, Penalty
-from sparsegroup.rules import Rule
 
 _TYPES = {
     torch.float32: "*fp32",
@@ -91,79 +91,39 @@ def compiled_instead(architectures: Sequence[int]) -> Iterator[list[tuple[str, i
 
 
 class Compiled(NamedTuple):
-    """A kernel, compiled.
-
-    Attributes:
-        kernel: Its name.
-        rule: That of the launch.
-        width: Likewise.
-        architecture: 80 for sm_80.
-        loads: Whether it loads four numbers at once.
-        stores: Whether it stores four numbers at once.
-        rounds: Whether its quotients, roots, sums and products are rounded as the CPU's.
-    """
+    """A kernel, compiled."""
 
     kernel: str
     rule: str
-    width: int
-    architecture: int
-    loads: bool
-    stores: bool
-    rounds: bool
+    width: int  # of the rows
+    architecture: int  # 80 for sm_80
+    loads: bool  # four numbers at once
+    stores: bool  # four numbers at once
+    rounds: bool  # quotients, roots, sums and products as the CPU does
 
 
-HYPERPARAMETERS = {
-    "betas": (0.9, 0.99),
-    "eps": 1e-8,
-    "lr_decay": 0.1,
-    "initial_accumulator_value": 0.1,
-    "beta": 0.2,
-    "momentum": 0.9,
-    "nesterov": True,
-}
 FLOAT, BFLOAT, HALF = torch.float32, torch.bfloat16, torch.float16
 
 
-def launch_all(
-    rule: Rule, regularizer: Regularizer, dtype: torch.dtype, state_dtype: torch.dtype, gradient_dtype: torch.dtype,
-    width: int, on_device: bool, repeated: bool, carries_u: bool = True,
-) -> None:  # fmt: skip
+def launch_all(one: Case, on_device: bool, repeated: bool) -> None:
     """Each kernel once."""
-    height = 64
-
-    def zeros(of: torch.dtype) -> Tensor:
-        return torch.zeros(height, width, dtype=of)
-
-    sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(HYPERPARAMETERS, 0.05)
-    settings = StepConstants(regularizer, tuple(rule.initial_state(HYPERPARAMETERS).values()), sigma_0, False)
-    scalars, start = rule.host_scalars(HYPERPARAMETERS, 3, 0.05), (sigma_0 or 0.0, 1.0)
-    host = StepScalars(scalars, start, 7)
-    numbers = host
+    parts, numbers, width = one.parts, one.numbers, one.parts.x.shape[1]
+    height, dtype, state_dtype = len(parts.x), parts.x.dtype, (parts.u if parts.u is not None else parts.g).dtype
     if on_device:
-        of_scalars, of_start = (tuple(torch.tensor(value) for value in values) for values in (scalars, start))
-        numbers = StepScalars(of_scalars, of_start, torch.tensor(7, dtype=torch.int32))
-    hessian = zeros(gradient_dtype) if rule.has_second_input else None
-    state = tuple(zeros(state_dtype) for _ in rule.state)
-    entry = {"step": torch.zeros(()), **({"u": zeros(state_dtype)} if carries_u else {})}
-    entry |= dict(zip(rule.state, state, strict=True))
-    slot = ParameterMemory(zeros(dtype), entry, tuple(rule.state), "rows", wants_kernels=True, capturable=False)
-    g = zeros(gradient_dtype)
-    plan = TensorPlan(slot.x, g, hessian)
-
-    plan.memory, plan.scalars = slot, numbers
-    launch.step_tensor(rule, plan, width, settings)
-    plan.scalars = host
-    launch.step_many(rule, [plan] * 2, width, settings)
+        scalars, start = (tuple(map(torch.tensor, values)) for values in (numbers.scalars, numbers.start))
+        numbers = StepScalars(scalars, start, torch.tensor(numbers.seed, dtype=torch.int32))
+    launch.step_tensor(one.rule, parts.with_numbers(numbers), width, one.settings)
+    launch.step_many(one.rule, [parts.with_numbers(one.numbers)] * 2, width, one.settings)
     rows, counters = torch.arange(height), torch.zeros(3, dtype=torch.int64)
-    gradient = launch.runs_of(g, rows) if repeated else launch.GradientRuns(g, rows, hessian)
-    launch.step_rows(rule, slot, gradient, counters, settings, numbers)
+    gradient = parts.runs(rows, repeats=repeated)
+    launch.step_rows(one.rule, parts.slot, gradient, counters, one.settings, numbers)
     x_bytes, part_bytes = width * dtype.itemsize, width * state_dtype.itemsize
-    row_bytes = x_bytes + part_bytes * (len(state) + carries_u)
+    row_bytes = x_bytes + part_bytes * (len(parts.state) + (parts.u is not None))
     pages = torch.zeros(1, dtype=torch.int64)
     layout = launch.Layout(pages, 10, row_bytes, x_bytes, part_bytes, dtype, state_dtype, width)
-    launch.step_table(rule, carries_u, layout, height, gradient, counters, settings, numbers)
+    launch.step_table(one.rule, parts.u is not None, layout, height, gradient, counters, one.settings, numbers)
     launch.gather(layout, rows, dtype, 0)
-    launch.scatter(layout, rows, zeros(FLOAT), dtype, 0)
+    launch.scatter(layout, rows, torch.zeros(height, width), dtype, 0)
 
 
 def norm_and_penalty(norm: Any, penalty: Any) -> Regularizer:
@@ -172,7 +132,7 @@ def norm_and_penalty(norm: Any, penalty: Any) -> Regularizer:
 
 LAUNCHES = (
     (rules.ADAM, norm_and_penalty("s", "lasso"), FLOAT, FLOAT, FLOAT, 16, False, True),
-    (rules.ADAM, Regularizer(), BFLOAT, BFLOAT, FLOAT, 16, True, False, False),
+    (rules.ADAM, Regularizer(), BFLOAT, BFLOAT, FLOAT, 16, True, False),
     (rules.SGD, norm_and_penalty("s_tilde", "mcp"), BFLOAT, BFLOAT, BFLOAT, 10, True, True),
     (rules.FTRL, norm_and_penalty("metric", "hard"), HALF, FLOAT, FLOAT, 1, False, True),
     (rules.ADAHESSIAN, norm_and_penalty("s", "mcp"), FLOAT, BFLOAT, BFLOAT, 4096, True, False),
@@ -181,20 +141,22 @@ LAUNCHES = (
     (rules.ADAGRAD, norm_and_penalty("s", "lasso"), FLOAT, BFLOAT, FLOAT, 10, False, False),
     (rules.FTRL, Regularizer(l1=0.1), FLOAT, FLOAT, HALF, 1, True, False),
 )
-"""Arguments of `launch_all`: all rules, norms, penalties, types and widths, not all of each other's."""
+"""Rule, regularizer, dtypes of weights, state and gradients, width, numbers on the device, repeated rows: not all of
+each other's."""
 
 
 def compile_all(architectures: Sequence[int], launches: Sequence[tuple[Any, ...]] = LAUNCHES) -> list[Compiled]:
     compiled = []
     with compiled_instead(architectures) as done:
-        for arguments in launches:
+        for rule, regularizer, dtype, state_dtype, gradient_dtype, width, on_device, repeated in launches:
             done.clear()
-            launch_all(*arguments)
-            rule, width = arguments[0].name, arguments[5]
+            types = {"dtype": dtype, "state_dtype": state_dtype, "gradient_dtype": gradient_dtype}
+            carries_u = regularizer.active or rule.sigma_0 is not None
+            launch_all(case(rule, (64, width), regularizer, carries_u=carries_u, **types), on_device, repeated)
             for kernel, architecture, ptx in done:
                 loads, stores = (re.search(rf"{move}\.global\S*\.v4\.", ptx) is not None for move in ("ld", "st"))
                 rounds = re.search(r"\b(div\.full|div\.approx|sqrt\.approx|rcp\.approx|fma\.)", ptx) is None
-                compiled.append(Compiled(kernel, rule, width, architecture, loads, stores, rounds))
+                compiled.append(Compiled(kernel, rule.name, width, architecture, loads, stores, rounds))
     return compiled
 
 

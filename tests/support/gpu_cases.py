@@ -27,7 +27,7 @@ from sparsegroup.kernels.step import ParameterMemory, Regularizer, StepConstants
 from sparsegroup.optim.step import step_seed
 from sparsegroup.rules import Rule
 
-if DEVICE.type == "cpu":
+if os.environ.get("TRITON_INTERPRET") == "1":
     launch.ROW_TILE = 2048  # the interpreter takes its time for each program
 
 RULES = (rules.ADAM, rules.SGD, rules.FTRL, rules.ADAHESSIAN, rules.AMSGRAD, rules.MOMENTUM, rules.ADAGRAD)
@@ -51,13 +51,6 @@ SHIFT = 2
 every_rule = over("rule", RULES)
 
 
-def memory_of(x: Tensor, u: Tensor | None, state: Sequence[Tensor]) -> ParameterMemory:
-    """The memory of a tensor with its state."""
-    names = tuple(map(str, range(len(state))))
-    entry = {"step": torch.zeros(()), **({} if u is None else {"u": u}), **dict(zip(names, state, strict=True))}
-    return ParameterMemory(x, entry, names, "rows", wants_kernels=True, capturable=False)
-
-
 @dataclass(frozen=True)
 class Parts:
     """A tensor and its gradients, all shaped alike, or the gradients as some of its rows."""
@@ -70,7 +63,11 @@ class Parts:
 
     @property
     def slot(self) -> ParameterMemory:
-        return memory_of(self.x, self.u, self.state)
+        """The memory of the tensor with its state."""
+        names = tuple(map(str, range(len(self.state))))
+        entry = {"step": torch.zeros(()), **({} if self.u is None else {"u": self.u})}
+        entry |= dict(zip(names, self.state, strict=True))
+        return ParameterMemory(self.x, entry, names, "rows", wants_kernels=True, capturable=False)
 
     def with_numbers(self, numbers: StepScalars) -> TensorPlan:
         plan = TensorPlan(self.x, self.g, self.hessian)
@@ -86,19 +83,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Case:
-    """A tensor, on the CPU, and the step that it is to take.
-
-    Attributes:
-        rule: The base optimizer.
-        parts: The tensor.
-        groups: Its groups; most ways to step it need them to be its rows.
-        settings: Of the step.
-        numbers: Likewise.
-    """
+    """A tensor, on the CPU, and the step that it is to take."""
 
     rule: Rule
     parts: Parts
-    groups: Grouping
+    groups: Grouping  # most ways to step it need them to be its rows
     settings: StepConstants
     numbers: StepScalars
 
@@ -126,8 +115,6 @@ def case(
     shape: Sequence[int],
     regularizer: Regularizer = REGULARIZER,
     *,
-    dim: int | None = 0,
-    groups: Grouping | None = None,
     dtype: torch.dtype = torch.float32,
     state_dtype: torch.dtype = torch.float32,
     gradient_dtype: torch.dtype = torch.float32,
@@ -135,13 +122,8 @@ def case(
     frozen: bool = False,
     hyperparameters: Mapping[str, Any] = HYPERPARAMETERS,
 ) -> Case:
-    """Of four groups, one in the middle of training, one with its first gradient, one that becomes 0, one without.
-
-    Groups are the indices of dimension `dim`, or what `groups` says; one for the whole tensor where `dim` is None.
-    """
-    kinds = torch.arange(1 if dim is None else shape[dim]) % 4
-    if dim is not None:
-        kinds = kinds.view(-1, *[1] * (len(shape) - dim - 1))
+    """Of four rows, one in the middle of training, one with its first gradient, one that becomes 0, one without."""
+    kinds = torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)) % 4
     trained, weak = (kinds == 0) | (kinds == 2), torch.where(kinds == 2, 0.003, 1.0)
     generator = torch.Generator().manual_seed(len(shape))
 
@@ -161,7 +143,7 @@ def case(
     return Case(
         rule,
         parts,
-        groups or Along(torch.Size(shape), dim),
+        Along(torch.Size(shape), 0),
         StepConstants(regularizer, initial, sigma_0, frozen),
         StepScalars(rule.host_scalars(hyperparameters, 3, LR), (sigma_0 or 0.0, 0.0 if frozen else 1.0), SEED),
     )
