@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,44 +78,36 @@ def start(rng: np.random.Generator, shape: tuple[int, ...] = (ROWS, SIZE)) -> Ar
     return np.array(rng.normal(size=shape) / 5)
 
 
-def gradients(rng: np.random.Generator, steps: int, shape: tuple[int, ...], late: int) -> Array:
-    """Noise, around a mean in every other row, with rows that are all zero now and then, at first or always."""
-    g = rng.normal(size=(steps, *shape))
-    rows = shape[0]
-    g[:, ::2] += rng.normal(size=(1, *shape))[:, ::2] * 0.5
-    g[rng.random((steps, rows)) < 0.3] = 0
-    g[:, NEVER] = 0
-    g[:late, LATE] = 0
-    g[:late, HALF, 0] = 0
-    return g
-
-
-def hessians(rng: np.random.Generator, g: Array) -> Array:
-    """A diagonal of any sign, 0 where the gradient is."""
-    return np.where(g != 0, rng.normal(size=g.shape) + 1, 0.0)
-
-
-def dense_steps(
-    rng: np.random.Generator, member: Member, rate: str, shape: tuple[int, ...], steps: int = 48
+def steps_of(
+    rng: np.random.Generator,
+    member: Member,
+    rate: str = "constant",
+    shape: tuple[int, ...] = (ROWS, SIZE),
+    steps: int = 48,
+    rows: int = 0,
 ) -> list[Step]:
-    g = gradients(rng, steps, shape, late=steps * 3 // 4)
-    h = hessians(rng, g) if member.second_order else [None] * steps
-    return [Step(member.lr * RATES[rate](t, steps), g[t], hessian=h[t]) for t in range(steps)]
+    """Noise, around a mean in every other row, with rows that are all zero now and then, at first or always.
 
-
-def sparse_steps(
-    rng: np.random.Generator, member: Member, rate: str, late: int, steps: int, rows: int = 3
-) -> Iterator[Step]:
-    """Steps that hold some rows each, in any order; the row LATE is seen from step `late` on, NEVER never."""
-    g = gradients(rng, steps, (ROWS, SIZE), late)
-    h = hessians(rng, g)
+    With `rows`, sparse gradients of this many rows each, in any order; LATE is seen from its first gradient on, NEVER
+    never. A Hessian has a diagonal of any sign, 0 where the gradient is.
+    """
+    late, g = steps * 3 // 4, rng.normal(size=(steps, *shape))
+    g[:, ::2] += rng.normal(size=(1, *shape))[:, ::2] * 0.5
+    g[rng.random((steps, shape[0])) < 0.3] = 0
+    g[:, NEVER] = g[:late, LATE] = g[:late, HALF, 0] = 0
+    h = np.where(g != 0, rng.normal(size=g.shape) + 1, 0.0)
+    made = []
     for t in range(steps):
-        seen = [row for row in range(ROWS) if row != NEVER and (row != LATE or t >= late)]
-        present = rng.choice(seen, size=rows, replace=False).tolist()
-        if t == late:
-            present[0] = LATE if LATE not in present else present[0]
-        hessian = h[t, present] if member.second_order else None
-        yield Step(member.lr * RATES[rate](t, steps), g[t, present], present, hessian)
+        present = None
+        if rows:
+            seen = [row for row in range(ROWS) if row != NEVER and (row != LATE or t >= late)]
+            present = rng.choice(seen, size=rows, replace=False).tolist()
+            if t == late and LATE not in present:
+                present[0] = LATE
+        at = slice(None) if present is None else present
+        lr = member.lr * RATES[rate](t, steps)
+        made.append(Step(lr, g[t, at], present, h[t, at] if member.second_order else None))
+    return made
 
 
 Change = Mapping[int, dict[str, float]]
@@ -181,7 +173,7 @@ def test_every_norm_and_penalty_on_dense_gradients_with_rows_that_are_zero(name:
         rng = seeded(name, norm, penalty, regularized_by)
         drawn = weights(rng, regularized_by, member, norm)
         regularizer = Regularizer(**drawn, norm=norm, penalty=penalty, mcp_gamma=2.5)
-        steps = dense_steps(rng, member, str(rng.choice(list(RATES))), (ROWS, SIZE))
+        steps = steps_of(rng, member, str(rng.choice(list(RATES))))
         live = assert_agrees(member, start(rng), steps, regularizer).any(axis=-1)
         returned += (live[1:] & ~live[:-1]).any(axis=0).sum()
     assert returned, "zero rows come back"
@@ -196,7 +188,7 @@ def test_sparse_gradients_touch_the_rows_they_hold(name: str) -> None:
         regularized_by = regularizer_of(name, norm, penalty, other=True)
         rng = seeded(name, norm, penalty, regularized_by)
         regularizer = Regularizer(**weights(rng, regularized_by, member, norm), norm=norm, penalty=penalty)
-        steps = list(sparse_steps(rng, member, rate, late=45, steps=60))
+        steps = steps_of(rng, member, rate, steps=60, rows=3)
         assert_agrees(member, start(rng), steps, regularizer)
 
 
@@ -204,7 +196,7 @@ def test_sparse_gradients_touch_the_rows_they_hold(name: str) -> None:
 @over("name", FAMILY)
 def test_without_the_group_lasso(name: str, regularized_by: str, rate: str) -> None:
     member, rng = FAMILY[name], seeded(name, regularized_by, rate)
-    steps = dense_steps(rng, member, rate, (ROWS, SIZE))
+    steps = steps_of(rng, member, rate)
     assert_agrees(member, start(rng), steps, Regularizer(**weights(rng, regularized_by, member)))
 
 
@@ -243,7 +235,7 @@ def test_other_hyperparameters(variant: str, norm: str) -> None:
     for regularized_by in ("l21", "all") if norm != "s" else ("nothing", "l1", "l21", "l2", "all"):
         member, rng = FAMILY[name], seeded(variant, norm, regularized_by)
         regularizer = Regularizer(**weights(rng, regularized_by, member, norm), norm=norm)
-        steps = dense_steps(rng, member, "constant", (ROWS, SIZE), steps=32)
+        steps = steps_of(rng, member, steps=32)
         assert_agrees(member, start(rng), steps, regularizer, **hyperparameters)
 
 
@@ -259,7 +251,7 @@ def test_where_s_is_zero_the_group_lasso_zeroes_coordinates_without_sigma_too(no
 def test_weight_decay_counts_as_gradient(name: str) -> None:
     member, rng = FAMILY[name], seeded(name)
     regularizer = Regularizer(**weights(rng, "all", member))
-    steps = dense_steps(rng, member, "constant", (ROWS, SIZE))
+    steps = steps_of(rng, member)
     if member.second_order:
         # Weight decay moves every row but is not in the Hessian; without one σ is ε / α, and x explodes.
         steps = [replace(step, hessian=np.ones_like(step.gradient)) for step in steps]
@@ -302,7 +294,7 @@ def test_groups_are_cut_as_named(cut: str, name: str, norm: str) -> None:
 @settings(max_examples=8)
 def test_the_group_lasso_on_groups_of_one_is_the_lasso(member: Member, seed: int, weight: float) -> None:
     rng = np.random.default_rng(seed)
-    x, steps = rng.normal(size=(ROWS, 1)), dense_steps(rng, member, "constant", (ROWS, 1), steps=10)
+    x, steps = rng.normal(size=(ROWS, 1)), steps_of(rng, member, shape=(ROWS, 1), steps=10)
     by_l1, by_l21 = (torch.nn.Parameter(torch.tensor(x)) for _ in range(2))
     a = trajectory(member.build(by_l1, l1=weight), by_l1, steps)
     b = trajectory(member.build(by_l21, l21=weight), by_l21, steps)
@@ -313,7 +305,7 @@ def test_the_group_lasso_on_groups_of_one_is_the_lasso(member: Member, seed: int
 @over("l1", [0.0, 0.4])
 @over("member", SIX.values())
 def test_from_zero_all_stays_zero_above_the_largest_lambda_and_not_below(member: Member, l1: float) -> None:
-    steps = dense_steps(seeded(member.rule), member, "constant", (ROWS, SIZE), steps=30)
+    steps = steps_of(seeded(member.rule), member, steps=30)
     # While x is 0, z is the sum of m whatever σ is.
     everything = [range(ROWS * SIZE)]
     oracle = Algorithm1(member.rule, np.zeros(ROWS * SIZE), everything, Regularizer(), **member.hyperparameters)

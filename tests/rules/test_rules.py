@@ -1,4 +1,4 @@
-"""Rules: values of other implementations, what a rule must declare, and the same source on NumPy (`bind`)."""
+"""Rules: values of other implementations, and what a rule must declare."""
 
 import inspect
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from rmsprop import GroupRMSprop, update
 from rmsprop import scalars as rmsprop_scalars
 from sparsegroup import GroupFTRL, GroupRowWiseAdagrad, HashEmbedding, prox, rules
 from sparsegroup.penalties import Norm, Penalty
-from sparsegroup.rules import ROWWISE_ADAGRAD, Hyperparameter, Rule, bind, from_to, learning_rate
+from sparsegroup.rules import ROWWISE_ADAGRAD, Hyperparameter, Rule, from_to, learning_rate
 
 # FTRL: options, steps, and (x_1, g, expected x) of two variables; learning rate 3 and initial accumulator 0.1.
 # From tensorflow/python/keras/optimizer_v2/ftrl_test.py; computed in float32.
@@ -136,58 +136,11 @@ def test_a_rule_that_cannot_be_is_refused_and_a_bad_argument_by_its_declaration(
         make()
 
 
-# `bind`: the rules and the closed form of the prox run on NumPy from the same source, with the same numbers.
-
-RULES = [value for value in vars(rules).values() if isinstance(value, Rule)]
-HYPERPARAMETERS = {
-    **{"betas": (0.9, 0.999), "eps": 1e-8, "momentum": 0.9, "nesterov": True, "lr_decay": 0.01},
-    **{"initial_accumulator_value": 0.1, "beta": 0.5},
-}
-KINDS = [one for kind in (Norm, Penalty) for one in kind.known.values() if one.__module__.startswith("sparsegroup.")]
-PROX = [one for one in vars(prox).values() if inspect.isfunction(one)]
-PROX += [vars(kind)[name].__func__ for kind in KINDS for name in ("weigh", "shrinkage") if name in vars(kind)]
-
-
-def same(ours: torch.Tensor, theirs: np.ndarray) -> None:
-    np.testing.assert_allclose(np.asarray(theirs), ours.numpy(), rtol=1e-15, atol=0)
-
-
-@over("rule", RULES)
-def test_a_rule_gives_the_same_numbers_on_numpy(rule: Rule) -> None:
-    generator = torch.Generator().manual_seed(0)
-    bound = bind(rule.update, np)
-    state = [torch.full((7, 3), value, dtype=torch.float64) for value in rule.initial_state(HYPERPARAMETERS).values()]
-    state_np = [value.numpy().copy() for value in state]
-    for t in range(1, 6):
-        inputs = torch.randn(1 + rule.has_second_input, 7, 3, dtype=torch.float64, generator=generator).unbind()
-        inputs = [inputs[0], *(value.abs() for value in inputs[1:])]
-        scalars = rule.host_scalars(HYPERPARAMETERS, t, lr=0.01)
-        m, sigma, *state = rule.update(*inputs, *state, *scalars)
-        m_np, sigma_np, *state_np = bound(*[value.numpy() for value in inputs], *state_np, *scalars)
-        for ours, theirs in zip([m, sigma, *state], [m_np, sigma_np, *state_np], strict=True):
-            same(ours, theirs)
-
-
-@over("function", PROX)
-def test_a_function_of_the_prox_gives_the_same_numbers_on_numpy(function: Any) -> None:
-    """Also where σ or a norm is 0, where NumPy says what it divides by and torch does not."""
-    generator = torch.Generator().manual_seed(1)
-    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    constants = {"zero": zero, "one": one, "keep": one, "ratio": 1.5 * one, "tau": 0.4 * one, "l1": 0.3}
-    arguments = {}
-    for name in inspect.signature(function).parameters:
-        value = torch.randn(64, dtype=torch.float64, generator=generator)
-        if name in ("sigma", "c", "norm"):
-            value = value.clamp(min=0)  # half of them 0
-        arguments[name] = constants.get(name, value)
-    as_numpy = {name: v.numpy() if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        result = bind(function, np)(**as_numpy)
-    same(function(**arguments), result)
-    assert np.isfinite(result).all()
-
-
-def test_rules_and_prox_hold_no_numeric_literal() -> None:
+def test_rules_norms_penalties_and_prox_hold_no_numeric_literal() -> None:
     """Numba would promote float32 by one, and lose half its speed."""
-    for function in [*PROX, *(rule.update for rule in RULES)]:
+    functions = [rule.update for rule in vars(rules).values() if isinstance(rule, Rule)]
+    functions += [one for one in vars(prox).values() if inspect.isfunction(one)]
+    for kind in (*Norm.known.values(), *Penalty.known.values()):
+        functions += [vars(kind)[name].__func__ for name in ("weigh", "shrinkage") if name in vars(kind)]
+    for function in functions:
         assert not [c for c in function.__code__.co_consts if isinstance(c, int | float) and not isinstance(c, bool)]
