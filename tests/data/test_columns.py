@@ -336,8 +336,8 @@ DAYS = [dt.date(2024, 1, 1) + dt.timedelta(days=i * 7 % 90) for i in range(ROWS)
 SEEN = pl.Series([dt.datetime(2024, 3, 30) + dt.timedelta(minutes=7 * i) for i in range(ROWS)])
 TYPED = {
     "clicked": pl.Series([i % 3 == 0 for i in range(ROWS)]),
-    "ts": SEEN,
-    "zoned": SEEN.dt.replace_time_zone("UTC").dt.convert_time_zone("Europe/Berlin"),
+    "ts": SEEN.dt.replace_time_zone("UTC").dt.convert_time_zone("America/New_York"),
+    "seen": SEEN,
     "day": pl.Series(DAYS),
     "price": pl.Series([None if i % 11 == 0 else i * 37 % 501 / 8 for i in range(ROWS)]),
     "narrow": pl.Series([i * 37 % 501 / 8 for i in range(ROWS)], dtype=pl.Float32),
@@ -369,7 +369,7 @@ def twin(path: Path) -> Path:
     for name in ("tags", "numbers", "items.sku", "items.n"):
         texts[name] = pl.Series([json.dumps(value) for value in texts[name].to_list()])
     texts["gap"] = texts["gap"].fill_nan(None)
-    texts["zoned"] = texts["zoned"].dt.strftime("%Y-%m-%d %H:%M:%S%:z")
+    texts["ts"] = texts["ts"].dt.strftime("%Y-%m-%d %H:%M:%S%:z")
     pl.DataFrame(texts).write_csv(path, datetime_format="%Y-%m-%d %H:%M:%S")
     return path
 

@@ -142,6 +142,8 @@ def test_a_header_that_cannot_be_used_is_refused(header: str, message: str, tmp_
     assert str(raised.value).startswith(f"{path}:1: {message}")
 
 
-def test_a_column_that_appears_twice_and_is_not_read_is_no_error(tmp_path: Path) -> None:
+def test_a_column_that_appears_twice_is_refused_if_it_is_read(tmp_path: Path) -> None:
     path = written(tmp_path / "log.csv", "label,a,b,b\n0,x,y,z\n")
+    with pytest.raises(ClickLogError, match=r"log.csv:1: column 'b' appears 2 times"):
+        prepare([path], tmp_path / "out", LogFormat("log", "label", ("a", "b")))
     assert len(prepare([path], tmp_path / "out", LogFormat("log", "label", ("a",)))[0]) == 1

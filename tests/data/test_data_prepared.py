@@ -178,13 +178,14 @@ def test_a_run_cut_off_again_and_again_comes_to_its_end(
 def test_a_finished_folder_is_left_alone_and_of_an_unfinished_one_no_row_is_read_again(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, seen = tmp_path / "out", list[int]()
+    folder, seen = tmp_path / "out", list[preparation.PreparationProgress]()
     unfinished(path, folder, monkeypatch)
     written_rows = sum(pq.read_metadata(part).num_rows for part in folder.glob("part-*.parquet"))
     with pytest.raises(ClickLogError, match=r"unfinished.*run the same `prepare` again"):
         PreparedLog(folder)
-    log, _ = prepare([path], folder, CSV, chunk_bytes=500, on_progress=lambda done: seen.append(done.rows))
-    assert seen[0] > written_rows > 0
+    log, _ = prepare([path], folder, CSV, chunk_bytes=500, on_progress=seen.append)
+    assert seen[0].rows > written_rows > 0
+    assert seen[-1].bytes == seen[-1].total == path.stat().st_size
     assert rows_of(log).numbers[:, 0].tolist() == [i + 0.5 for i in range(200)]
     assert not list(folder.glob(".*"))
     before = {file: file.stat().st_mtime_ns for file in folder.iterdir()}

@@ -350,6 +350,19 @@ def test_a_log_with_fewer_rows_than_were_counted_is_an_error(suffix: str, tmp_pa
         assert str(raised.value) == f"{path}: has changed since its rows were counted; read it from the start"
 
 
+def test_rows_that_come_and_go_without_a_change_of_size_are_found(tmp_path: Path) -> None:
+    path = csv_log(tmp_path / "log.csv", 300)
+    log = open_log(path, format=CSV, chunk_bytes=500)
+    content = path.read_bytes()
+    lines = content.split(b"\n")
+    lines[200:201] = [b"0,,,,1", b"0,%b,,,1" % (b"a" * (len(lines[200]) - 13))]  # two of one
+    lines[100:102] = [lines[100].replace(b",v", b",v" + b"0" * (len(lines[101]) + 1))]  # one of two
+    assert len(b"\n".join(lines)) == len(content)
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(ClickLogError, match="has changed since its rows were counted"):
+        list(log.batches(0, 300, 50))
+
+
 def test_no_thread_outlives_the_batches_or_an_error(tmp_path: Path) -> None:
     log = open_log(csv_log(tmp_path / "log.csv", 5000), format=CSV, chunk_bytes=500, threads=3)
     before = set(threading.enumerate())

@@ -287,16 +287,16 @@ def test_of_two_backlogs_impressions_do_not_run_ahead_of_their_clicks_and_positi
 def test_each_click_of_a_backlog_gives_one_positive_row(window: int) -> None:
     """In its window it makes the label 1; later it gives another row, also if the impression still waits."""
     impressions = [
-        [(10 * block + one, 10 * block + one, 1000 + 10 * block) for one in range(10)] for block in range(30)
+        [(10 * block + one, 10 * block + one, 1000 + 10 * block) for one in range(10)] for block in range(40)
     ]
-    clicks = [[(0, number, 1000 + number // 10 * 10 + number % 40)] for number in range(0, 300, 7)]
+    clicks = [[(0, number, 1000 + number // 10 * 10 + number % 40)] for number in range(0, 400, 7)]
     clicks.sort(key=lambda rows: rows[0][2])
-    impressions.append([(300, 300, 5000)])
+    impressions.append([(400, 400, 5000)])
     source = opened(joined_of(impressions, clicks, window, late="positive", late_window=10_000))
     rows = given_rows(drained(source))
-    assert sorted(number for number, label in rows if label) == list(range(0, 300, 7))
-    in_time = [number for number in range(0, 300, 7) if number % 40 <= window]
-    assert sorted(number for number, label in rows if not label) == [n for n in range(300) if n not in in_time]
+    assert sorted(number for number, label in rows if label) == list(range(0, 400, 7))
+    in_time = [number for number in range(0, 400, 7) if number % 40 <= window]
+    assert sorted(number for number, label in rows if not label) == [n for n in range(400) if n not in in_time]
     assert source.clicks_late == len(clicks) - len(in_time)
 
 

@@ -79,10 +79,18 @@ def test_a_restarted_training_continues_with_deltas(tmp_path, monkeypatch):
 def test_a_model_that_is_worse_is_not_published(tmp_path, monkeypatch, caplog):
     follower, publishes = begun(tmp_path)
     verdicts, worse = iter([Verdict(True)]), Verdict(False, "its loss is 9.0 and the served model's 0.5")
-    monkeypatch.setattr(publishes, "_judged", lambda *_: next(verdicts, worse))
+    judged = []
+
+    def judge(draft, rows):
+        judged.append(sum(len(batch) for batch, _ in rows))
+        return next(verdicts, worse)
+
+    monkeypatch.setattr(publishes, "_judged", judge)
     follower.follow(publishes)
-    assert [one.number for one in open_destination(tmp_path / "models").releases()] == [1]
-    assert publishes.refused
+    (release,) = open_destination(tmp_path / "models").releases()
+    assert (release.number, publishes.refused > 0) == (1, True)
+    assert judged[0] == release.samples
+    assert judged[-1] == follower.trainer.samples - release.samples  # rows that refused models have learnt among them
     assert "rows is not published: its loss is 9.0 and the served model's 0.5" in caplog.text
     assert json.loads((tmp_path / "run" / "status.json").read_text())["published"]["why"].endswith("model's 0.5")
 
