@@ -125,13 +125,17 @@ def load(state: dict[str, Any], folder: Path) -> None:
     dcp.load(state, checkpoint_id=folder, no_dist=True, planner=TableLoadPlanner())
 
 
-@over(("kind", "flat"), [*((kind, False) for kind in TABLES), ("policies", True), ("fields", True)])
-def test_training_goes_on_to_the_same_bits(kind: str, flat: bool, tmp_path: Path) -> None:
+@over(
+    ("kind", "flat", "steps"),
+    [*((kind, False, 12) for kind in TABLES), ("policies", True, 12), ("fields", True, 12), ("plain", False, 0)],
+)
+def test_training_goes_on_to_the_same_bits(kind: str, flat: bool, steps: int, tmp_path: Path) -> None:
     trained, fresh, options = made(kind), made(kind), StateDictOptions(flatten_optimizer_state_dict=flat)
-    train(*trained, 12, seed=1)
-    dcp.save(states_of(*trained, options), checkpoint_id=tmp_path / f"{kind}{flat}", no_dist=True)
+    folder = tmp_path / f"{kind}{flat}{steps}"
+    train(*trained, steps, seed=1)
+    dcp.save(states_of(*trained, options), checkpoint_id=folder, no_dist=True)
     state = states_of(*fresh, options)
-    load(state, tmp_path / f"{kind}{flat}")
+    load(state, folder)
     set_states(*fresh, state, options)
     goes_on_alike(trained, fresh)
 

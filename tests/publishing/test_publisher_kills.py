@@ -1,13 +1,15 @@
-"""A publisher that is killed at any moment: servers read the last release or the new one."""
+"""A publisher that is killed, or whose disk is full, at any moment: servers read the last release or the new one."""
 
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from full_disk import FullDisk
 from kill_driver import Faults
 from publishing_cases import content, publish, small_model
 from serving_cases import train
@@ -84,3 +86,19 @@ def test_a_publisher_that_is_killed_leaves_what_can_be_read(begun: Path, tmp_pat
         assert found == {release.folder for release in open_destination(place).releases()} | {"releases.json"}
     assert kinds == sorted(kinds)
     assert set(kinds) == {0, 1}
+
+
+def test_a_full_disk_leaves_the_last_release(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, reference = tmp_path / "there", tmp_path / "reference"
+    possible = next_release(shutil.copytree(begun, reference))
+    disk = FullDisk(monkeypatch)
+    for allowed in (0, 3, 6, 9, 12, 18, 24, 30, 36):
+        shutil.copytree(begun, place)
+        disk.left = allowed
+        with suppress(OSError):
+            next_release(place)
+        disk.left = float("inf")
+        assert content(Subscriber(place).catch_up(None).export) in possible
+        assert next_release(place)[1] == possible[1]
+        assert not [path for path in place.iterdir() if path.name.startswith(".")]
+        shutil.rmtree(place)

@@ -114,6 +114,8 @@ def test_the_whole_is_published_again_when_deltas_have_grown_and_no_server_need_
     for release in wholes[1:]:
         twin = next(one for one in releases if one.number == release.number - 1)
         assert (twin.kind, twin.id) == ("delta", release.id)
+        for one in (twin, release):
+            assert Subscriber(place).catch_up(None, one).release.number == one.number
     publisher.close()
 
 

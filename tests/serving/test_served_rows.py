@@ -250,7 +250,7 @@ def test_bits_follow_the_rows_and_those_of_a_base_remain_while_there_is_room() -
         assert bits[0] - FINGERPRINT_BITS == expected
         assert buckets_in(bits) == (1 << expected) + 255
     base = bits_for(random_keys(10_000, fields=1))
-    for count, fields, remain in ((3_000, 1, True), (16_000, 1, True), (20_000, 1, False), (20_000, 2, False)):
+    for count, fields, remain in ((3_000, 1, True), (16_384, 1, True), (16_385, 1, False), (16_000, 2, False)):
         assert torch.equal(bits_for(random_keys(count, fields=fields), base), base) == remain
 
 
