@@ -200,6 +200,17 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "a key that is a mapping": lambda content: content["state"].update(extra={"__items__": [[{}, 1]]}),
 }
 """What no change of one value makes; the attack on the same files makes every other."""
+SAID = {
+    "the parent": "parent.path: a neighbour is expected, as in ../step-1, got ",
+    "no state": "state.safetensors is not in checkpoint.json",
+    "a table without a file": "is not among the files",
+    "a table twice": "the table 'deep.of/items.0' is also in another file",
+    "no ranks": "state.ranks",
+    "a missing tensor": "the tensor 'x' is missing",
+    "an unknown dtype": "the dtype 'int3' is unknown",
+    "eps beyond float32": "eps is beyond float32",
+    "weight decay": "weight_decay cannot be applied to rows",
+}
 
 
 @over("name", FORGED)
@@ -207,8 +218,9 @@ def test_a_forged_manifest(folder: Path, victim: Training, name: str) -> None:
     path = last(folder) / MANIFEST
     whole = path.read_bytes()
     forge(last(folder), FORGED[name])
-    with unchanged(victim), pytest.raises(CheckpointError, match=last(folder).name):
+    with unchanged(victim), pytest.raises(CheckpointError, match=last(folder).name) as refused:
         victim.load(last(folder))
+    assert next((said for what, said in SAID.items() if name.startswith(what)), "") in str(refused.value)
     path.write_bytes(whole)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch.optim import SGD, Adam
 
 from checkpoint_cases import LAMBDAS, Training, bits, clicks, unchanged
 from over import over
-from sparsegroup import MCP, GroupAdagrad, GroupAdam, HashEmbedding
+from sparsegroup import MCP, GroupAdagrad, GroupAdaHessian, GroupAdam, HashEmbedding
 from sparsegroup.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 
@@ -100,16 +101,22 @@ def test_the_second_optimizer_does_not_fit_and_the_first_stays_as_it_was(tmp_pat
         other.load(tmp_path / "one")
 
 
-def test_a_load_hook_of_the_model_that_fails_leaves_nothing_changed(saved: Path) -> None:
-    training = clicks()
-    training.step()
+def test_a_load_hook_of_the_model_that_fails_leaves_nothing_changed(tmp_path: Path) -> None:
+    """Nor the optimizer's random numbers."""
+    training, other = (
+        clicks(partial(GroupAdaHessian, generator=torch.Generator().manual_seed(seed))) for seed in (0, 1)
+    )
+    training.save(tmp_path / "one")
+    calls = []
 
     def fail(module: nn.Module, incompatible_keys: object) -> None:
+        calls.append(other.optimizers[0].generator.get_state())  # type: ignore[attr-defined]
         raise RuntimeError("the hook has failed")
 
-    training.model.register_load_state_dict_post_hook(fail)
-    with unchanged(training), pytest.raises(RuntimeError, match="the hook has failed"):
-        training.load(saved)
+    other.model.register_load_state_dict_post_hook(fail)
+    with unchanged(other), pytest.raises(RuntimeError, match="the hook has failed"):
+        other.load(tmp_path / "one")
+    assert torch.equal(calls[0], training.optimizers[0].generator.get_state()), "until then it has been loaded"  # type: ignore[attr-defined]
 
 
 def test_the_weights_alone_are_taken_for_another_optimizer(saved: Path) -> None:
