@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from scipy.sparse import csr_matrix
 from sklearn.metrics import roc_auc_score
 
 import default_settings
 import out_of_the_box
 from command import Run
+from over import over
 from panel import baselines
 from panel.baselines import BASELINES, BaselineCache, Said
 from panel.contest import OURS, contest, verdict_of
@@ -44,22 +46,19 @@ def log(tmp_path: Path) -> PanelLog:
     return PanelLog("typed", typed_log(tmp_path / "log.csv"), label="bought")
 
 
-def test_columns_are_told_and_rows_split_as_sparsegroup_splits(log: PanelLog) -> None:
+def test_columns_are_told_and_rows_split_as_sparsegroup_splits_and_a_parquet_twin_is_read_alike(
+    log: PanelLog, tmp_path: Path
+) -> None:
     train, test, kinds, label = log.frames
     assert kinds == {"name": "category", "price": "number", "tags": "tags", "visits": "both"}
     assert (len(train), len(test), label) == (2_700, 300, "bought")
     assert [len(part) for part in tail_of(train)] == [2_430, 270]
-
-
-def test_a_parquet_twin_is_read_alike(log: PanelLog, tmp_path: Path) -> None:
     frame, kinds, _ = read(log.path, "bought")
-    frame.with_columns(pl.col("tags").str.split("|"), pl.col("name").cast(pl.Categorical)).write_parquet(
-        tmp_path / "log.parquet"
-    )
+    columns = (pl.col("tags").str.split("|"), pl.col("name").cast(pl.Categorical))
+    frame.with_columns(columns).write_parquet(tmp_path / "log.parquet")
     twin, twin_kinds, _ = read(tmp_path / "log.parquet", "bought")
     assert twin_kinds == kinds
-    difference = Design(frame, kinds).matrix(frame) - Design(twin, kinds).matrix(twin)
-    assert difference.nnz == 0
+    assert (Design(frame, kinds).matrix(frame) - Design(twin, kinds).matrix(twin)).nnz == 0
 
 
 def test_a_matrix_has_an_entry_for_each_value() -> None:
@@ -88,8 +87,6 @@ def test_ftrl_is_algorithm_1() -> None:
         sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / alpha
         z, n = z + g - sigma * weights(), n + g**2
     expected = 1 / (1 + np.exp(-np.column_stack([x, np.ones(60)]) @ weights()))
-    from scipy.sparse import csr_matrix
-
     ((probabilities, weights),) = passes_of(csr_matrix(x), y, csr_matrix(x), alpha, l1, l2, 1)
     np.testing.assert_allclose(probabilities, expected, rtol=1e-10)
 
@@ -147,7 +144,7 @@ def test_a_difference_comes_with_its_noise() -> None:
     assert found["differences"]["auc"]["difference"] > 5 * found["differences"]["auc"]["error"]
 
 
-@pytest.mark.parametrize(
+@over(
     ("difference", "error", "verdict"),
     [
         (0.01, 0.001, "better"),

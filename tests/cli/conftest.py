@@ -3,10 +3,21 @@ from pathlib import Path
 import pytest
 
 from cli_cases import click_log
-from command import call
+from command import call, without_pictures
 from endings import ok, refused
 
 __all__ = ["ok", "refused"]
+
+
+@pytest.fixture(autouse=True)
+def _few_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "pictures" not in request.fixturenames:
+        without_pictures(monkeypatch)
+
+
+@pytest.fixture
+def pictures() -> None:
+    """For a test that looks at the report of a run that it trains."""
 
 
 @pytest.fixture(scope="session")

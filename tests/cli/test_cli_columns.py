@@ -1,21 +1,17 @@
 """What a log's columns were taken for, along the way of a user: shown, edited, trained with, served."""
 
-import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 import yaml
 
-from cli_cases import click_log, summary_of
-from command import Run
+from cli_cases import check_scored_alone, column, summary_of
+from command import Run, call, without_pictures
 from endings import Refused
 from sparsegroup.training.run_folder import RunFolder
 
-SCORE = Path(__file__).parents[2] / "examples" / "score_onnx.py"
 ROWS, REST = 600, 60
 SMALL = ("--set", "model.hidden=[4]", "--model", "mlp", "--set", "model.dim=2", "--l21", "0", "--selection", "never")
 KINDS = {
@@ -38,20 +34,28 @@ def stranger_log(path: Path, start: int = 0, stop: int = ROWS) -> Path:
         seen = f"2024-02-{i % 28 + 1:02} {i % 24:02}:30:00+01:00" if i % 10 and i < ROWS - REST else ""
         label, mobile = ["True", "false"][i * 7 % 3 == 0], ["yes", "no"][i % 2]
         tags = "|".join(f"t{j}" for j in range(i % 4 + 1)) if i < ROWS - REST else "t1"
-        price = (i * 37 % 251) / 256
+        price = (i * 37 % 251) / 256 if i % 13 else ""
         level = i * 7919 % 211
-        lines.append(f"{1_700_000_000_000 + 977 * i},{level},{label},{price},{seen},{mobile},{tags},at {i % 5},{i}")
+        lines.append(f"{1_700_000_000_000 + 977 * i},{level},{label},{price},{seen},{mobile},{tags},à {i % 5},{i}")
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def probabilities(path: Path) -> list[float]:
-    with path.open(newline="") as file:
-        return [float(row["probability"]) for row in csv.DictReader(file)]
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a log, its last rows alone, and a run on the log."""
+    folder = tmp_path_factory.mktemp("columns")
+    stranger_log(folder / "log.csv")
+    stranger_log(folder / "rest.csv", ROWS - REST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        without_pictures(patch)
+        assert call(patch, "train", "log.csv", "--out", "run", *SMALL) == 0
+    return folder
 
 
-def test_columns_are_shown_and_written(ok: Run, refused: Refused) -> None:
-    log = stranger_log(Path("log.csv"))
+def test_columns_are_shown_and_written_and_train_to_the_same(place: Path, ok: Run, refused: Refused) -> None:
+    log = place / "log.csv"
     done = ok("columns", log, "--schema", "schema.yaml")
     for word in (*KINDS, "counts", "milliseconds", "written to schema.yaml"):
         assert word in " ".join(done.stdout.split())
@@ -60,16 +64,20 @@ def test_columns_are_shown_and_written(ok: Run, refused: Refused) -> None:
     assert {one["name"]: one["kind"] for one in found} == KINDS
     assert all(one["why"] for one in found)
     assert "schema.yaml exists; give another --schema" in refused("columns", log, "--schema", "schema.yaml")
+    ok("prepare", log, "prepared")
+    kinds = {one["name"]: one["kind"] for one in json.loads(ok("columns", "prepared", "--json").stdout)["columns"]}
+    expected = {"level": "category", "level.number": "number", "tags": "list", "when.hour": "category"}
+    assert {name: kinds[name] for name in expected} == expected
+    for given in ((log, "--schema", "schema.yaml"), ("prepared",)):
+        ok("train", *given, "--out", "run", "--overwrite", *SMALL)
+        assert summary_of(Path("run"))["test"] == summary_of(place / "run")["test"]
+    ok("predict", "run", log, "--out", "scores.csv")  # a raw log, by a run on a prepared one
 
 
 def test_columns_of_other_logs(ok: Run, run: Run) -> None:
     Path("train.txt").write_text("\n".join("\t".join(["1", *"5" * 39]) for _ in range(9)))
     assert "as the format 'criteo' has it" in ok("columns", "train.txt").stdout
     assert "need none: the format 'criteo' says them" in run("columns", "train.txt", "--schema", "s.yaml").stderr
-    ok("prepare", stranger_log(Path("log.csv")), "out")
-    kinds = {one["name"]: one["kind"] for one in json.loads(ok("columns", "out", "--json").stdout)["columns"]}
-    expected = {"level": "category", "level.number": "number", "tags": "list", "when.hour": "category"}
-    assert {name: kinds[name] for name in expected} == expected
     Path("nameless.csv").write_text("bought,a,dear\n1,x,0\n0,y,1\n1,z,2\n")
     for command in ("columns", "train"):
         done = run(command, "nameless.csv")
@@ -95,63 +103,32 @@ def test_columns_that_will_do_harm_are_named_before_training_and_at_its_end(tmp_
     assert "alone predicts" not in ok("columns", "log.csv", "--exclude", "seconds").stderr
     options = ("--model", "lr", "--no-baseline", "--batch-size", 32, "--lr", 0.05, "--selection", "never")
     said = " ".join(ok("train", "log.csv", "--out", "run", *options).stderr.split())
+    assert "user category" in said
     assert "column 'seconds' alone predicts the label" in said
     assert "token is nearly unique, 541 values in 600 rows" in said
-    (warning,) = [one for one in summary_of(tmp_path / "run")["warnings"] if "too good to be true" in one]  # type: ignore
+    (warning,) = [one for one in summary_of(tmp_path / "run")["warnings"] if "too good to be true" in one]
     assert "'seconds' 1.0000 alone reaches an AUC above 0.99." in warning
-    assert "nearly unique" not in ok("train", "log.csv", "--exclude", "token", "--out", "other", *options).stderr
+    assert "nearly unique" not in ok("columns", "log.csv", "--exclude", "token").stderr
 
 
-def test_a_run_reads_every_later_log_as_the_first(ok: Run) -> None:
-    log, rest = stranger_log(Path("log.csv")), stranger_log(Path("rest.csv"), ROWS - REST)
-    assert "counts the rows" in " ".join(ok("train", log, "--out", "run", *SMALL).stderr.split())
-    columns = RunFolder("run").finished_config().data.columns or {}
+def test_a_run_and_the_one_that_continues_it_read_every_later_log_as_the_first(place: Path, ok: Run) -> None:
+    run, log, rest = place / "run", place / "log.csv", place / "rest.csv"
+    columns = RunFolder(run).finished_config().data.columns or {}
     assert list(columns.items()) == list(KINDS.items())  # the fields' numbers depend on the order
-    ok("export", "run", "served", "--test", log, "--onnx")
-    (checkpoint,) = Path("run/checkpoints").glob("step-*")
+    ok("export", run, "served", "--test", log, "--onnx")
+    (checkpoint,) = run.glob("checkpoints/step-*")
     pl.read_csv(log).write_parquet("log.parquet")
-    ok("predict", "run", log, "--out", "scores.csv")
-    expected = probabilities(Path("scores.csv"))
-    scored = (("run", rest), ("run", "log.parquet"), (checkpoint, rest), ("served", log), ("served", "log.parquet"))
+    ok("predict", run, log, "--out", "scores.csv")
+    expected = column("scores.csv", "probability")
+    scored = ((run, rest), (run, "log.parquet"), (checkpoint, rest), ("served", log), ("served", "log.parquet"))
     for model, each in scored:
         ok("predict", model, each, "--out", "scores.csv")
-        found = probabilities(Path("scores.csv"))
+        found = column("scores.csv", "probability")
         assert found == pytest.approx(expected[-len(found) :])
         assert len(found) == (REST if each == rest else ROWS)
     pytest.importorskip("onnxruntime")
-    alone = subprocess.run([sys.executable, SCORE, "served", log, "--out", "onnx.csv"], capture_output=True, text=True)
-    assert alone.returncode == 0, alone.stderr
-    assert probabilities(Path("onnx.csv")) == pytest.approx(expected, abs=1e-6)
-    assert "log loss" in alone.stdout
-
-
-def test_a_prepared_log_a_schema_and_the_raw_log_train_to_the_same(ok: Run) -> None:
-    log = stranger_log(Path("log.csv"))
-    ok("columns", log, "--schema", "schema.yaml")
-    ok("prepare", log, "out")
-    for number, given in enumerate([(log,), ("out",), (log, "--schema", "schema.yaml")]):
-        ok("train", *given, "--out", str(number), *SMALL)
-    results = [summary_of(Path(str(number)))["test"] for number in range(3)]
-    assert results[0] == results[1] == results[2]
-    ok("predict", "1", log, "--out", "scores.csv")  # a raw log, by a run on a prepared one
-
-
-def test_the_next_day_is_read_as_the_first(ok: Run) -> None:
-    log, rest = stranger_log(Path("log.csv"), 0, ROWS - REST), stranger_log(Path("rest.csv"), ROWS - REST)
-    ok("train", log, "--out", "day1", *SMALL)
-    ok("train", rest, "--continue", "day1", "--out", "day2")
+    check_scored_alone("served", run, log)
+    ok("train", rest, "--continue", run, "--out", "day2")
     assert RunFolder("day2").finished_config().data.columns == KINDS
-    (Path("day2") / "summary.json").unlink()  # like a run that was cut off
+    Path("day2/summary.json").unlink()  # like a run that was cut off
     ok("train", "--resume", "day2")
-
-
-def test_all_columns_are_categories_on_request_or_in_a_run_of_an_older_version(ok: Run) -> None:
-    log = click_log(Path("log.csv"), 400)
-    ok("train", log, "--columns", "categorical", "--out", "run", *SMALL)
-    assert list(summary_of(Path("run"))["fields"]) == ["color", "size"]  # type: ignore[call-overload]
-    (Path("run") / "summary.json").unlink()
-    config = yaml.safe_load(Path("run/config.yaml").read_text())
-    del config["data"]["columns"]  # which older versions do not write
-    Path("run/config.yaml").write_text(yaml.safe_dump(config))
-    ok("train", "--resume", "run")
-    ok("predict", "run", log, "--out", "scores.csv")

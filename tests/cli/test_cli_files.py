@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import polars as pl
@@ -12,24 +11,12 @@ import pytest
 from cli_cases import click_log, summary_of
 from command import Run
 from endings import Refused
-from kill_runs import KILLED, Driver
 from object_store import ObjectStore, object_store
 from run_folders import state_of
 from sparsegroup.data import open_log
 
-SMALL = (
-    "--model",
-    "mlp",
-    "--dim",
-    2,
-    "--set",
-    "model.hidden=[4]",
-    "--lr",
-    0.05,
-    "--selection",
-    "never",
-    "--no-baseline",
-)
+SMALL = ("--model", "mlp", "--dim", 2, "--set", "model.hidden=[4]", "--lr", 0.05)
+SMALL += ("--selection", "never", "--no-baseline")
 ROWS = 600
 
 
@@ -50,14 +37,13 @@ def in_parts(log: Path, folder: Path, cuts: tuple[int, ...] = (200, 201, 450)) -
     return folder
 
 
-def test_a_folder_a_pattern_and_a_list_train_to_the_bits_of_the_one_file(tmp_path: Path, ok: Run) -> None:
+def test_a_pattern_and_a_list_train_to_the_bits_of_the_one_file(tmp_path: Path, ok: Run) -> None:
     one = click_log(tmp_path / "log.csv", ROWS)
     in_parts(one, tmp_path / "logs")
     ok("train", one, *SMALL, "--out", "one")
     expected = state_of(tmp_path / "one")
-    for name, paths in {"folder": ["logs"], "list": [f"logs/part-{n}.csv" for n in (10, 8, 11, 9)]}.items():
-        ok("train", *paths, *SMALL, "--out", name)
-        assert state_of(tmp_path / name) == expected
+    ok("train", *(f"logs/part-{number}.csv" for number in (10, 8, 11, 9)), *SMALL, "--out", "list")
+    assert state_of(tmp_path / "list") == expected
     assert summary_of(tmp_path / "list")["log"] == "logs/part-10.csv and 3 more"
     ok("train", "logs/*", *SMALL)
     assert state_of(tmp_path / "runs" / "logs" / "latest") == expected
@@ -103,7 +89,7 @@ def test_files_sorted_by_time_are_resumed_and_tested_in_that_order(tmp_path: Pat
     assert state_of(run) == state_of(tmp_path / "one")
 
 
-def test_partitions_of_a_store_are_trained_on_predicted_and_continued(
+def test_partitions_of_a_store_are_trained_on_resumed_predicted_and_continued(
     tmp_path: Path, ok: Run, refused: Refused, server: ObjectStore
 ) -> None:
     frame = pl.read_csv(click_log(tmp_path / "log.csv", ROWS))
@@ -112,9 +98,15 @@ def test_partitions_of_a_store_are_trained_on_predicted_and_continued(
         folder.mkdir(parents=True)
         frame[day * 150 : day * 150 + 150].write_parquet(folder / "part-0.parquet")
     uri = server.put(tmp_path / "logs", "clicks")
-    ok("train", "logs", *SMALL, "--out", "here")
-    ok("train", f"{uri}/day=*/", *SMALL)
+    steps = ("--batch-size", 60, "--checkpoint-steps", 2, "--keep-checkpoints", 9)
+    ok("train", "logs", *SMALL, *steps, "--out", "here")
+    ok("train", f"{uri}/day=*/", *SMALL, *steps)
     there = tmp_path / "runs" / "clicks" / "latest"
+    assert state_of(there) == state_of(tmp_path / "here")
+    for late in sorted((there / "checkpoints").iterdir())[2:]:  # as if it had been cut off within the log
+        shutil.rmtree(late)
+    (there / "summary.json").unlink()
+    assert "resumed at row" in ok("train", "--resume", there).stderr
     assert state_of(there) == state_of(tmp_path / "here")
     assert json.loads((there / "columns.json").read_text())["fields"] == ["color", "size", "day"]
     for log, rows in ((f"{uri}/day=d11", 150), (f"{uri}/", ROWS)):
@@ -128,21 +120,3 @@ def test_partitions_of_a_store_are_trained_on_predicted_and_continued(
     assert f"150 rows of {uri}/day=d9/" in exported.stdout
     missing = f"{uri}/day=d99/part-0.parquet"
     assert refused("train", missing, *SMALL) == f"error: {missing}: no such file\n"
-
-
-def test_a_run_on_a_store_that_is_killed_resumes_to_the_same_bits(tmp_path: Path, server: ObjectStore) -> None:
-    """Within a log of many files."""
-    place = tmp_path / "place"
-    place.mkdir()
-    in_parts(click_log(tmp_path / "log.csv", ROWS), place / "logs")
-    command = ("train", server.put(place / "logs", "killed"), *SMALL, "--batch-size", 60, "--checkpoint-steps", 2)
-    with closing(Driver(tmp_path)) as driver:
-        whole = driver.run(place, *command, "--out", "whole")
-        assert whole.code == 0, whole.output
-        assert whole.operations is not None
-        killed = driver.run(place, *command, "--out", "run", at=int(0.6 * len(whole.operations)))
-        assert killed.code == KILLED
-        resumed = driver.run(place, "train", "--resume", "run")
-        assert resumed.code == 0, resumed.output
-        assert "resumed at row" in resumed.output
-        assert state_of(place / "run") == state_of(place / "whole")

@@ -1,27 +1,81 @@
-"""Runs that are continued, resumed or refused, and runs of several epochs, through the real command line."""
+"""Runs that are begun, replaced, continued, resumed or refused, and runs of several epochs."""
 
-import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 
-from cli_cases import COMMAND, click_log, many_features, summary_of
+from cli_cases import COMMAND, click_log, many_features, points_of, summary_of
 from command import Run
 from endings import Refused
 from run_folders import state_of
-from sparsegroup.training.build import read_config
+from sparsegroup.models import XDeepFM
+from sparsegroup.training import load_model, read_config
 from sparsegroup.training.run_folder import RunFolder
 
 FAST = ("--selection", "never", "--no-baseline", "--batch-size", 64)
 SMALL = ("--batch-size", 100, "--set", "model.dim=2", "--set", "model.hidden=[4]", "--threads", 1)
 
 
-def points_of(run: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def test_the_bits_depend_on_the_seed_and_not_on_the_process_or_its_threads(tmp_path: Path, ok: Run) -> None:
+    """With several threads the next batch's keys are looked up ahead, but not before λ21 is set."""
+    many_features(tmp_path / "log.csv", 9_000)
+    arguments = ("train", "log.csv", "--model", "opnn", "--target-rate", 0.1, "--no-baseline", "--selection", "never")
+    arguments += ("--batch-size", 2_048)
+    here = [COMMAND, *map(str, arguments), "--threads", "1", "--seed", "1", "--out", "a"]
+    subprocess.run(here, cwd=tmp_path, capture_output=True, check=True)
+    for seed, threads, out in ((1, 3, "b"), (2, 1, "c")):
+        ok(*arguments, "--seed", seed, "--threads", threads, "--out", out)
+    one, same, other = (state_of(tmp_path / out) for out in "abc")
+    assert one == same
+    assert one != other
+
+
+def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, ok: Run) -> None:
+    click_log(tmp_path / "log.csv")
+    model = "model: {name: xdeepfm, dim: 4, hidden: [8], options: {cin: [6]}}\n"
+    (tmp_path / "settings.yaml").write_text(
+        f"data: {{log: log.csv, max_bad: 1%}}\n{model}optimizer: {{lr: 0.05, l21: 1e-4}}\n"
+    )
+    assigned = ("--set", "optimizer.options={betas: [0.8, 0.9]}", "--set", "training.windows=3")
+    ok("train", "settings.yaml", "--l21", 2e-4, "--batch-size", 512, "--no-fallback", "--no-baseline", *assigned)
+    folder = tmp_path / "runs" / "log" / "latest"
+    config = read_config(folder / "config.yaml", {})
+    assert (config.model.name, config.model.dim, config.model.hidden) == ("xdeepfm", 4, (8,))
+    (network,) = (one for one in load_model(folder).modules() if isinstance(one, XDeepFM))
+    assert [len(weight) for weight in network.cin.weights] == [6]
+    assert (config.optimizer.lr, config.optimizer.l21) == (0.05, 2e-4)
+    assert config.optimizer.options == {"betas": [0.8, 0.9]}
+    assert (config.data.max_bad, config.model.fallback, config.training.baseline) == (0.01, False, False)
+    assert len(points_of(folder)) == 2  # of 4 batches
+    ok("train", folder / "config.yaml", "--out", "again")
+    assert state_of(folder) == state_of(tmp_path / "again")
+
+
+def test_a_run_is_overwritten_on_request_once_the_new_one_is_complete(
+    tmp_path: Path, ok: Run, run: Run, refused: Refused
+) -> None:
+    log, folder = click_log(tmp_path / "log.csv", 600), tmp_path / "run"
+    ok("train", log, "--out", "run", *FAST)
+    (folder / "vocabulary.parquet").write_bytes(b"of the old run")
+    (folder / "mine.txt").write_text("not the run's")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    names = {path.name for path in folder.iterdir()}
+    again = refused("train", log, "--out", "run", "--seed", 1)
+    assert again == "error: run is not empty; give another --out, or --overwrite\n"
+    diverged = run("train", log, "--out", "run", "--overwrite", "--lr", 1e30, *FAST)
+    assert diverged.returncode == 2
+    assert "\nerror: training has diverged after 64 samples: the loss of the next batch is nan. " in diverged.stderr
+    assert diverged.stderr.endswith("Lower the learning rate\n")
+    assert {path: path.read_bytes() for path in before} == before
+    ok("train", log, "--seed", 1, "--out", "run", "--overwrite", *FAST)
+    assert {path.name for path in folder.iterdir()} == names - {"vocabulary.parquet"}
+    assert (folder / "summary.json").read_bytes() != before[folder / "summary.json"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_a_run_that_diverges_keeps_its_last_good_checkpoint(tmp_path: Path, ok: Run, run: Run) -> None:
@@ -50,26 +104,25 @@ def test_the_next_day_continues_the_first(tmp_path: Path, ok: Run) -> None:
         assert "continuing after 512 samples" in done.stderr
         assert "test AUC" not in done.stdout
         assert state_of(tmp_path / out) == state_of(tmp_path / "runs" / "both" / "latest")
-    day1 = tmp_path / "day1"
-    summary = json.loads((day1 / "summary.json").read_text())
+    summary = summary_of(tmp_path / "day1")
     day0 = Path("runs", "day0", os.readlink(tmp_path / "runs" / "day0" / "latest"))
     assert (summary["samples"], summary["continued_from"], summary["test"]) == (1024, str(day0), None)
-    assert [point["samples"] for point in points_of(day1)] == [256, 512, 768, 1024]
-    other = ok("train", "day1.csv", "--continue", "day1", "--l21", 1.0, "--out", "other")
-    assert "(0 of 104 features)" in other.stdout
+    assert [point["samples"] for point in points_of(tmp_path / "day1")] == [256, 512, 768, 1024]
 
 
-def test_other_settings_continue_a_run_and_are_reported(tmp_path: Path, ok: Run) -> None:
-    click_log(tmp_path / "log.csv", 600)
-    ok("train", "log.csv", "--out", "run", *FAST, "--optimizer", "adam", "--lr", 1e-4, "--l21", 1e-3)
-    metrics = tmp_path / "run" / "metrics.jsonl"  # which is written for people, and not read
+def test_other_settings_continue_a_run_and_are_reported(trained: Path, tmp_path: Path, ok: Run) -> None:
+    log, run = trained / "log.csv", Path(shutil.copytree(trained / "run", tmp_path / "run"))
+    metrics = run / "metrics.jsonl"  # which is written for people, and not read
     metrics.write_text(metrics.read_text()[:40])
-    other = ok("train", "log.csv", "--continue", "run", "--out", "a", "--optimizer", "adagrad")
+    other = ok("train", log, "--continue", "run", "--out", "a", "--optimizer", "adagrad")
     assert "the optimizer was adam and is adagrad: the weights are kept; u and the moments start afresh" in other.stderr
     assert read_config(tmp_path / "a" / "config.yaml", {}).optimizer.lr is None  # Adam's is not Adagrad's
     assert (tmp_path / "a" / "metrics.jsonl").read_text().startswith(metrics.read_text())
-    stricter = ok("train", "log.csv", "--continue", "run", "--out", "b", "--l21", 0.1)
-    assert "l21 is 0.001 in the checkpoint and 0.1 here: that is taken; u and the moments are kept" in stricter.stderr
+    stricter = ok("train", log, "--continue", "run", "--out", "b", "--l21", 100)
+    assert (
+        "l21 is 0.0001 in the checkpoint and 100.0 here: that is taken; u and the moments are kept" in stricter.stderr
+    )
+    assert "(0 of 104 features)" in stricter.stdout
 
 
 def test_a_damaged_or_unfinished_run_is_named(trained: Path, tmp_path: Path, refused: Refused) -> None:
@@ -97,11 +150,15 @@ def test_weights_and_fields_of_several_values_are_trained_on_raw_or_prepared(
     (tmp_path / "schema.yaml").write_text(
         "label: label\ncategorical: [user]\nmulti: {genres: '|'}\nnumeric: [price]\nweight: weight\n"
     )
-    ok("train", "log.csv", "--schema", "schema.yaml", "--out", "raw", "--lr", 0.05, "--l21", 1e-4, *FAST)
-    ok("prepare", "log.csv", "folder", "--schema", "schema.yaml")
-    ok("train", "folder", "--out", "prepared", "--lr", 0.05, "--l21", 1e-4, *FAST)
+    ok("prepare", "log.csv", "folder", "--schema", "schema.yaml", "--vocabulary")
+    learning = ("--lr", 0.05, "--l21", 1e-4, *FAST)
+    for out, log in (("raw", ("log.csv", "--schema", "schema.yaml")), ("prepared", ("folder",))):
+        said = ok("train", *log, "--out", out, *learning).stderr
+        assert "720 training and 80 test rows, 2 fields, 1 numbers, weighted rows" in said
     assert state_of(tmp_path / "raw") == state_of(tmp_path / "prepared")
-    assert summary_of(tmp_path / "raw")["test"]["auc"] > 0.95  # type: ignore[index]
+    assert summary_of(tmp_path / "raw")["test"]["auc"] > 0.95
+    vocabularies = [(tmp_path / name / "vocabulary.parquet").read_bytes() for name in ("prepared", "folder")]
+    assert vocabularies[0] == vocabularies[1]
     mixed = refused("train", "folder", "--label", "label", "--out", "mixed")
     assert "--label is for raw logs; folder is a folder" in mixed
 
@@ -136,15 +193,7 @@ def test_surroundings_that_say_nothing_are_no_reason_to_fail() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_the_next_log_is_shuffled_by_its_length(tmp_path: Path, ok: Run) -> None:
-    short, long = click_log(tmp_path / "short.csv", 300), click_log(tmp_path / "long.csv", 500)
-    ok("train", short, "--model", "lr", *FAST, "--out", "run")
-    assert read_config(tmp_path / "run" / "config.yaml", {}).training.shuffle_buffer == 270
-    ok("train", long, "--continue", "run", "--out", "next")
-    after = read_config(tmp_path / "next" / "config.yaml", {}).training
-    assert (after.batch_size, after.shuffle_buffer) == (64, 450)
-
-
+@pytest.mark.usefixtures("pictures")
 def test_a_run_of_several_epochs_reports_the_best(tmp_path: Path, ok: Run) -> None:
     draw = np.random.default_rng(0)  # labels without a cause, which can only be memorized
     lines = [f"{draw.integers(2)},u{draw.integers(700)},i{draw.integers(5)}" for _ in range(3_000)]
@@ -154,14 +203,14 @@ def test_a_run_of_several_epochs_reports_the_best(tmp_path: Path, ok: Run) -> No
     done = ok("train", "log.csv", *epochs, *rates, *SMALL)
     assert "2,430 training, 270 validation and 300 test rows" in done.stderr
     folder = tmp_path / "runs" / "log" / "latest"
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     best, count = summary["best_epoch"], summary["epochs"]
     assert best < count < 5
     assert f"{count}  (the best, epoch {best}, is kept)" in done.stdout
     assert (summary["samples"], summary["validation_rows"]) == (2_430 * count, 270)
     measured = {one["epoch"]: one["validation_log_loss"] for one in points_of(folder) if one["validation_log_loss"]}
     assert list(measured) == list(range(1, count + 1))
-    assert summary["validation"]["log_loss"] == min(measured.values()) == measured[best]  # type: ignore[type-var]
+    assert summary["validation"]["log_loss"] == min(measured.values()) == measured[best]
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     assert (settings["training"]["epochs"], settings["training"]["shuffle_buffer"]) == (5, 700)
     assert (settings["optimizer"]["network_lr"], settings["optimizer"]["warmup"]) == (0.01, 0.05)

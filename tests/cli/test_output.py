@@ -3,17 +3,17 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cli_cases import COMMAND, click_log
+from cli_cases import click_log, summary_of
 from command import Run
 from endings import Refused
 from over import over
@@ -26,7 +26,6 @@ from sparsegroup.training import HistoryPoint, TrainedBatch, Trainer
 
 RUN_GUIDE = Path(__file__).parents[2] / "docs" / "runs.md"
 FAST = ("--selection", "never", "--no-baseline")
-COMMANDS = ("train", "evaluate", "predict", "prepare", "export", "apply", "inspect", "demo", "synthesize", "path")
 
 
 def result_of(ok: Run, *arguments: object) -> dict[str, Any]:
@@ -37,54 +36,63 @@ def result_of(ok: Run, *arguments: object) -> dict[str, Any]:
     return result
 
 
-def test_every_command_prints_one_object_on_request(tmp_path: Path, run: Run) -> None:
+def test_every_command_prints_one_object_on_request(tmp_path: Path, ok: Run) -> None:
     log = click_log(tmp_path / "log.csv", 600)
-    trained = result_of(run, "train", log, "--lr", 0.05, "--l21", 1e-4, "--selection", "never")
+    trained = result_of(ok, "train", log, "--lr", 0.05, "--l21", 1e-4, "--selection", "never")
     folder = Path(trained["folder"])
-    summary = json.loads((folder / "summary.json").read_text())
-    assert trained["test_auc"] == summary["test"]["auc"]
+    assert trained["test_auc"] == summary_of(folder)["test"]["auc"]
     assert (trained["samples"], trained["test_rows"], trained["bad_rows"]) == (540, 60, 0)
     assert Path(trained["report"]).is_file()
     assert not any(isinstance(value, dict | list) for value in trained.values())
     guide = RUN_GUIDE.read_text(encoding="utf-8")
     assert [name for name in trained if f"`{name}`" not in guide] == []
-    assert result_of(run, "train", "--resume", folder) == trained
-    prepared = result_of(run, "prepare", log, "prepared")
+    assert result_of(ok, "train", "--resume", folder) == trained
+    prepared = result_of(ok, "prepare", log, "prepared")
     assert (prepared["rows"], prepared["fields"]) == (600, 2)
     assert prepared["positive_rate"] == pytest.approx(2 / 7, abs=1e-2)
-    exported = result_of(run, "export", folder, "served", "--no-onnx", "--test", log)
+    exported = result_of(ok, "export", folder, "served", "--no-onnx", "--test", log)
     assert (exported["live_rows"], exported["test_rows"]) == (trained["live_rows"], 60)
     assert exported["training_auc"] == pytest.approx(trained["test_auc"])
-    scored = result_of(run, "predict", folder, log, "--out", "scores.csv")
+    scored = result_of(ok, "predict", folder, log, "--out", "scores.csv")
     assert (scored["rows"], len(Path("scores.csv").read_text().splitlines())) == (600, 601)
-    assert result_of(run, "inspect", folder)["live_rows"] == trained["live_rows"]
-    path = result_of(run, "path", log, "--rates", ".5", "--out", "path", "--model", "lr")
+    assert result_of(ok, "inspect", folder)["live_rows"] == trained["live_rows"]
+    path = result_of(ok, "path", log, "--rates", ".5", "--out", "path", "--model", "lr")
     assert path == {"folder": "path", **json.loads((tmp_path / "path" / "path.json").read_text())}
-    assert result_of(run, "synthesize", "made.csv", "--rows", 200) == {"out": "made.csv", "rows": 200}
-    assert result_of(run, "train", log, "--test-fraction", 0, "--model", "lr", *FAST)["test_auc"] is None
+    assert result_of(ok, "synthesize", "made.csv", "--rows", 200) == {"out": "made.csv", "rows": 200}
+    assert result_of(ok, "train", log, "--test-fraction", 0, "--model", "lr", *FAST)["test_auc"] is None
 
 
-def test_quiet_leaves_warnings_and_errors(tmp_path: Path, ok: Run, refused: Refused) -> None:
+def test_quiet_leaves_warnings_and_errors_and_a_bad_row_stops_or_is_skipped(
+    tmp_path: Path, ok: Run, refused: Refused
+) -> None:
     log = click_log(tmp_path / "log.csv", 600)
     lines = [
         f"{1 - int(line[0])}{line[1:]}" if i % 5 == 2 else line for i, line in enumerate(log.read_text().splitlines())
     ]
     log.write_text("\n".join(lines) + "\n")  # so that no column predicts the label
-    good = ("--lr", 0.05, "--l21", 0, "--batch-size", 32, "--no-baseline", "--selection", "never", "--quiet")
-    ok("train", log, *good)  # compiles kernels
-    done = ok("train", log, *good)
+    good = ("--lr", 0.05, "--l21", 0, "--batch-size", 32, *FAST, "--quiet")
+    ok("train", log, *good, "--out", "first")  # compiles kernels
+    done = ok("train", log, *good, "--out", "second")
     assert (done.stdout, done.stderr) == ("", "")
     log.write_text(log.read_text() + "1,2000,20\n")
-    warned = ok("train", log, *good, "--on-bad-row", "skip", "--max-bad", ".1")
-    assert (warned.stdout, "skipped 1 bad row" in warned.stderr) == ("", True)
-    assert refused("train", log, "-q").startswith("error: ")
+    assert refused("train", log, "-q") == f"error: {log}:602: 3 columns where 5 are expected: '1,2000,20'\n"
+    assert not (tmp_path / "runs").exists()
+    warned = ok("train", log, *good, "--on-bad-row", "skip", "--max-bad", "1%")
+    assert warned.stdout == ""
+    assert "skipped 1 bad row" in warned.stderr
+    assert "line 602: 3 columns where 5 are expected: '1,2000,20'" in warned.stderr
 
 
-def test_the_result_is_on_stdout_and_the_rest_on_stderr(tmp_path: Path, ok: Run) -> None:
+def test_the_result_is_on_stdout_and_the_rest_on_stderr_without_a_bar(
+    tmp_path: Path, ok: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = click_log(tmp_path / "log.csv", 600)
+    monkeypatch.setattr(output, "HEARTBEAT", 0.0)
     plain, verbose = (ok("train", log, "--model", "lr", *FAST, *options) for options in ([], ["-v"]))
     assert plain.stdout.startswith(" test AUC")
     assert "540 training and 60 test rows" in plain.stderr
+    assert "LR, adagrad: 540 of 540 samples (100.0%), " in plain.stderr
+    assert not {"\x1b", "\r", "━"} & set(plain.stdout + plain.stderr)
     assert " sparsegroup.training.session: checkpoint at 540 samples" in verbose.stderr
     assert "sparsegroup.training" not in plain.stderr
     logger = logging.getLogger("sparsegroup")  # the library leaves no handler behind
@@ -98,18 +106,22 @@ def test_warnings_are_one_line_without_the_place_in_the_code() -> None:
     assert "a.py:3: RuntimeWarning" in warnings.formatwarning(warning, RuntimeWarning, "a.py", 3)
 
 
-@over("command", COMMANDS)
+@over("command", ("train", "path", "inspect"))
 def test_h_is_help(ok: Run, command: str) -> None:
     short = ok(command, "-h").stdout
     assert short == ok(command, "--help").stdout
-    assert "Usage: " in short
-    for option in ("--json", "--quiet", "--verbose"):
-        assert option in short
+    for words in ("Usage: ", "--json", "--quiet", "--verbose"):
+        assert words in short
     assert "completion" not in short
 
 
+def test_the_program_has_a_version_and_help(ok: Run) -> None:
+    assert re.fullmatch(r"sparsegroup \d+\.\d+\.\d+\n", ok("--version").stdout)
+    assert "Usage: " in ok("--help").stdout
+
+
 class Clock:
-    """Goes on by so many seconds whenever it is read."""
+    """Advances by a number of seconds whenever it is read."""
 
     def __init__(self, step: float) -> None:
         self.now, self.step = 0.0, step
@@ -123,35 +135,27 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_heartbeat_is_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_heartbeat_is_a_line_a_minute_and_counts_the_speed_from_where_it_began(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "sparsegroup.cli")
     beat = Heartbeat("DCN, adam", "samples", clock=Clock(10.0))
     for batch in range(1, 13):  # after 10 s, 20 s, …
         beat.update(1_000 * batch, 20_000, "AUC 0.7000")
-    assert lines_of(caplog) == [
-        "DCN, adam: 6,000 of 20,000 samples (30.0%), 83 samples/s, AUC 0.7000, 2 min 48 s left",
-        "DCN, adam: 12,000 of 20,000 samples (60.0%), 92 samples/s, AUC 0.7000, 1 min 27 s left",
-    ]
-
-
-def test_a_heartbeat_counts_the_speed_from_where_it_began(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "sparsegroup.cli")
     beat = Heartbeat("preparing log", "bytes", clock=Clock(60.0))
     for done in (5_000_000, 11_000_000):
         beat.update(done, None, "")
-    assert lines_of(caplog) == ["preparing log: 5.0 MB", "preparing log: 11.0 MB, 50.0 kB/s"]
+    assert lines_of(caplog) == [
+        "DCN, adam: 6,000 of 20,000 samples (30.0%), 83 samples/s, AUC 0.7000, 2 min 48 s left",
+        "DCN, adam: 12,000 of 20,000 samples (60.0%), 92 samples/s, AUC 0.7000, 1 min 27 s left",
+        "preparing log: 5.0 MB",
+        "preparing log: 11.0 MB, 50.0 kB/s",
+    ]
 
 
-@pytest.fixture
-def beats(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A line at each batch."""
+def test_a_line_has_what_the_last_point_says(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "HEARTBEAT", 0.0)
     caplog.set_level(logging.INFO, "sparsegroup.cli")
-    return
-
-
-@pytest.mark.usefixtures("beats")
-def test_a_line_has_what_the_last_point_says(caplog: pytest.LogCaptureFixture) -> None:
     point = HistoryPoint(512, 0.75, 0.5, 0.9, 1.0, 0.03, 30, 1000, 4_000_000, 1.0, 512.0, scheduled_rate=0.05)
     trainer = Trainer(HashEmbedding(2), MLP(1, 2), ())
     batch = Batch(torch.zeros(512, 1, dtype=torch.int64), torch.empty(512, 0), torch.zeros(512), torch.zeros(512))
@@ -162,13 +166,6 @@ def test_a_line_has_what_the_last_point_says(caplog: pytest.LogCaptureFixture) -
         bar.on_batch(trainer, trained)
     assert "1,024 of 1,024 samples (100.0%)" in lines_of(caplog)[-1]
     assert "loss 0.5000, AUC 0.7500, rate 0.0300 (scheduled 0.0500), 4 MB" in lines_of(caplog)[-1]
-
-
-@pytest.mark.usefixtures("beats")
-def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path: Path, run: Run) -> None:
-    done = run("train", click_log(tmp_path / "log.csv", 600), *FAST)
-    assert "DCN, adagrad: 540 of 540 samples (100.0%), " in done.stderr
-    assert not {"\x1b", "\r", "━"} & set(done.stdout + done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +182,3 @@ def test_the_shell_completes_commands_options_and_names(words: str, expected: se
     code = "import sys; from sparsegroup.__main__ import main; sys.argv = ['sparsegroup']; main()"
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | completion, capture_output=True, text=True)
     assert expected <= set(done.stdout.split()), done.stderr
-
-
-def test_the_completion_of_a_shell_is_shown() -> None:
-    command = f"'{COMMAND}' --show-completion; exit $?"  # the shell that calls it is looked for
-    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert (shown.returncode, "_SPARSEGROUP_COMPLETE=complete_bash" in shown.stdout) == (0, True), shown.stderr

@@ -1,19 +1,19 @@
 """`train` without options but the label: what trials choose is said, kept in the run, and served."""
 
 import io
-import json
 import re
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 import torch
 
+from cli_cases import summary_of
 from command import Run, call
 from pair_logs import write_pair_log
 from sparsegroup.data import open_log
+from sparsegroup.serving import read_manifest
 from sparsegroup.training import evaluate, load_run
 from sparsegroup.training.baseline import LinearBaseline
 
@@ -34,19 +34,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return content
+def assert_served_alike(ok: Run, run: Path | str, log: Path) -> None:
+    """An export of the run predicts as the run does."""
+    ok("export", run, "exact", "--no-onnx")
+    for model, out in ((run, "run.parquet"), ("exact", "export.parquet")):
+        ok("predict", model, log, "--out", out)
+    ours, theirs = (pl.read_parquet(name)["probability"] for name in ("run.parquet", "export.parquet"))
+    assert (ours - theirs).abs().max() < 1e-6  # type: ignore[operator]
 
 
 def test_the_trials_are_said_and_in_the_summary_and_the_report(place: Path) -> None:
-    found = summary(place / "run")
-    trials = found["trials"]
-    (chosen,) = [one for one in trials if one["is_chosen"]]
+    found = summary_of(place / "run")
+    (chosen,) = [one for one in found["trials"] if one["is_chosen"]]
     assert chosen["pairs"] == ["b*d"]
-    fields = found["fields"]
-    assert list(fields) == ["a", "b", "c", "d", "e", "b*d"]
-    assert fields["b*d"]["seen"] > 1_500
+    assert list(found["fields"]) == ["a", "b", "c", "d", "e", "b*d"]
+    assert found["fields"]["b*d"]["seen"] > 1_500
     page = (place / "run" / "report.html").read_text()
     assert "<h2>Trials</h2>" in page
     assert page.count("<td>chosen</td>") == 1
@@ -54,34 +56,18 @@ def test_the_trials_are_said_and_in_the_summary_and_the_report(place: Path) -> N
     assert re.search(said, (place / "said.txt").read_text())
 
 
-def test_it_is_better_than_without(place: Path, run: Run) -> None:
-    done = run("train", place / "log.csv", "--model", "lr", "--selection", "never", "--out", "plain")
-    assert "trials" not in done.stderr
-    (plain, own) = (summary(Path("plain"))["test"], summary(place / "run")["test"])
-    assert own["auc"] > plain["auc"] + 0.02
-    assert summary(Path("plain"))["trials"] == []
-
-
-def test_a_model_with_pairs_is_exported_scored_and_inspected(place: Path, run: Run) -> None:
-    export = run("export", place / "run", "export", "--onnx", "--dtype", "int8", "--test", place / "log.csv")
+def test_a_model_with_pairs_is_exported_scored_inspected_and_continued(place: Path, ok: Run) -> None:
+    export = ok("export", place / "run", "export", "--onnx", "--dtype", "int8", "--test", place / "log.csv")
     assert "largest difference to PyTorch" in " ".join(export.stdout.split())
-    columns = json.loads(Path("export/manifest.json").read_text())["columns"]
-    assert columns["fields"] == ["a", "b", "c", "d", "e"]
-    run("predict", place / "run", place / "later.csv", "--out", "run.parquet")
-    run("export", place / "run", "exact", "--no-onnx")
-    run("predict", "exact", place / "later.csv", "--out", "export.parquet")
-    ours, theirs = (pl.read_parquet(name)["probability"] for name in ("run.parquet", "export.parquet"))
-    assert (ours - theirs).abs().max() < 1e-6  # type: ignore[operator]
-    assert "b*d" in run("inspect", place / "run").stdout
-
-
-def test_a_continued_run_keeps_the_pairs_and_makes_one_pass(place: Path, ok: Run, run: Run) -> None:
-    run("train", place / "later.csv", "--continue", place / "run", "--out", "next")
+    columns, _ = read_manifest(Path("export")).columns_and_config()
+    assert list(columns.fields) == ["a", "b", "c", "d", "e"]
+    assert_served_alike(ok, place / "run", place / "later.csv")
+    assert "b*d" in ok("inspect", place / "run").stdout
+    ok("train", place / "later.csv", "--continue", place / "run", "--out", "next")
     config = Path("next/config.yaml").read_text()
     assert "- b*d" in config
     assert "epochs: 1\n" in config
-    run("export", place / "run", "base", "--no-onnx")
-    ok("export", "next", "delta", "--since", "base")
+    ok("export", "next", "delta", "--since", "exact")
 
 
 def test_the_baseline_has_the_pairs_of_the_run(place: Path) -> None:
@@ -99,35 +85,35 @@ def test_the_baseline_has_the_pairs_of_the_run(place: Path) -> None:
         evaluate(test.labels.numpy(), one.predict(test).double().sigmoid().numpy()).auc for one in (fresh, without)
     )
     assert with_pair > plain + 0.05
-    assert summary(place / "run")["baseline"]["auc"] >= plain + 0.05
+    assert summary_of(place / "run")["baseline"]["auc"] >= plain + 0.05
 
 
-def test_pairs_are_given_by_name(place: Path, run: Run) -> None:
-    options = ("--model", "lr", "--pairs", "a*b, c*d", "--epochs", 1, "--l2", 0, "--target-rate", 1, "--out", "given")
-    assert "trials" not in run("train", place / "log.csv", *options).stderr
-    fields = summary(Path("given"))["fields"]
-    assert list(fields)[5:] == ["a*b", "c*d"]
+def test_pairs_are_given_by_name_or_none_and_trials_are_left_out(place: Path, ok: Run) -> None:
+    options = ("--model", "lr", "--epochs", 1, "--l2", 0, "--target-rate", 1)
+    done = ok("train", place / "log.csv", *options, "--pairs", "a*b, c*d", "--out", "given")
+    assert "trials" not in done.stderr
+    assert list(summary_of(Path("given"))["fields"])[5:] == ["a*b", "c*d"]
     frame = pl.read_csv(place / "log.csv")
     there = {f"{left} * {right}" for left, right in frame.select("a", "b").iter_rows()}
     names = pl.read_parquet("given/names.parquet").filter(pl.col("field") == "a*b")
     assert len(names) > 0
     assert {*names["value"]} <= there
     assert names["value"].n_unique() == len(names)
-    run("train", place / "log.csv", *options[:2], "--pairs", "none", *options[4:-1], "without")
-    assert len(summary(Path("without"))["fields"]) == 5
+    ok("train", place / "log.csv", *options, "--pairs", "none", "--out", "without")
+    assert len(summary_of(Path("without"))["fields"]) == 5
+    done = ok("train", place / "log.csv", "--model", "lr", "--selection", "never", "--out", "plain")
+    assert "trials" not in done.stderr
+    plain, own = summary_of(Path("plain")), summary_of(place / "run")
+    assert own["test"]["auc"] > plain["test"]["auc"] + 0.02
+    assert plain["trials"] == []
 
 
-def test_where_few_features_fit_vectors_become_shorter_and_are_served(place: Path, run: Run) -> None:
-    done = run(
-        "train", place / "log.csv", "--model", "dcn", "--target-bytes", "600", "--pairs", "b*d", "--out", "small"
-    )
-    found = summary(Path("small"))
+def test_where_few_features_fit_vectors_become_shorter_and_are_served(place: Path, ok: Run) -> None:
+    options = ("--model", "dcn", "--target-bytes", "600", "--pairs", "b*d", "--out", "small")
+    done = ok("train", place / "log.csv", *options)
+    found = summary_of(Path("small"))
     (chosen,) = [one for one in found["trials"] if one["is_chosen"]]
     assert {one["dim"] for one in found["trials"]} == {8, 1, 2, 4}
     assert chosen["dim"] < 8
     assert f", vectors of {chosen['dim']}, " in done.stderr
-    run("predict", "small", place / "later.csv", "--out", "run.parquet")
-    run("export", "small", "served", "--no-onnx")
-    run("predict", "served", place / "later.csv", "--out", "export.parquet")
-    ours, theirs = (pl.read_parquet(name)["probability"] for name in ("run.parquet", "export.parquet"))
-    assert (ours - theirs).abs().max() < 1e-6  # type: ignore[operator]
+    assert_served_alike(ok, "small", place / "later.csv")

@@ -94,17 +94,6 @@ def test_its_l2_on_embeddings_is_refused() -> None:
         convert(deepfm(l2_reg_embedding=1e-5))
 
 
-@pytest.mark.parametrize("penalties", [{}, {"l2_reg_embedding": 0, "l2_reg_linear": 0}])
-def test_its_default_penalty_zeroes_embeddings_that_no_batch_held(penalties: dict[str, float]) -> None:
-    feats, draw, held = [SparseFeat(name, 400, embedding_dim=4) for name in "ab"], np.random.default_rng(0), 40
-    model = models.DeepFM(feats, feats, dnn_hidden_units=(8,), **penalties)
-    model.compile(GroupAdam(param_groups(model, l21=1e-3)), "binary_crossentropy")
-    x = {name: draw.integers(0, held, 256) for name in "ab"}
-    model.fit(x, (x["a"] < held / 2).astype(float), batch_size=64, epochs=1, verbose=0)
-    others = (model.embedding_dict["a"].weight[held:] != 0).any(dim=1)
-    assert others.tolist() == [bool(penalties)] * (400 - held)
-
-
 def test_a_shared_embedding_is_one_table_and_its_state_is_saved(tmp_path) -> None:
     model = convert(deepfm())
     assert sum(isinstance(module, HashEmbedding) for module in model.modules()) == 2 * len(FIELDS)

@@ -27,10 +27,9 @@ def test_the_example_scores_and_int8_is_near(tmp_path: Path, capsys: pytest.Capt
     assert "off by" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["lr", "opnn", "xdeepfm"])  # without products of matrices, and with all kinds
-def test_a_quantized_network_looks_up_the_same_rows(name: str, tmp_path: Path) -> None:
+def test_a_quantized_network_looks_up_the_same_rows(tmp_path: Path) -> None:
     """A rounded factor of a product of matrices in the lookup would be another row."""
-    opened = opened_model(name, numbers=True, rows=2_000)
+    opened = opened_model("xdeepfm", numbers=True, rows=2_000)  # with all kinds of products
     model = serving(opened)
     save_onnx(model.trace(), tmp_path / "model.onnx", model.inputs, metadata={})
     graph = onnx.load(tmp_path / "model.onnx").graph

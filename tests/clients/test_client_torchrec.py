@@ -129,17 +129,6 @@ def test_one_bag_of_all_features_gives_what_a_collection_gives(weighted: bool) -
     assert bag.num_rows == 2 * ROWS
 
 
-def test_a_bag_refuses_features_whose_batches_differ_in_size() -> None:
-    given = KeyedJaggedTensor(
-        keys=["item", "tag"],
-        values=torch.arange(3),
-        lengths=torch.ones(3, dtype=torch.int64),
-        stride_per_key_per_rank=[[1], [2]],
-    )
-    with pytest.raises(ValueError, match=r"batches of one size, this one's have \[1, 2\]"):
-        HashEmbeddingBag(4)(given)
-
-
 def test_new_rows_start_in_the_range_of_the_config() -> None:
     table = config("t", "f", embedding_dim=8, num_embeddings=2_000, weight_init_min=-0.3, weight_init_max=0.3)
     bag = convert(EmbeddingBagCollection(tables=[table]), rows="none", init="uniform").embedding_bags["t"]

@@ -37,17 +37,14 @@ def test_every_public_name_has_a_page(room):
         assert name_page(public, PUBLIC).startswith(f"::: {public.path}\n")
 
 
-def test_a_name_at_two_places_has_one_page_under_the_shorter_path():
+def test_a_name_at_two_places_has_one_page_under_the_shorter_path_and_no_two_pages_are_one_file():
     table = next(room for room in PUBLIC if room.path == "sparsegroup.table")
     assert table.names["HashEmbedding"].path == "sparsegroup.HashEmbedding"
     assert "sparsegroup.table.HashEmbedding" not in PAGES
     definitions = [public.definition.path for public in PAGES.values()]
     assert len(definitions) == len(set(definitions))
-
-
-def test_no_two_pages_are_one_file_where_case_does_not_count():
     files = [page.lower() for page in [*(room.page for room in PUBLIC), *(public.page for public in PAGES.values())]]
-    assert len(files) == len(set(files))
+    assert len(files) == len(set(files))  # where case does not count
 
 
 def test_every_public_name_has_a_docstring_that_begins_with_a_sentence():
@@ -83,14 +80,11 @@ def test_guides_link_to_pages_that_exist_and_write_formulas_that_are_read(guide)
     assert "arithmatex" not in rendered(re.sub("^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
 
 
-def test_formulas_become_mathml():
+def test_formulas_become_mathml_and_one_that_is_none_is_said_with_its_page():
     assert rendered("where $x_1 < 2$") == (
         "<p>where <math><msub><mi>x</mi><mn>1</mn></msub><mo>&lt;</mo><mn>2</mn></math></p>"
     )
     assert rendered("$$\n\\frac{c}{2}\n$$") == '<math display="block"><mfrac><mi>c</mi><mn>2</mn></mfrac></math>'
     assert rendered("from `$HOME` and $5 to $6") == "<p>from <code>$HOME</code> and $5 to $6</p>"
-
-
-def test_a_formula_that_is_none_is_said_with_its_page():
     with pytest.raises(PluginError, match=r"page\.md: '\\\\lamda' is no formula: .*[Uu]nknown command"):
         rendered(r"$\lamda$")

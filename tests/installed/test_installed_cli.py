@@ -28,12 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_leaves_a_report(folder: Path) -> None:
+def test_a_run_leaves_a_report_and_goes_on_with_a_prepared_log(folder: Path) -> None:
     assert "<svg" in (folder / "trained" / "report.html").read_text()
     assert "complete" in run(folder, "train", "--resume", "trained")
-
-
-def test_a_log_is_prepared_and_gone_on_with(folder: Path) -> None:
     run(folder, "prepare", "log.csv", "prepared")
     assert "test AUC" in run(folder, "train", "prepared", "--continue", "trained", "--out", "next")
 

@@ -9,6 +9,7 @@ import pytest
 
 from sparsegroup.cli import main
 from sparsegroup.kernels.cpu import threads
+from sparsegroup.reporting import page
 
 
 @dataclass
@@ -29,3 +30,8 @@ def call(patch: pytest.MonkeyPatch, *arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
+
+
+def without_pictures(patch: pytest.MonkeyPatch) -> None:
+    """Write no report: it takes most of so small a run's time."""
+    patch.setattr(page, "render_report", lambda *arguments: "the report")

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from command import without_pictures
 from following import CutOffError, cut_off_at
 from kill_runs import outcome_of
 from sparsegroup.checkpoint import save
 from sparsegroup.data import Log, open_log
 from sparsegroup.models import NumberEncoder
 from sparsegroup.models.attention import Dice
-from sparsegroup.reporting import page
 from sparsegroup.training import Config, Session, Trainer
 from sparsegroup.training.ranks import RankGroup
 
@@ -106,11 +106,6 @@ def cut(patch: pytest.MonkeyPatch, place: str, at: int) -> None:
     """Let the at-th call of a function be the last thing that a process does."""
     owner, name, after = PLACES[place]
     cut_off_at(patch, owner, name, at, after=after)
-
-
-def without_pictures(patch: pytest.MonkeyPatch) -> None:
-    """They take most of so small a run's time."""
-    patch.setattr(page, "render_report", lambda *arguments: "the report")
 
 
 def cut_off(folder: Path, name: str, settings: dict[str, Any], cuts: list[tuple[str, int]]) -> None:

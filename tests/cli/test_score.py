@@ -1,0 +1,319 @@
+"""`sparsegroup predict`, `evaluate` and `explain`: by run, checkpoint and export, however a log is written."""
+
+import csv
+import gzip
+import io
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from cli_cases import summary_of
+from command import Run, call
+from data_cases import avazu_log
+from endings import Refused
+from sparsegroup.data import PreparedLog, open_log
+from sparsegroup.training import evaluate, load_model, predict
+from sparsegroup.training.predictions import PredictionWindow, predicted_rows
+
+ROWS, TESTED = 8_200, 820
+"""Two batches of evaluation and a part of one; of these, test rows."""
+HEADER = "clicked,ts,user,color,tags,size"
+COLUMNS = "clicked: label, ts: ignore, user: category, color: category, tags: 'list |', size: number"
+SETTINGS = ("--optimizer", "adam", "--lr", 0.02, "--l21", 0, "--batch-size", 64, "--selection", "never")
+QUICK = ("--model", "lr", "--selection", "never", "--no-baseline")
+
+Scores = np.ndarray[Any, Any]
+
+
+def label(row: int) -> int:
+    """Mostly a function of the color; for test rows of color c5 another one."""
+    if row >= ROWS - TESTED and row % 7 == 5:
+        return 1
+    return int((row % 7 in (1, 3)) != (row % 11 == 0))
+
+
+def size(row: int) -> int | None:
+    return None if row == 4 else row * 2654435761 % 97
+
+
+def tags(row: int) -> list[str]:
+    return ["a", "b"] if row % 2 else ["b"] if row % 4 else []
+
+
+def lines(rows: int) -> list[str]:
+    values = (f"{i},u{i % 13},c{i % 7},{'|'.join(tags(i))},{'' if size(i) is None else size(i)}" for i in range(rows))
+    return [HEADER, *(f"{label(i)},{value}" for i, value in enumerate(values))]
+
+
+def write(path: str | Path, content: list[str]) -> Path:
+    Path(path).write_text("\n".join(content) + "\n")
+    return Path(path)
+
+
+LABELS = np.array([label(row) for row in range(ROWS)])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a log, raw and prepared, a run on it, and its export."""
+    folder = tmp_path_factory.mktemp("score")
+    write(folder / "log.csv", lines(ROWS))
+    write(folder / "schema.yaml", [f"columns: {{{COLUMNS}}}"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        log = (folder / "log.csv", "--schema", folder / "schema.yaml")
+        assert call(patch, "train", *log, *SETTINGS, "--out", "run") == 0
+        assert call(patch, "prepare", *log[:1], "prepared", *log[1:]) == 0
+        assert call(patch, "export", "run", "exported", "--no-onnx") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(place: Path) -> Scores:
+    log = PreparedLog(place / "prepared")
+    return predict(load_model(place / "run"), log.batches(0, len(log), 4096)).probabilities()
+
+
+def from_csv(text: str) -> tuple[list[int], list[float], list[int]]:
+    header, *rows = csv.reader(io.StringIO(text))
+    assert header == ["row", "probability", "label"]
+    return [int(row[0]) for row in rows], [float(row[1]) for row in rows], [int(row[2]) for row in rows]
+
+
+# predict
+
+
+def test_every_row_is_scored_as_predict_does_whatever_is_written(place: Path, expected: Scores, ok: Run) -> None:
+    (checkpoint,) = (place / "run" / "checkpoints").iterdir()
+    inputs = (("run", "log.csv"), ("run", "prepared"), (checkpoint, "prepared"), ("exported", "prepared"))
+    shown = [ok("predict", place / model, place / log).stdout for model, log in inputs]
+    assert from_csv(shown[0]) == (list(range(ROWS)), expected.tolist(), LABELS.tolist())
+    assert shown[1:] == shown[:1] * 3
+    for name, threads in (("a.csv", 1), ("b.csv.gz", 3), ("c.parquet", 1), ("d.parquet", 3)):
+        done = ok("predict", place / "run", place / "log.csv", "--out", name, "--threads", threads)
+        assert done.stdout == ""
+        assert done.stderr.endswith(f"written to {name}\n")
+    assert Path("a.csv").read_text() == shown[0]
+    assert gzip.decompress(Path("b.csv.gz").read_bytes()) == Path("a.csv").read_bytes()
+    frame = pl.read_parquet("c.parquet")
+    assert frame.schema == {"row": pl.Int64, "probability": pl.Float64, "label": pl.UInt8}
+    assert [frame[name].to_list() for name in frame.columns] == [[*range(ROWS)], expected.tolist(), LABELS.tolist()]
+    assert Path("c.parquet").read_bytes() == Path("d.parquet").read_bytes()
+    assert {path.name for path in Path().iterdir()} == {"a.csv", "b.csv.gz", "c.parquet", "d.parquet"}
+
+
+def test_metrics_are_said_on_stderr_and_those_of_the_runs_log_are_said_to_flatter_it(
+    place: Path, expected: Scores, ok: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ones = write("ones.csv", [HEADER, "1,1,u1,c1,a,5", "1,2,u1,c3,b,6"]).absolute()
+    copy = Path(shutil.copyfile(place / "log.csv", "copy.csv")).absolute()
+    weighted = write(
+        "weighted.csv", [f"{line},{(i % 3 or 3) if i else 'w'}" for i, line in enumerate(lines(40))]
+    ).absolute()
+    schema = write("schema.yaml", [f"columns: {{{COLUMNS}, w: weight}}"]).absolute()
+    monkeypatch.chdir(place)
+    done = ok("predict", "run", "log.csv")
+    metrics = evaluate(LABELS, expected)
+    said = f"AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}, calibration {metrics.calibration:.4f}"
+    for words in (f"{ROWS:,} rows, ", said, "was trained on rows of this log", "sparsegroup evaluate run log.csv"):
+        assert words in done.stderr
+    assert "AUC" not in done.stdout
+    assert "trained on rows" not in ok("predict", "run", copy).stderr
+    assert "AUC" not in ok("predict", "run", ones).stderr
+    metrics = evaluate(LABELS[:40], expected[:40], np.array([i % 3 or 3 for i in range(1, 41)], np.float32))
+    said = f"log loss {metrics.log_loss:.4f}, calibration {metrics.calibration:.4f}"
+    assert said in ok("predict", "run", weighted, "--schema", schema).stderr
+
+
+def test_skipped_rows_leave_gaps(place: Path, ok: Run, refused: Refused) -> None:
+    content = lines(40)
+    content[4], content[11] = "7,3,u1,c1,a,2", "1,10"  # rows 3 and 10: labels and columns that cannot be
+    content.insert(21, "")  # row 20 is a blank line
+    command = ("predict", place / "run", write("log.csv", content))
+    assert "log.csv:5: label 'clicked' must be 0 or 1" in refused(*command, "--out", "out.csv")
+    assert not Path("out.csv").exists()
+    assert "max_bad=0.001" in refused(*command, "--on-bad-row", "skip")
+    done = ok(*command, "--on-bad-row", "skip", "--max-bad", "10%")
+    assert from_csv(done.stdout)[0] == [row for row in range(41) if row not in (3, 10, 20)]
+    assert "skipped 2 bad rows" in done.stderr
+    assert "line 5: label 'clicked' must be 0 or 1" in done.stderr
+
+
+def test_logs_of_other_formats_or_in_another_order_are_scored(place: Path, expected: Scores, ok: Run) -> None:
+    """Columnar ones, some without times, and some that a schema describes."""
+    frame = pl.read_csv(place / "log.csv").head(100)
+    frame.write_parquet("log.parquet")
+    frame.drop("ts").reverse().write_csv("reversed.csv")
+    frame.rename({"clicked": "y", "ts": "when"}).write_csv("log.tsv", separator="\t")
+    write(
+        "schema.yaml", [f"columns: {{{COLUMNS}}}".replace("clicked", "y").replace("ts:", "when:"), r'separator: "\t"']
+    )
+    for name, options, order in (
+        ("log.parquet", (), 1),
+        ("reversed.csv", (), -1),
+        ("log.tsv", ("--schema", "schema.yaml"), 1),
+    ):
+        rows, probabilities, _ = from_csv(ok("predict", place / "run", name, *options).stdout)
+        assert rows == list(range(100))
+        np.testing.assert_allclose(probabilities[::order], expected[:100], rtol=1e-5)  # of other batches: sums differ
+
+
+def test_what_fails_midway_leaves_no_file(place: Path, run: Run) -> None:
+    content = lines(ROWS)
+    content[8_000] = "0,1,u1,c1,a,large"  # found where numbers are parsed, after the rows have been counted
+    write("log.csv", content)
+    for options in ((), ("--out", "out.csv")):
+        done = run("predict", place / "run", "log.csv", *options)
+        assert (done.returncode, done.stderr) == (2, "error: log.csv:8001: 'size' cannot be read: 'size=large'\n")
+    assert [path.name for path in Path().iterdir()] == ["log.csv"]
+
+
+def test_scores_come_as_they_are_made(place: Path, expected: Scores) -> None:
+    opened = open_log(place / "log.csv", whole=True, schema=place / "schema.yaml")
+    window, sizes = PredictionWindow(), []
+    for part in predicted_rows(load_model(place / "run"), opened, window):
+        sizes.append(len(part["row"]))
+        assert window.samples == sum(sizes)
+    assert sizes == [4096, 4096, ROWS - 2 * 4096]
+    assert window.metrics() == evaluate(LABELS, expected)
+
+
+@pytest.mark.parametrize("name", ["schema", "inferred", "buckets", "avazu"])
+def test_logs_without_labels_are_scored(name: str, place: Path, ok: Run) -> None:
+    rows, model, options = 200, Path("run"), list[str]()
+    content = lines(rows)
+    unlabelled = [line.split(",", 1)[1] for line in content]
+    if name == "avazu":
+        log = avazu_log(Path("log.csv"), [f"1410{21 + i // 150}{i % 150 // 10:02}" for i in range(rows)])
+        content = log.read_text().splitlines()
+        unlabelled = [",".join(cells[:1] + cells[2:]) for cells in (line.split(",") for line in content)]
+    elif name == "buckets":
+        parts = ([*[str(i * j % 50) for j in range(13)], *[f"c{i % (j + 2)}" for j in range(26)]] for i in range(rows))
+        unlabelled = ["\t".join(part) for part in parts]
+        content = [f"{i % 2}\t{line}" for i, line in enumerate(unlabelled)]
+        options = ["--criteo-numbers", "buckets"]
+    write("log.csv", content)
+    write("test.csv", unlabelled)
+    if name == "schema":
+        model = place / "run"
+    else:
+        ok("train", "log.csv", "--out", "run", *options, *QUICK)
+    labelled = [line.rsplit(",", 1)[0] for line in ok("predict", model, "log.csv").stdout.splitlines()]
+    for skip in ([], ["--on-bad-row", "skip"]):
+        done = ok("predict", model, "test.csv", *skip)
+        assert done.stdout.splitlines() == labelled
+        assert "AUC" not in done.stderr
+    ok("predict", model, "test.csv", "--out", "a.parquet")
+
+
+# evaluate
+
+
+def test_evaluate_says_what_the_run_said_and_finds_the_value_that_is_off(place: Path, ok: Run) -> None:
+    found = json.loads(ok("evaluate", place / "run", place / "log.csv", "--user", "user", "--json").stdout)
+    summary = summary_of(place / "run")
+    assert (found["metrics"], found["baseline"], found["rows"]) == (summary["test"], summary["baseline"], TESTED)
+    assert found["curves"] == summary["curves"]
+    assert (found["gauc"]["users"], found["gauc"]["share"]) == (13, pytest.approx(1))
+
+    write("other.csv", [HEADER, *lines(ROWS)[-TESTED:] * 6])
+    arguments = ("evaluate", place / "run", "other.csv", "--by", "color", "--by", "tags", "--user", "user", "--top", 3)
+    found = json.loads(ok(*arguments, "--json").stdout)
+    assert found["rows"] == 6 * TESTED
+    worst = found["by"]["color"][0]
+    assert worst["value"] == "c5"
+    assert worst["calibration"] < 0.5
+    assert worst["high"] < 1
+    assert len(found["by"]["color"]) == 3
+    counts = Counter(name for row in range(ROWS - TESTED, ROWS) for name in tags(row) or [""])
+    assert {one["value"]: one["rows"] for one in found["by"]["tags"]} == {name: 6 * n for name, n in counts.items()}
+    shown = ok(*arguments).stdout
+    for words in (f"{6 * TESTED:,} rows", "baseline", "gAUC by user, 13 users", "Gains", "c5", "lift"):
+        assert words in shown
+
+
+def test_an_export_is_evaluated_without_a_baseline(place: Path, ok: Run, refused: Refused) -> None:
+    found = json.loads(ok("evaluate", place / "exported", place / "log.csv", "--json").stdout)
+    assert (found["baseline"], found["gauc"]) == (None, None)
+    assert found["metrics"]["auc"] == pytest.approx(summary_of(place / "run")["test"]["auc"], abs=1e-6)
+    said = refused("evaluate", place / "run", place / "log.csv", "--user", "tags")
+    assert "--user: tags has several values a row; gAUC wants a field of one" in said
+
+
+# Names of features
+
+
+def test_a_run_on_a_raw_log_names_its_largest_features_and_its_settings(place: Path, ok: Run) -> None:
+    largest = summary_of(place / "run")["largest"]
+    assert len(largest) == 10
+    assert [one["norm"] for one in largest] == sorted((one["norm"] for one in largest), reverse=True)
+    names = pl.read_parquet(place / "run" / "names.parquet")
+    assert names.height == names["key"].n_unique() == 13 + 7 + 3
+    assert {*names.filter(pl.col("field") == "tags")["value"]} == {"", "a", "b"}
+    seen = json.loads(ok("inspect", place / "run", "--top", 20, "--json").stdout)["top"]
+    assert [(one["key"], one["value"]) for one in seen[:10]] == [(one["key"], one["value"]) for one in largest]
+    assert all(one["value"] is not None for one in seen)
+    report = (place / "run" / "report.html").read_text()
+    assert f'<th class="name" scope="row">{largest[0]["field"]}</th>' in report
+    assert f"<td>{largest[0]['value']}</td>" in report
+    settings = report[report.index("<h2>Settings</h2>") : report.index("<h2>Run</h2>")]
+    assert "–" not in settings
+    for name, value in (("lr", "0.02"), ("dim", "8"), ("options.betas", "0.9, 0.999"), ("compile", "no")):
+        assert f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' in settings
+
+
+# explain
+
+
+def test_rows_are_explained_as_they_are_predicted_by_run_checkpoint_and_export(
+    place: Path, expected: Scores, ok: Run
+) -> None:
+    (checkpoint,) = (place / "run" / "checkpoints").iterdir()
+    arguments = (place / "log.csv", "--row", "3-5", "--row", 599, "--row", 4, "--json")
+    models = (place / "run", checkpoint, place / "exported")
+    found, *others = (json.loads(ok("explain", model, *arguments).stdout) for model in models)
+    assert [one["rows"] for one in others] == [found["rows"]] * 2
+    assert [row["row"] for row in found["rows"]] == [3, 4, 5, 599]
+    assert found["permutations"] == 0
+    for one in found["rows"]:
+        row, parts = one["row"], {part["column"]: part for part in one["contributions"]}
+        assert (one["label"], one["probability"]) == (label(row), pytest.approx(expected[row], abs=1e-6))
+        total = found["reference"] + sum(part["contribution"] for part in parts.values())
+        assert (total, parts["color"]["value"]) == (pytest.approx(one["logit"]), f"c{row % 7}")
+        assert parts["tags"]["value"] == ", ".join(tags(row))
+        assert parts["size"]["value"] == size(row)
+    assert found["rows"][0]["contributions"][0]["column"] == "color"
+
+
+def test_the_terminal_shows_the_largest_contributions_and_the_sum_of_the_others(place: Path, ok: Run) -> None:
+    shown = ok("explain", place / "run", place / "log.csv", "--row", 4, "--top", 1).stdout
+    words = [row.split() for row in shown.splitlines()]
+    assert words[1][:2] == ["row", "4:"]
+    reference, _, others, logit = (float(row[at]) for row, at in zip(words[3:], (-1, -2, -1, -1), strict=True))
+    assert words[4][-1] == "exact"
+    assert words[5][:2] == ["3", "others"]
+    assert reference + float(words[4][-2]) + others == pytest.approx(logit, abs=2e-3)
+
+
+def test_places_of_explained_rows_are_those_of_the_file_and_others_are_errors(
+    place: Path, ok: Run, refused: Refused
+) -> None:
+    content = lines(20)
+    write("gaps.csv", [*content[:9], "", *content[9:]])  # row 8 is blank
+    (found,) = json.loads(ok("explain", place / "run", "gaps.csv", "--row", 12, "--json").stdout)["rows"]
+    values = {part["column"]: part["value"] for part in found["contributions"]}
+    assert (found["row"], values["color"], values["size"]) == (12, "c4", size(11))
+    for arguments, message in (
+        (("--row", 8), "gaps.csv: row 8 was left out: it is bad or blank"),
+        (("--row", "0-21"), "gaps.csv has no row 21: its rows are 0 to 20"),
+        (("--row", "4-2"), "--row takes a place in the log from 0, or two, such as 7 or 0-4, got '4-2'"),
+        (("--row", 1, "--permutations", 7), "--permutations must be even and >= 4, got 7"),
+        ((), "Missing option '--row'"),
+    ):
+        assert message in refused("explain", place / "run", "gaps.csv", *arguments)
