@@ -18,6 +18,11 @@ class LogCosh(Objective):
     scaled = True
     scale: float = parameter(1.0, above(0))
 
+    @property
+    def loss_unit(self) -> float:
+        """Scale."""
+        return self.scale
+
     @staticmethod
     def residual(score: Any, label: Any, shape: Any) -> Any:
         """The hyperbolic tangent of the error."""

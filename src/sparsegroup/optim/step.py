@@ -55,8 +55,9 @@ def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: flo
         return 0.0
     budget *= 1 + 1e-9  # what is more is no rounding
     prices = [cost * one.weight for one, cost in zip(censuses, costs, strict=True)]
-    if len({price for one, price in zip(censuses, prices, strict=True) if len(one.critical)}) == 1:
-        kept = min(int(budget / max(prices)), len(critical))
+    different = {price for one, price in zip(censuses, prices, strict=True) if len(one.critical)}
+    if len(different) == 1:
+        kept = min(int(budget / different.pop()), len(critical))
         around = [place for place in (len(critical) - kept - 1, len(critical) - kept) if 0 <= place < len(critical)]
         ascending = np.partition(critical, around) if around else critical
         last_live = ascending[len(critical) - kept] if kept else None
