@@ -10,37 +10,20 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from experiment_cases import BASE, OneBatchLog, click_log, dataset_of
-from sparsegroup.data import VALUE_BITS, Bags, Batch, ClickLogError, MemoryLog
-from sparsegroup_paper.equal_bytes import embeddings, experiment
+from sparsegroup.data import VALUE_BITS, Bags, Batch, ClickLogError
+from sparsegroup_paper.equal_bytes import embeddings, experiment, parts
 from sparsegroup_paper.equal_bytes.experiment import equal_bytes
 from sparsegroup_paper.equal_bytes.methods import CONTESTANTS, PRUNED_ELEMENTS, contest, element_mask
 from sparsegroup_paper.equal_bytes.ours import FIXED
-from sparsegroup_paper.equal_bytes.parts import (
-    Keyed,
-    Precision,
-    Rows,
-    TooSmallError,
-    digits,
-    divisor,
-    factors,
-    fields_in,
-    freeze,
-    hashed,
-    quantized,
-    row_bytes,
-    served_bytes,
-    shares_of,
-)
+from sparsegroup_paper.equal_bytes.parts import Keyed, Rows, hashed, served_bytes
 from sparsegroup_paper.equal_bytes.training import Task, Training
 from sparsegroup_paper.lab import Lab, Worker, jobs_of
 from sparsegroup_paper.pruning import count_keys
 from sparsegroup_paper.report import read_report
 from sparsegroup_paper.runs import PLAIN, Compact, Run
 
-PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
 KEYS = torch.arange(1000) * 7919
 
 
@@ -59,33 +42,33 @@ def test_hashes_are_even_and_independent():
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_int8_is_off_by_half_a_step(rows: int):
+def test_int8_is_off_by_half_a_step(rows):
     weight = torch.randn(50, 8) * torch.logspace(-3, 1, 50)[:, None]
     weight[7] = 0
-    codes, scale = quantized(weight, rows)
+    codes, scale = parts.quantized(weight, rows)
     step = scale.float().repeat_interleave(rows)[:50, None]
     assert bool(((codes.float() * step - weight).abs() <= 0.5 * step + weight.abs() * 2**-10).all())
     assert (codes.dtype, scale.dtype, len(scale)) == (torch.int8, torch.float16, -(-50 // rows))
 
 
 @given(st.integers(1, 10**6))
-def test_factors_and_divisors(number: int):
-    a, b, c = factors(number)
+def test_factors_and_divisors(number):
+    a, b, c = parts.factors(number)
     assert a * b * c >= number
     assert max(a, b, c) <= 2 * min(a, b, c) + 1
-    assert 60 % divisor(60, number) == 0
-    assert divisor(60, number) <= number
+    assert 60 % parts.divisor(60, number) == 0
+    assert parts.divisor(60, number) <= number
 
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=20), st.integers(1, 10**6))
-def test_fields_share_a_budget(features: list[int], budget: int):
+def test_fields_share_a_budget(features, budget):
     least = 32
     if budget < least:
-        with pytest.raises(TooSmallError):
-            shares_of(features, budget, 40, least)
+        with pytest.raises(parts.TooSmallError):
+            parts.shares_of(features, budget, 40, least)
         return
-    shares = shares_of(features, budget, 40, least)
+    shares = parts.shares_of(features, budget, 40, least)
     assert sorted([*shares.exact, *shares.columns]) == list(range(len(features)))
     assert 40 * sum(features[field] for field in shares.exact) + shares.size == budget
     assert shares.features == sum(features[field] for field in shares.columns)
@@ -95,17 +78,15 @@ def test_fields_share_a_budget(features: list[int], budget: int):
 
 
 def test_a_table_by_key_has_zeros_or_the_fields_vector_for_other_keys():
-    keys = torch.tensor([3, 5, 1 << 56, (-1 << 56) + 9])
-    keys, _ = keys.sort()
+    keys = torch.tensor([3, 5, 1 << 56, (-1 << 56) + 9]).sort().values
     table, by_field = Keyed(keys, 4), Keyed(keys, 4, fields=256)
     torch.testing.assert_close(table(keys), table.vectors())
     assert not table(torch.tensor([[4, 6]])).any()
     unknown = torch.tensor([4, (1 << 56) + 1, -1])
-    assert fields_in(unknown).tolist() == [0, 1, 255]
-    torch.testing.assert_close(by_field(unknown), by_field.rows.weight[4 + fields_in(unknown)])
-    assert served_bytes(table) == 4 * (8 + 16)
-    assert served_bytes(by_field) == 4 * 8 + 260 * 16
-    freeze(table, "int8")
+    assert parts.fields_in(unknown).tolist() == [0, 1, 255]
+    torch.testing.assert_close(by_field(unknown), by_field.rows.weight[4 + parts.fields_in(unknown)])
+    assert (served_bytes(table), served_bytes(by_field)) == (4 * (8 + 16), 4 * 8 + 260 * 16)
+    parts.freeze(table, "int8")
     assert served_bytes(table) == 4 * (8 + 4 + 2)
 
 
@@ -146,11 +127,11 @@ def test_dhe_is_a_function_of_the_key_alone():
     assert torch.equal(together[0], together[2])
     torch.testing.assert_close(together[:1], first(KEYS[3:4]))
     assert served_bytes(first) == first.bytes_of(16, 8, 4, "float32") == 4 * sum(p.numel() for p in plain(first))
-    freeze(first, "int8")
+    parts.freeze(first, "int8")
     assert served_bytes(first) == first.bytes_of(16, 8, 4, "int8")
 
 
-def plain(module: nn.Module) -> list[Tensor]:
+def plain(module):
     """The parameters without rows of zeros."""
     zeros = {id(rows.weight) for rows in module.modules() if isinstance(rows, Rows)}
     return [one[:-1] if id(one) in zeros else one for one in module.parameters()]
@@ -159,10 +140,8 @@ def plain(module: nn.Module) -> list[Tensor]:
 def test_a_tensor_train_is_the_product_of_its_cores():
     module = embeddings.TensorTrain([5, 6, 7], (2, 2, 3), 4, 0)
     keys = torch.cat([KEYS[:20], KEYS[:10]]).view(10, 3)
-    rows = digits(keys, 0, (5, 6, 7))
-    first, second, third = (core.weight[row] for core, row in zip(module.cores, rows, strict=True))
-    shapes = (2, 4), (4, 2, 4), (4, 3)
-    cores = [core.view(10, 3, *shape) for core, shape in zip((first, second, third), shapes, strict=True)]
+    shapes, rows = ((2, 4), (4, 2, 4), (4, 3)), parts.digits(keys, 0, (5, 6, 7))
+    cores = [core.weight[row].view(10, 3, *shape) for core, row, shape in zip(module.cores, rows, shapes, strict=True)]
     expected = torch.einsum("bcir,bcrjs,bcsk->bcijk", *cores)
     torch.testing.assert_close(module(keys), expected.reshape(10, 3, 12))
 
@@ -195,7 +174,7 @@ def test_cce_clusters_its_vectors(rows):
 
 def test_the_sketch_finds_heavy_keys():
     generator = np.random.default_rng(0)
-    sketch, seen = embeddings.HotSketch(64, 0), Counter[int]()
+    sketch, seen = embeddings.HotSketch(64, 0), Counter()
     for _ in range(100):
         keys, counts = np.unique(generator.zipf(1.3, 512), return_counts=True)
         seen.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
@@ -247,29 +226,25 @@ def test_product_quantization_takes_the_nearest_centroids():
     assert served_bytes(module) == 300 * (8 + 2) + 2 * 16 * 2 * 4
 
 
-@given(st.integers(0, 400), st.sampled_from(PRECISIONS), st.integers(0, 99))
-def test_elements_are_the_largest_that_fit(budget: int, precision: Precision, seed: int):
+@given(st.integers(0, 400), st.sampled_from(["float32", "int8"]), st.integers(0, 99))
+def test_elements_are_the_largest_that_fit(budget, precision, seed):
     scores = torch.rand(10, 3, generator=torch.Generator().manual_seed(seed))
     mask = element_mask(scores, budget, precision)
 
-    def size(of: Tensor) -> int:
+    def size(mask):
         rows = Rows(10, 3)
-        rows.keep(of)
-        rows.count, rows.mask = int(of.any(1).sum()), torch.cat([of, of[:0]])
-        rows.is_int8 = precision == "int8"
+        rows.keep(mask)
+        rows.count, rows.mask, rows.is_int8 = int(mask.any(1).sum()), mask, precision == "int8"
         return rows.own_bytes + 8 * rows.count
 
     assert size(mask) <= budget
-    if not bool(mask.all()):
-        assert not mask.any() or float(scores[mask].min()) > float(scores[~mask].max())
+    if not mask.all():
+        assert not mask.any() or scores[mask].min() > scores[~mask].max()
         assert size(scores >= scores[~mask].max()) > budget
 
 
-# Training
-
-
 @pytest.fixture(scope="module")
-def log(log: MemoryLog) -> MemoryLog:
+def log(log):
     """The log with hashes of its values, as fingerprints need them."""
     keys = torch.from_numpy(log.keys)
     values = hashed(keys, 0) & ((1 << VALUE_BITS) - 1)
@@ -277,7 +252,7 @@ def log(log: MemoryLog) -> MemoryLog:
 
 
 @pytest.fixture(scope="module")
-def task(log: MemoryLog) -> Task:
+def task(log):
     config = BASE.replace(optimizer="adagrad", lr=0.03, l21=0.0, l1=0.0, l2=0.0)
     return Task(log, config, count_keys(log, log.train_rows), log.train_rows)
 
@@ -303,7 +278,7 @@ def test_what_is_served_fits_the_budget(task, log, name):
             assert least * budget * (method.share >= 0.2) < served.bytes <= budget
         embedding = served.model.embedding
         held = sum(tensor.nbytes for tensor in embedding.state_dict().values())
-        held -= sum(row_bytes(of.width, method.precision) for of in embedding.modules() if isinstance(of, Rows))
+        held -= sum(parts.row_bytes(of.width, method.precision) for of in embedding.modules() if isinstance(of, Rows))
         assert held <= served.bytes or name in ("PEP", PRUNED_ELEMENTS) or contestant.is_ours
         assert served.peak_bytes > 0
         assert bool(served.model(torch.from_numpy(log.keys[:50]), torch.empty(50, 0)).isfinite().all())
@@ -333,9 +308,6 @@ def test_training_starts_as_the_librarys_touches_the_rows_of_its_batches_and_cou
     count = len(task.keys)
     gradients = 135 * 3 * (8 + 4 * task.dim)
     assert training.peak_bytes == pytest.approx(8 * count + 2 * 4 * task.dim * (count + 1) + gradients, abs=8)
-
-
-# The experiment
 
 
 def test_lists_are_refused(tmp_path):

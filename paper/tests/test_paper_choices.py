@@ -74,9 +74,8 @@ def test_l21_is_the_sparsest_that_costs_no_more_than_the_tolerance(limit):
     )
     chosen = choose_l21(stub, BASE)
     assert 4 <= len(stub.trials) == len(set(stub.trials)) <= 5
-    # They are spread over the feature rates that the grid covers.
     rates = np.log([stub.rate(value) for value in stub.trials])
-    assert np.abs(np.diff(np.sort(rates))).max() < 2.5
+    assert np.abs(np.diff(np.sort(rates))).max() < 2.5  # spread over those of the grid
     assert chosen == max(value for value in stub.trials if value <= min(limit, 0.09))
 
 

@@ -136,7 +136,7 @@ def test_the_rate_of_a_cut_off_counts_a_feature_for_each_field_with_rare_ones(lo
         assert (result.live, result.seen) == (len(kept) + len(fields), len(counts))
         assert result.feature_rate == result.live / result.seen
         mapped = np.array([[k if k in kept else k | (1 << 56) - 1 for k in row] for row in log.keys.tolist()])
-        assert result.auc == trained(replace(log, keys=mapped), BASE)[0].test.auc
+        assert result.auc == trained(replace(log, keys=mapped), BASE)[0].auc
 
 
 @pytest.mark.parametrize("merged", [1, 50, 1 << 22])

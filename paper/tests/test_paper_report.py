@@ -32,18 +32,17 @@ FACTS = Facts(
     hours=37.5,
     versions=(("python", "3.11.7"), ("sparsegroup", "0.1.0"), ("torch", "2.13.0")),
 )
-LAMBDAS = (0.0, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4)
+LAMBDAS = (0.0, 1e-6, 1e-5, 1e-4)
 LABELS = tuple(f"{group}{name}" for group in ("", "Group ") for name in ("Adam", "SGD", "A", "B", "C", "D"))
 
 
 def curves(name, *labels):
     """AUC over λ, 0 among them, with error bars."""
     series = [
-        Series(label, LAMBDAS, tuple(0.792 - 0.0012 * index - 10 * value for value in LAMBDAS), (4e-4,) * 6)
+        Series(label, LAMBDAS, tuple(0.79 - index / 1000 - 10 * value for value in LAMBDAS), (4e-4,) * len(LAMBDAS))
         for index, label in enumerate(labels)
     ]
-    note = "Error bars are one standard deviation over 5 seeds."
-    return Figure(name, "Test AUC along λ21", "λ21", "test AUC", tuple(series), x_scale="log", note=note)
+    return Figure(name, "Test AUC along λ21", "λ21", "test AUC", tuple(series), x_scale="log", note="Error bars: sd.")
 
 
 def sample_section():
@@ -111,10 +110,10 @@ def test_the_report_has_facts_pictures_and_sections_in_order(folder):
         "| computing, added up over processes | 37 h 30 min |",
         "| torch | 2.13.0 |",
         "```sh\nsparsegroup-paper run --data logs/criteo_small --seeds 5 | tee log\n```",
-        "*Error bars are one standard deviation over 5 seeds.*",
+        "*Error bars: sd.*",
     ):
         assert f"{line}\n" in text
-    assert "![Test AUC along λ21: test AUC over λ21. Error bars are one standard deviation over 5 seeds.](fig" in text
+    assert "![Test AUC along λ21: test AUC over λ21. Error bars: sd.](fig" in text
     pictures = re.findall(r"!\[.+?\]\((.+?)\)", text)
     assert pictures == [f"figures/sparsity-vs-auc-{name}.png" for name in ("two", "twelve", "frontier")]
     assert all((folder / path).is_file() for path in pictures)
@@ -226,7 +225,6 @@ def test_a_logarithmic_axis_has_ticks_to_read():
     for x, labels in (
         ((0.0, 1e-6, 1e-5, 1e-4), {"0", "1e-6", "1e-5", "0.0001"}),
         ((4.0, 8.0, 16.0, 32.0), {"4", "8", "16", "32"}),
-        (tuple(np.geomspace(0.001, 1, 30).tolist()), {"0.001", "0.01", "0.1", "1"}),
         (tuple(np.geomspace(0.1, 0.2, 30).tolist()), {"0.1", "0.15"}),
         ((0.01,), {"0.01"}),
     ):

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from distributed_cases import forking
-from experiment_cases import BASE, assert_same, counted, dataset_of, outcome, result_of, tiny_log, trained
+from experiment_cases import BASE, assert_same, click_log, counted, dataset_of, outcome, result_of, tiny_log, trained
 from sparsegroup.data import ClickLogError, MemoryLog
-from sparsegroup.training import Config, predict
+from sparsegroup.training import Config
 from sparsegroup_paper import lab as paper_lab
 from sparsegroup_paper.choices import best
 from sparsegroup_paper.datasets import PLAIN, Excerpt, open_dataset
 from sparsegroup_paper.lab import Lab, Worker, jobs_of
-from sparsegroup_paper.resampling import resampled_aucs
 from sparsegroup_paper.runs import CutOff, DeepLight, Gradual, Plain, Pruned, Results, Run
 
 # Excerpts
@@ -29,10 +28,8 @@ def test_an_excerpt_is_the_rows_around_the_test_set(log):
     assert (part.name, part.fields, part.lists, part.numbers) == (log.name, log.fields, (), ())
     for start, stop in ((0, 1_000), (850, 950), (899, 900), (900, 900)):
         batches = list(part.batches(start, stop, 300))
-        keys = [key for batch in batches for key in batch.keys.flatten().tolist()]
-        assert keys == log.keys[1_800 + start : 1_800 + stop].flatten().tolist()
-        labels = [label for batch in batches for label in batch.labels.tolist()]
-        assert labels == log.labels[1_800 + start : 1_800 + stop].tolist()
+        assert [key for batch in batches for key in batch.keys.tolist()] == log.keys[1_800:][start:stop].tolist()
+        assert [one for batch in batches for one in batch.labels.tolist()] == log.labels[1_800:][start:stop].tolist()
     for rows in (3_000, 10_000):  # all that there are
         whole = Excerpt(log, rows)
         assert (whole.train_rows, len(whole), whole.features) == (2_700, 3_000, log.features)
@@ -120,37 +117,24 @@ def test_what_was_run_is_not_run_again(log, tmp_path):
         return Lab(dataset_of(log), tmp_path, runs=2, workers=1, reporting=reported), reported
 
     first, reported = lab()
-    wanted = [(BASE, Plain()), (BASE, Pruned(0.2)), (BASE, Pruned(0.1, 0.1))]
-    samples = first.samples(wanted, name="all")
+    wanted = [(BASE, Plain()), (BASE, Pruned(0.2)), (BASE, Pruned(0.1, 0.1)), (BASE.replace(norm="metric"), Plain())]
+    samples = first.samples(wanted, name="all")  # the last is the first
     assert (reported.totals, reported.done) == ([("all", 6)], [1, 2, 4, 6])  # two methods share a job
+    assert samples[3].aucs.tolist() == samples[0].aucs.tolist()
     assert first.samples(wanted, name="again")[1].aucs.tolist() == samples[1].aucs.tolist()
     assert len(reported.totals) == 1
-
-    second, reported = lab()
-    [plain] = second.samples(wanted[:1], name="other process")
-    assert reported.totals == []
-    for ours, theirs in zip(plain.outcomes, samples[0].outcomes, strict=True):
-        assert_same(ours, theirs)
 
     # A write cut off between the two files is none.
     run = Run(BASE.replace(seed=1), Pruned(0.2))
     (tmp_path / "runs" / f"{run.key}.json").unlink()
     assert (tmp_path / "runs" / f"{run.key}.npy").exists()
+    second, reported = lab()  # of another process
     assert run not in second.results
     again = second.samples(wanted, name="one is missing")
     assert reported.totals == [("one is missing", 1)]
-    assert_same(again[1].outcomes[1], samples[1].outcomes[1])
-
-
-def test_a_lab_takes_a_method_for_each_seed_and_runs_once_what_is_wanted_twice(log, worker, tmp_path):
-    reported = Reported()
-    lab = Lab(dataset_of(log), tmp_path, runs=2, workers=1, reporting=reported)
-    methods = [Pruned(0.3), Pruned(0.1)]
-    one, same = lab.samples([(BASE, methods), (BASE.replace(norm="metric"), methods)], name="two")
-    assert reported.totals == [("two", 2)]
-    assert_same(one.outcomes[0], same.outcomes[0])
-    for seed, method in enumerate(methods):
-        assert_same(one.outcomes[seed], result_of(worker, Run(BASE.replace(seed=seed), method)))
+    for ours, theirs in zip(again, samples, strict=True):
+        for one, other in zip(ours.outcomes, theirs.outcomes, strict=True):
+            assert_same(one, other)
 
 
 def test_a_folder_of_another_log_is_refused(log, tmp_path):
@@ -170,19 +154,11 @@ def test_a_plain_run_is_plain_training(log, worker, validate):
     config = BASE.replace(l21=1e-3, seed=3)
     result = result_of(worker, Run(config, validate=validate))
     expected, model = trained(log, config, seed=3, train_rows=2_430 if validate else None)
-    assert (result.auc, result.log_loss) == (expected.test.auc, expected.test.log_loss)
-    assert (result.feature_rate, result.live) == (expected.feature_rate, expected.live_rows)
+    assert (result.auc, result.log_loss) == (expected.auc, expected.log_loss)
+    assert (result.feature_rate, result.live) == (model.embedding.feature_rate, model.embedding.num_live)
     assert 0 < result.live < result.seen == len(counted(log, 2_430 if validate else 2_700))
     values = np.concatenate([vectors.numpy().ravel() for _, vectors in model.embedding.items()])
     assert result.parameter_rate == np.count_nonzero(values) / (4 * result.seen)
-
-
-def test_resampled_aucs_are_those_of_the_predictions(log, worker):
-    result = result_of(worker, Run(BASE))
-    assert result.resampled.shape == (1_000,)
-    probabilities = predict(trained(log, BASE)[1], log.batches(2_700, 3_000, 4096)).probabilities()
-    again = resampled_aucs(log.labels[2_700:], probabilities)
-    np.testing.assert_array_equal(result.resampled, again.astype(np.float32))
 
 
 class Guarded(MemoryLog):
@@ -248,9 +224,7 @@ def test_several_processes_give_the_same_and_end_with_an_interruption(log, tmp_p
 
 
 def test_a_file_of_settings_gives_the_model_and_not_the_regularizer(tmp_path):
-    log = tmp_path / "log.csv"
-    log.write_text("label,a,b\n" + "".join(f"{i % 2},{i % 3},{i % 5}\n" for i in range(40)))
-    settings = tmp_path / "mine.yaml"
+    log, settings = click_log(tmp_path / "log.csv", 40), tmp_path / "mine.yaml"
     settings.write_text(
         f"data: {{log: {log}}}\nmodel: {{name: mlp, dim: 3}}\noptimizer: {{name: adagrad, l1: 0.1, penalty: hard}}\n"
         "training: {batch_size: 8}\n"

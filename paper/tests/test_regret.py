@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsegroup_paper.online import (
-    Absolute,
-    Game,
-    Logistic,
-    MomentOptimizer,
-    Player,
-    Problem,
-    Steady,
-    play,
-)
+from sparsegroup_paper.online import Absolute, Game, Logistic, MomentOptimizer, Player, Problem, Steady, play
 from sparsegroup_paper.regret import PROBLEMS, WEIGHTS, Analysis, Terms, counterexamples, growth_exponent, regret
 
 STEPS, RUNS = 120, 2
