@@ -49,7 +49,7 @@ LONG = (
     *("bfloat16", "gpu_kernels", "table_equivalence", "serving_model", "compiled_layouts", "objective_option"),
     *("module_export", "multi_task", "kill", "experiments", "sharded_command", "tutorial", "cli", "sharded_trainer"),
     *("network_step", "model", "sharded_checkpoints", "damage", "trials", "epoch_resume", "estimator_checks"),
-    *("continuous_page", "follow_command", "serve_command", "publisher_kills", "kafka_source", "joined_source"),
+    *("continuous_page", "follow_command", "serve_command", "publisher_kills", "message_sources", "joined_source"),
     *("sharded_training", "autograd", "resume_kinds", "gpu_optimizer", "cli_size", "estimator", "cli_columns"),
 )
 """Files of tests that take the most seconds: they begin first, so that no worker is left with one at the end.

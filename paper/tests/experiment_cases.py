@@ -1,30 +1,27 @@
 """A tiny data set for the experiments, and what they do written out plainly."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from sparsegroup.data import Batch, Log, MemoryLog, SyntheticConfig, synthetic_log
-from sparsegroup.training import ClickModel, Config, Metrics, Trainer, predict
+from sparsegroup.training import Config, Trainer, predict
 from sparsegroup_paper.datasets import PLAIN, Dataset
-from sparsegroup_paper.lab import Worker
-from sparsegroup_paper.runs import Outcome, Run
-from sparsegroup_paper.section import Cell, SectionTable
+from sparsegroup_paper.runs import Outcome
 
 BASE = Config.of(**PLAIN | {"model": "dcn", "dim": 4, "hidden": [8], "batch_size": 135, "lr": 1e-2})
 """Whole batches make up the 2,700 training rows of the tiny log, and nine tenths of them."""
 
 
-def tiny_log(rows: int = 3_000, seed: int = 1) -> MemoryLog:
+def tiny_log(rows=3_000, seed=1) -> MemoryLog:
     return synthetic_log(SyntheticConfig(rows=rows, cardinalities=(10, 50, 300), informative=0.4), seed=seed)
 
 
-def click_log(path: Path, rows: int = 2_000) -> Path:
+def click_log(path, rows=2_000):
     """A raw log in CSV whose label is a function of `color`."""
     lines = ["label,id,ts,color,size"]
     lines += [f"{int(i % 7 in (1, 3))},{i},{i},c{i % 7},{i * 2654435761 % 97}" for i in range(rows)]
@@ -49,12 +46,11 @@ class InMemory(Dataset):
 
     log: Log | None = None
 
-    def open(self) -> Log:
-        assert self.log is not None
+    def open(self):
         return self.log
 
 
-def dataset_of(log: Log, config: Config = BASE) -> InMemory:
+def dataset_of(log, config=BASE):
     return InMemory("tiny", None, len(log), config, log)
 
 
@@ -69,51 +65,29 @@ class OneBatchLog(Log):
     numbers: tuple[str, ...] = ()
     name: str = "batch"
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.batch)
 
-    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+    def batches(self, start, stop, size):
         for begin in range(start, stop, size):
             yield self.batch[begin : min(begin + size, stop)]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What plain training comes to: metrics on the rows after those trained on, and the table's size."""
-
-    test: Metrics
-    feature_rate: float
-    live_rows: int
-
-
-def trained(log: Log, config: Config, seed: int = 0, train_rows: int | None = None) -> tuple[Trained, ClickModel]:
-    """Plain training."""
+def trained(log, config, seed=0, train_rows=None):
+    """Plain training: metrics on the rows after those trained on, and the model."""
     model, optimizer = config.replace(seed=seed).build(log)
     stop, end = (log.train_rows, len(log)) if train_rows is None else (train_rows, log.train_rows)
     size = config.training.batch_size
     target = config.optimizer.target(optimizer, -(-stop // size))
     Trainer(model.embedding, model.network, optimizer, target=target).fit(log.batches(0, stop, size))
-    test = predict(model, log.batches(stop, end, 4096)).metrics()
-    return Trained(test, model.embedding.feature_rate, model.embedding.num_live), model
+    return predict(model, log.batches(stop, end, 4096)).metrics(), model
 
 
-def rows_of(model: ClickModel) -> Iterator[tuple[int, torch.Tensor]]:
-    """Key and vector of each live row."""
-    for keys, vectors in model.embedding.items():
-        yield from zip(keys.tolist(), vectors, strict=True)
-
-
-def live_keys(model: ClickModel) -> set[int]:
-    return {key for key, _ in rows_of(model)}
-
-
-def counted(log: MemoryLog, rows: int) -> Counter[int]:
+def counted(log, rows):
     return Counter(log.keys[:rows].flatten().tolist())
 
 
-def pruned_by_hand(
-    log: Log, config: Config, keep: float, share: float, stop: int, end: int
-) -> tuple[float, int, ClickModel]:
+def pruned_by_hand(log, config, keep, share, stop, end):
     """Train on the first whole batches, prune, train on the others, prune.
 
     Returns:
@@ -129,19 +103,25 @@ def pruned_by_hand(
     return predict(model, log.batches(stop, end, 4096)).metrics().auc, model.embedding.num_live, model
 
 
-def keep_largest(model: ClickModel, count: int) -> None:
-    rows = sorted((-float(torch.linalg.vector_norm(vector)), key) for key, vector in rows_of(model))
+def vectors_of(model):
+    """Key → vector of the live rows."""
+    parts = (zip(keys.tolist(), vectors, strict=True) for keys, vectors in model.embedding.items())
+    return {key: vector for part in parts for key, vector in part}
+
+
+def keep_largest(model, count):
+    rows = sorted((-float(torch.linalg.vector_norm(vector)), key) for key, vector in vectors_of(model).items())
     dropped = torch.tensor([key for _, key in rows[count:]], dtype=torch.int64)
     model.embedding.assign(dropped, torch.zeros(len(dropped), model.embedding.dim))
 
 
-def parts_of(model: ClickModel) -> tuple[dict[int, tuple[float, ...]], dict[str, tuple[float, ...]]]:
+def parts_of(model):
     """Key → vector of the live rows, and name → values of the network's parameters."""
-    vectors = {key: tuple(vector.tolist()) for key, vector in rows_of(model)}
+    vectors = {key: tuple(vector.tolist()) for key, vector in vectors_of(model).items()}
     return vectors, {name: tuple(p.detach().flatten().tolist()) for name, p in model.network.named_parameters()}
 
 
-def outcome(auc: float = 0.7, rate: float = 0.1, **others: Any) -> Outcome:
+def outcome(auc=0.7, rate=0.1, **others: Any) -> Outcome:
     values: dict[str, Any] = {
         "log_loss": 0.5,
         "parameter_rate": rate,
@@ -153,22 +133,20 @@ def outcome(auc: float = 0.7, rate: float = 0.1, **others: Any) -> Outcome:
     return Outcome(auc, feature_rate=rate, **(values | others))
 
 
-def records(table: SectionTable) -> list[dict[str, Any]]:
+def records(table):
     """Each row by the columns' names."""
     names = [column.name for column in table.columns]
     assert len(set(names)) == len(names)
-    cells: list[tuple[Cell, ...]] = [row for row in table.rows if len(row) == len(names)]
-    assert len(cells) == len(table.rows)
-    return [dict(zip(names, row, strict=True)) for row in cells]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
-def result_of(worker: Worker, run: Run) -> Outcome:
+def result_of(worker, run) -> Outcome:
     ((same, result),) = worker.carry_out([run])
     assert same == run
     return result
 
 
-def assert_same(ours: Outcome, theirs: Outcome) -> None:
+def assert_same(ours, theirs):
     """Equal but for the time it took."""
     for name, value in vars(replace(theirs, seconds=ours.seconds)).items():
         np.testing.assert_array_equal(getattr(ours, name), value, err_msg=name)

@@ -50,6 +50,8 @@ def test_dice_goes_by_the_batch_in_training_and_else_by_running_moments() -> Non
         few = dice.train()(some(rows, 2))
         assert torch.equal(few, dice.eval()(some(rows, 2)))
     assert torch.equal(dice.mean, before)
+    dice.train()(some(2, 2))
+    assert not torch.equal(dice.mean, before)
 
 
 def test_a_list_is_the_sum_of_its_values_weighted_by_the_candidate() -> None:

@@ -338,4 +338,4 @@ def test_l21_is_halfway_between_the_last_live_group_and_the_first_zero_one() -> 
     assert l21_for([empty, GroupCensus(np.array([1.0, 2.0]), 1.0, 2, 2, 1)], [1.0, 1.0], 1.0) == 1.5
     cheap, dear = GroupCensus(np.array([1.0, 2.0, 3.0]), 1.0, 3, 3, 1), GroupCensus(np.array([2.5]), 1.0, 1, 1, 10)
     assert l21_for([cheap, dear], [1.0, 10.0], 11.0) == 2.25
-    assert l21_for([cheap, GroupCensus(np.empty(0), 1.0, 0, 5, 1)], [24.0, 264.0], 48.0) == 1.5  # the empty costs nothing
+    assert l21_for([cheap, GroupCensus(np.empty(0), 1.0, 0, 5, 1)], [24.0, 264.0], 48.0) == 1.5

@@ -136,7 +136,7 @@ def test_weights_are_the_mean_over_the_last_steps_of_each_epoch() -> None:
 
 def test_weights_that_a_penalty_has_set_to_zero_stay_there() -> None:
     before, after = Weights(), Weights()
-    trainer_of(before, AveragedNetwork(STEPS, 0.5), after, l21=0.004).fit(batches())
+    trainer_of(before, AveragedNetwork(STEPS, 1.0), after, l21=0.004).fit(batches())
     zero = before.found[-1][0] == 0
     assert zero.any()
     assert not zero.all()

@@ -115,8 +115,9 @@ def test_a_checkpoint_keeps_what_a_callback_asks_for() -> None:
     later = trainer_with()
     later.load_state_dict(trainer.state_dict())
     later.callbacks.append(late)  # as a session does
-    later.fit(stream(2))
-    assert late.batches == 6
+    for batches in (6, 8):
+        later.fit(stream(2))
+        assert late.batches == batches
     state = trainer.state_dict()
     state["ranks"][0]["callbacks"]["Counter"] = "many"
     with pytest.raises(ValueError, match=r"callbacks\.Counter: a number is expected"):

@@ -34,6 +34,13 @@ def log() -> MemoryLog:
     return synthetic_log(SyntheticConfig(rows=12_000, cardinalities=(10, 100, 2_000)), seed=3)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    set_num_threads(2)
+    yield
+    set_num_threads(None)
+
+
 def built(log: MemoryLog, window: int = 100_000, **settings: object) -> tuple[ClickModel, Trainer]:
     model, optimizer = plain(**settings).build(log)
     return model, Trainer(model.embedding, model.network, optimizer, window=window)
@@ -93,6 +100,7 @@ def test_fit_is_the_loop_that_one_would_write_with_a_bag_as_the_mean_of_its_vect
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_a_point_tests_samples_before_they_are_trained_on_and_counts_their_features_alone(log: MemoryLog) -> None:
     _, trainer = built(log, 3_000, l21=0.0, dim=4)
     batch = next(log.batches(0, 3_000, 3_000))
@@ -190,13 +198,6 @@ def test_pruning_keeps_the_rows_of_largest_norm() -> None:
     torch.testing.assert_close(embedding.lookup(keys), torch.tensor([[0.0, 3.0], [0, 0], [-4.0, 0.0], [0, 0], [0, 0]]))
     with pytest.raises(ValueError, match=r"keep must be in \[0, 2\], got 6"):
         prune_rows(embedding, 6)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    set_num_threads(2)
-    yield
-    set_num_threads(None)
 
 
 @pytest.mark.usefixtures("two_threads")

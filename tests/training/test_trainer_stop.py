@@ -1,6 +1,7 @@
 """A training that is stopped anywhere, and goes on from a checkpoint, ends as one that was never stopped."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from following import Each
 from sparsegroup import GroupAdagrad, HashEmbedding, param_groups
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
+from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import MLP
 from sparsegroup.reporting.run_record import HistoryPoint, Metrics
 from sparsegroup.table import MinCount
@@ -80,6 +82,16 @@ class Training:
         return [points, weights, self.table.lookup(keys).tolist(), self.scheduler.get_last_lr()], self.table.num_seen
 
 
+@pytest.fixture
+def keys_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another thread looks the next batch's keys up, however few they are."""
+    monkeypatch.setattr("sparsegroup.table.table.pays_ahead", lambda keys: True)
+    set_num_threads(2)
+    yield
+    set_num_threads(None)
+
+
+@pytest.mark.usefixtures("keys_ahead")
 @pytest.mark.parametrize(("at", "admit_after"), [(1, 2), (3, 1), (7, 2), (8, 1), (14, 1)])
 def test_it_continues_as_if_it_had_not_been_stopped(tmp_path: Path, at: int, admit_after: int) -> None:
     whole = Training(admit_after=admit_after)
