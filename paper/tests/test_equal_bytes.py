@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiment_cases import BASE, OneBatchLog, click_log, dataset_of
@@ -61,6 +61,7 @@ def test_factors_and_divisors(number):
 
 
 @settings(max_examples=50)
+@example([1], 32)
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=20), st.integers(1, 10**6))
 def test_fields_share_a_budget(features, budget):
     least = 32
@@ -180,6 +181,7 @@ def test_the_sketch_finds_heavy_keys():
         seen.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
         sketch.add(torch.from_numpy(keys), torch.from_numpy(counts).float())
     assert float(sketch.scores.sum()) == sum(seen.values())
+    assert not len(embeddings.HotSketch(64, 0).best(5))
     heavy = {key for key, _ in seen.most_common(40)}
     assert len(heavy & set(sketch.best(60).tolist())) >= 38
 

@@ -67,11 +67,11 @@ def test_a_grid_ends_where_lambda_does_nothing_and_the_papers_recipe_has_the_pap
 
 @pytest.mark.parametrize("limit", [1e-3, 1e-2, 1.0])
 def test_l21_is_the_sparsest_that_costs_no_more_than_the_tolerance(limit):
-    # Flat up to the limit, but for less than the tolerance; then it falls. The sparsest of all has diverged.
-    stub = Stub(
-        falling(1e-3),
-        lambda value: math.nan if value > 0.09 else 0.7 - (0.9 * TOLERANCE if value <= limit else 2 * TOLERANCE),
-    )
+    def auc(value):
+        """Falls by less than the tolerance up to the limit, then by more; the sparsest of all has diverged."""
+        return math.nan if value > 0.09 else 0.7 - TOLERANCE * (0 if value <= 1e-3 else 0.9 if value <= limit else 2)
+
+    stub = Stub(falling(1e-3), auc)
     chosen = choose_l21(stub, BASE)
     assert 4 <= len(stub.trials) == len(set(stub.trials)) <= 5
     rates = np.log([stub.rate(value) for value in stub.trials])
