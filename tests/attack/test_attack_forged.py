@@ -141,7 +141,7 @@ def test_forged_studies_and_their_journals(study: Path) -> None:
     path.write_bytes(whole)
     assert set(found) == {"works", "refused"}
     found.clear()
-    for text in random.Random(0).sample(list(forged_journals(lines)), 50):
+    for text in random.Random(0).sample(list(forged_journals(lines)), 60):
         journal.write_text(text)
         found[outcome_of(study, journal.name)] += 1
     assert set(found) == {"works", "refused"}

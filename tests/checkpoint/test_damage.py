@@ -158,6 +158,11 @@ def of_group(**changes: Any) -> Callable[[dict[str, Any]], object]:
     return lambda content: content["state"]["optimizers"][0]["param_groups"][0].update(changes)
 
 
+def numpy_rng(content: dict[str, Any]) -> list[Any]:
+    generator: list[Any] = content["state"]["ranks"][0]["rng"]["numpy"]["__tuple__"]
+    return generator
+
+
 def rename_file(content: dict[str, Any], new: str) -> None:
     content["files"][new] = content["files"].pop(TABLE)
     content["tables"][new] = content["tables"].pop(TABLE)
@@ -187,9 +192,16 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "many rows": of_table(rows=1 << 60),
     "many rows written": of_table(written=1 << 31),
     "fewer keys seen than rows": of_table(seen=1),
+    "no buckets": of_table(buckets=0),
     "more optimizers": lambda content: content["state"]["optimizers"].append(content["state"]["optimizers"][0]),
     "a parameter that is not there": of_group(params=[1]),
-    "eps beyond float32": of_group(eps=1 << 70),
+    "eps beyond float32": of_group(eps=1e308),
+    "a step that is no count": lambda content: content["state"]["optimizers"][0]["state"]["__items__"][0][1].update(
+        step=1e308
+    ),
+    "a number for a weight": lambda content: content["state"]["model"].update({"network.0.weight": 3}),
+    "a place beyond NumPy's words": lambda content: numpy_rng(content).__setitem__(2, 625),
+    "a number that NumPy has drawn or not": lambda content: numpy_rng(content).__setitem__(3, 2),
     "weight decay": of_group(weight_decay=0.1),
     "empty entries": lambda content: content["state"]["optimizers"][0].update(
         state={"__items__": [[number, {}] for number in range(6)]}
@@ -209,6 +221,12 @@ SAID = {
     "a missing tensor": "the tensor 'x' is missing",
     "an unknown dtype": "the dtype 'int3' is unknown",
     "eps beyond float32": "eps is beyond float32",
+    "a step that is no count": "step: a count is expected, got 1e+308",
+    "a number for a weight": "network.0.weight is int there, float32 [4, 9] in the model",
+    "a place beyond": "numpy: 624 words and a place among them are expected",
+    "a number that NumPy": "numpy: a number that was drawn ahead is expected",
+    "no buckets": "buckets: 0 cannot hold",
+    "fewer keys seen": "seen: 1 keys cannot have",
     "weight decay": "weight_decay cannot be applied to rows",
 }
 
@@ -245,7 +263,7 @@ def test_tensors_of_another_form(folder: Path, victim: Training, file: str, name
         if ((array.dtype, array.shape) != (tensor.dtype, tensor.shape) and (name, what) not in CONVERTED)
         or (name, what) == ("keys", "the first twice")
     ]
-    for array in [*others, *([np.arange(-40, 40)] if name == "dropped" else [])]:
+    for array in [None, *others, *([np.arange(-40, 40)] if name == "dropped" else [])]:
         path.write_bytes(with_array(path, name, array))
         seal_file(manifest, file)
         with unchanged(victim), pytest.raises(CheckpointError, match=last(folder).name):

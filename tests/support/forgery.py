@@ -139,11 +139,13 @@ def forged_tensors(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
             yield f"{name}: {what}", partial(with_array, path, name, other)
 
 
-def with_array(path: Path, name: str, array: np.ndarray[Any, Any]) -> bytes:
-    """The bytes of a safetensors file with another array in the place of one."""
+def with_array(path: Path, name: str, array: np.ndarray[Any, Any] | None) -> bytes:
+    """The bytes of a safetensors file with another array in the place of one, or without it."""
     with safe_open(path, "numpy") as file:
         metadata = file.metadata()
-    return save({**load_file(path), name: np.ascontiguousarray(array)}, metadata)
+    tensors = load_file(path)
+    del tensors[name]
+    return save(tensors if array is None else {**tensors, name: np.ascontiguousarray(array)}, metadata)
 
 
 def forged_arrays(array: np.ndarray[Any, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
