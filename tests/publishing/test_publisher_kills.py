@@ -73,9 +73,11 @@ def test_a_publisher_that_is_killed_leaves_what_can_be_read(begun: Path, tmp_pat
     possible = next_release(place)
     kinds = []
     for at, name in enumerate(operations):
-        last = operations[at - 1] if at else ""
+        last = operations[at - 1].split()[0] if at else ""
         if last == "sync" or (name.startswith("open ") and not last.startswith("os.re")):
             continue  # the disk is as it was
+        if name.startswith("os.remove") and last == "os.remove":
+            continue  # some of a folder's files are removed, as before the first
         shutil.rmtree(place)
         shutil.copytree(begun, place)
         killed(place, at, "middle" if name.endswith("…") else "before")
