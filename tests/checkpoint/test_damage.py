@@ -208,6 +208,8 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     ),
     "no ranks": lambda content: content["state"].update(ranks=[]),
     "a missing tensor": lambda content: content["state"]["ranks"][0]["rng"].update(torch={"__tensor__": "x"}),
+    "a tensor of no name": lambda content: content["state"]["ranks"][0]["rng"].update(torch={"__tensor__": []}),
+    "a group without parameters": lambda content: content["state"]["optimizers"][0].update(param_groups=[{}]),
     "an unknown dtype": lambda content: content["state"].update(extra={"__dtype__": "int3"}),
     "a key that is a mapping": lambda content: content["state"].update(extra={"__items__": [[{}, 1]]}),
 }
