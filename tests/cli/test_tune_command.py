@@ -105,11 +105,12 @@ def test_what_cannot_be_is_said_in_one_line(log: Path, tmp_path: Path, ok: Run, 
         ((log, "--tune-rows", 10**6), "--tune-rows is 1,000,000, but"),
         ((log, "--out", "study"), "study holds a study; give another --out, or `sparsegroup tune --resume study`"),
         ((log, "--out", tmp_path), f"{tmp_path} is not empty; give another --out"),
+        ((log, "--model", "lr", "--dim", 8, "--out", "new"), "dim must be 1, got 8"),
         ((log, "--resume", "study", "--lr", 0.1), "--resume takes everything from the study, and no log, lr"),
         (("--resume", tmp_path), "no study of `tune` (study.json is missing)"),
     ):
         assert message in refused("tune", *arguments)
-    assert not (tmp_path / "studies").exists()
+    assert not [name for name in ("studies", "new") if (tmp_path / name).exists()]
     log.write_text(log.read_text() + "1,9999,c1,n5,s5\n")
     assert "is not what it was when the study began" in refused("tune", "--resume", "study", "--trials", 2)
 

@@ -49,6 +49,7 @@ WRONG = [
     ("train log.csv --l21 -1", "error: the command line: optimizer: l21 must be >= 0, got -1"),
     ("train log.csv --lr nan", "lr must be finite and >= 0, got nan"),
     ("train log.csv --optimizer ftrl", "the optimizer ftrl has no default learning rate: give lr"),
+    ("train log.csv --network-lr -1", "optimizer: network_lr: lr must be finite and >= 0, got -1"),
     ("train log.csv --batch-size 0", "training.batch_size: input should be greater than or equal to 1, got 0"),
     ("train log.csv --set 'optimizer.options={{betas: 3}}'", "betas"),
     ("train log.csv --norm l2", "'l2' is not one of 's'"),
