@@ -28,7 +28,7 @@ from sparsegroup.training.session import Session
 PREPARED, RUN, EXPORT, DELTA, CUT, CHAIN = "prepared-log", "run", "export", "delta", "cut-off", "chain"
 
 
-_NAMES = re.compile(r"\.(json|jsonl|yaml|safetensors|parquet)\b|step-\d{12}|export|delta|/run: ")
+_NAMES = re.compile(r"\.(json|jsonl|yaml|safetensors|parquet)\b|step-\d{12}|export|delta|/(run|cut-off): ")
 
 
 class Target:
