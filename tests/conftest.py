@@ -13,6 +13,7 @@ if not torch.cuda.is_available():  # Triton's kernels are interpreted; it looks 
 
 from command import Done, Run, call
 from distributed_cases import Ranks
+from sparsegroup.kernels.cpu import threads
 from sparsegroup.reporting import page
 
 collect_ignore = ["installed"]
@@ -88,3 +89,11 @@ def four_ranks() -> Iterator[Ranks]:
     started = Ranks(4)
     yield started
     started.end()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """With one thread, a table looks up nothing ahead."""
+    threads.set_num_threads(2)
+    yield
+    threads.set_num_threads(None)

@@ -1,7 +1,7 @@
 """Rows that the table drops: zero or unused ones, and those for which there is no room, in loops of all kinds."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from sparsegroup import (
     UnusedFor,
 )
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
-from sparsegroup.kernels.cpu import threads
 from sparsegroup.settings.declared import age_of
 from sparsegroup.table import RankingPolicy, RowBlock
 from sparsegroup.table.directory.admission import OccurrenceSketch
@@ -203,14 +202,6 @@ def test_a_gradient_of_rows_that_are_no_longer_is_refused() -> None:
     with pytest.raises(RuntimeError, match="has dropped rows by itself"):
         optimizer.step()
     assert_identical(before, table.lookup(torch.arange(5)))
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """With one thread, nothing is looked up ahead."""
-    threads.set_num_threads(2)
-    yield
-    threads.set_num_threads(None)
 
 
 @pytest.mark.usefixtures("two_threads")

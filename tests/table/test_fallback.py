@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from optimizer_cases import assert_identical, backward
 from over import over
 from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, MinCount, TargetRate, param_groups
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
-from sparsegroup.kernels.cpu import threads
 from sparsegroup.serving import open_trained
 from sparsegroup.table.lookup.fallback import field_numbers
 
@@ -161,13 +159,6 @@ def test_the_fallback_vector_and_the_row_both_learn_from_them() -> None:
     torch.testing.assert_close(table.fallback.grad[0], gradient[hidden].sum(dim=0))
     assert table.weight.grad._nnz() == len(NEW)
     torch.testing.assert_close(table.weight.grad._values(), gradient)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    threads.set_num_threads(2)
-    yield
-    threads.set_num_threads(None)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -1,7 +1,7 @@
 """A frozen table, `requires_grad_(False)`, stays what it is in training mode, as a frozen `nn.Embedding` does."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from over import over
 from sparsegroup import FieldTables, GroupAdagrad, HashEmbedding, HashEmbeddingBag
-from sparsegroup.kernels.cpu import threads
 from sparsegroup.models import MLP
 from sparsegroup.table import UnusedFor
 from sparsegroup.training import Trainer
@@ -43,13 +42,6 @@ def test_it_looks_up_as_in_evaluation_mode(only_weight: bool, fallback: bool) ->
     table(NEW)
     assert torch.equal(table.lookup(NEW), table.initial(NEW))
     assert (table.num_rows, table.num_seen) == (16, 16)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    threads.set_num_threads(2)
-    yield
-    threads.set_num_threads(None)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -21,17 +21,10 @@ from sparsegroup.table.lookup import kernels
 from sparsegroup.table.lookup.lookup import CHUNK, GRAIN, RowLookup
 from table_cases import REGULARIZED, pull, stream, through_a_file
 
-pytestmark = ALLOW_CREATE_GRAPH
+pytestmark = [ALLOW_CREATE_GRAPH, pytest.mark.usefixtures("two_threads")]
 
 COUNT = 6000
 KEYS, OTHERS = torch.arange(COUNT), torch.arange(COUNT // 2, COUNT // 2 + COUNT)
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    threads.set_num_threads(2)
-    yield
-    threads.set_num_threads(None)
 
 
 def new_table(dim: int = 3, **options: object) -> HashEmbedding:

@@ -1,7 +1,6 @@
 """The trainer against a loop written out, on streams with weights, bags and plain tensors; and what it measures."""
 
 import re
-from collections.abc import Iterator
 from itertools import product
 from typing import get_args
 
@@ -14,7 +13,6 @@ from plain_settings import plain
 from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch
-from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import DCN, MLP
 from sparsegroup.serving.frozen import FrozenTable, live_rows
 from sparsegroup.serving.frozen_model import frozen_copy
@@ -32,13 +30,6 @@ from sparsegroup.training.predictions import logits_over
 @pytest.fixture(scope="module")
 def log() -> MemoryLog:
     return synthetic_log(SyntheticConfig(rows=12_000, cardinalities=(10, 100, 2_000)), seed=3)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    set_num_threads(2)
-    yield
-    set_num_threads(None)
 
 
 def built(log: MemoryLog, window: int = 100_000, **settings: object) -> tuple[ClickModel, Trainer]:
