@@ -275,7 +275,9 @@ class GroupOptimizer(Optimizer):
         )
 
     def _take_step(self, closure: Callable[[], float] | None = None) -> float | None:
-        with torch.no_grad():
+        is_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # which `torch.no_grad` takes ten times as long for
+        try:
             self._check_ready()
             loss = None
             if closure is not None:
@@ -287,6 +289,8 @@ class GroupOptimizer(Optimizer):
             for step, plans in planned:
                 step.run(plans, self.state, self._memories, self._backends)
             return loss
+        finally:
+            torch._C._set_grad_enabled(is_enabled)
 
     _watched_step = Optimizer.profile_hook_step(_take_step)
 

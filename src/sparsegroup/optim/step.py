@@ -363,8 +363,9 @@ class GroupStep:
         if known is None or known[1] != steps.data_ptr():
             known = self._counters[id(steps)] = steps, steps.data_ptr(), array_of(steps)
         counter = known[2]
-        counter += 1
-        return float(counter)
+        count: float = counter.item() + 1.0
+        counter[()] = count
+        return count
 
     def _is_repeatable(self, plan: TensorPlan) -> bool:
         """Whether it does nothing but step a tensor with its gradient unchanged."""

@@ -366,8 +366,9 @@ class HashEmbedding(TableCounts, nn.Module):
 
     def own_vectors(self, keys: Tensor) -> Tensor:
         """As `forward`, of keys that all belong to this rank: for what exchanges keys and vectors by itself."""
-        info, vectors, _ = self.table.look_up(keys, self.is_trained)
-        return for_autograd(self.weight, info, vectors).view(*keys.shape, vectors.shape[1])
+        weight = self.weight
+        info, vectors, _ = self.table.look_up(keys, self.training and weight.requires_grad)
+        return for_autograd(weight, info, vectors.resize_(*keys.shape, vectors.shape[1]))  # a view could not be changed
 
     @untraced
     def _sharded_vectors(self, across: ShardedLookup, keys: Tensor) -> Tensor:

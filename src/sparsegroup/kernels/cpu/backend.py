@@ -16,7 +16,6 @@ from sparsegroup.kernels.step import (
     ParameterMemory,
     StepConstants,
     TensorPlan,
-    array_of,
     compute_dtype,
 )
 from sparsegroup.rules import Rule
@@ -97,13 +96,14 @@ class CpuBackend(Backend):
         assert plan.rows is not None
         if not len(plan.rows):
             return
-        memory = plan.memory
+        memory, rows = plan.memory, plan.rows.contiguous()
         dtype = NUMPY_DTYPES[memory.dtype]
         row_bytes, parts = memory.width * dtype.itemsize, len(memory.parts)
         step.advance_rows(
             self.rule,
             dtype,
-            array_of(plan.rows.contiguous()),
+            rows.data_ptr(),
+            len(rows),
             step.ONE_PAGE,
             step.row_layout(row_bytes, tuple(memory.addresses), (row_bytes,) * parts, (WHOLE,) * parts),
             _addresses([plan]),

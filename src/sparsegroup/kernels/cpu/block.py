@@ -254,7 +254,7 @@ def advance_large(
 
 def step(
     turns: Any, work: Any, counts: Any, base: Any, gradients: Any, widths: Any,
-    pages: Any, shift: int, stride: int, lines: Any, rows: Any, seed: int,
+    pages: Any, shift: int, stride: int, lines: Any, rows_at: int, seed: int,
     scalars: Any, taus: Any, initial: Any, constants: Any, penalty: Any, weigh_at: int, shrink_at: int, frozen: bool,
 ) -> None:  # fmt: skip
     """The step over pieces of tensors, or over rows of one. Gives how many more rows are non-zero than before.
@@ -272,7 +272,8 @@ def step(
         pages, shift, stride: Part p of row r begins at
             `pages[r >> shift] + (r & (2**shift - 1)) * stride + base[0, p]`; `pages` is `[p]` int64.
         lines: `[l]` int64: with 0 for `base[0, p]`, the places that are in different cache lines.
-        rows: `[n]` int64, the distinct rows of the gradient's n groups, or empty: then groups are contiguous.
+        rows_at: Address of the distinct rows of the gradient's groups, `[counts[0]]` int64, or 0: then groups are
+            contiguous.
         seed: The seed of the rounding of bfloat16.
         scalars: `[tensors, s]`, from the rule.
         taus: `[tensors]`, √d λ21 scaled to the norm.
@@ -286,7 +287,8 @@ def step(
     parameters = (constants[0], constants[1], constants[2], constants[3], zero, one)
     threshold = (np.int64(weigh_at), np.int64(shrink_at), np.int64(penalty.ctypes.data))
     size = constants.itemsize
-    in_rows = len(rows) > 0
+    in_rows = rows_at != 0
+    rows = array_at(rows_at, counts[0] if in_rows else np.int64(0), np.int64(0))
     if IS_WIDE:
         widest = np.int64(1)
         for t in range(len(widths)):

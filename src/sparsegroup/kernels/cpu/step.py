@@ -59,7 +59,7 @@ class Pages(NamedTuple):
 ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 """For rows that are found without pages."""
 
-_NO_ROWS = (*ONE_PAGE, 0, np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
+_NO_ROWS = (*ONE_PAGE, 0, np.zeros(0, np.int64), 0, 0)
 
 
 class Tensors:
@@ -100,7 +100,8 @@ def advance_tensors(
 def advance_rows(
     rule: Rule,
     dtype: np.dtype[Any],
-    rows: Int64s,
+    rows_at: int,
+    count: int,
     pages: Pages,
     layout: RowLayout,
     gradients: Int64s,
@@ -109,19 +110,19 @@ def advance_rows(
     settings: StepConstants,
     seed: int = 0,
 ) -> int:
-    """The step over distinct rows `[n]` of `width` elements; gives how many more of them are non-zero than before.
+    """The step over `count` distinct rows of `width` elements; gives how many more of them are non-zero than before.
 
-    The arithmetic is in `dtype`, float32 or float64. `gradients`, `scalars` and `seed` are `block.step`'s.
+    The arithmetic is in `dtype`, float32 or float64. `rows_at`, `gradients`, `scalars` and `seed` are `block.step`'s.
     """
-    where = (*pages, layout.stride, layout.lines, rows, seed)
-    work = _pieces_of_rows(width, -(-len(rows) // 256) * 256)
+    where = (*pages, layout.stride, layout.lines, rows_at, seed)
+    work = _pieces_of_rows(width, -(-count // 256) * 256)
     taus = _taus(settings, dtype, (width,))
     return threads.share(
         step_kernel(rule, layout.kinds, width > block.BLOCK),
-        *(work, np.array([len(rows)]), layout.offsets, gradients, np.array([width]), *where, scalars, taus),
+        *(work, np.array([count]), layout.offsets, gradients, np.array([width]), *where, scalars, taus),
         *_constants(settings, dtype, layout.kinds),
         settings.frozen,
-        alone=len(rows) * width < GRAIN,
+        alone=count * width < GRAIN,
     )
 
 
@@ -202,9 +203,7 @@ def is_ready(rule: Rule, kinds: Kinds, is_wide: bool, dtype: np.dtype[Any]) -> b
     layout = row_layout(0, (0,) * len(kinds), (1,) * len(kinds), kinds)
     scalars, width = np.zeros((1, len(scalar_names(rule))), dtype), block.BLOCK + 1 if is_wide else 1
     try:
-        advance_rows(
-            rule, dtype, np.zeros(0, np.int64), ONE_PAGE, layout, np.zeros((1, 2), np.int64), width, scalars, settings
-        )
+        advance_rows(rule, dtype, 0, 0, ONE_PAGE, layout, np.zeros((1, 2), np.int64), width, scalars, settings)
     except NumbaError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(

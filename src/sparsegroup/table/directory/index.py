@@ -206,7 +206,7 @@ class Index:
         self._note_pages()
 
     def _note_pages(self) -> None:
-        self.pages = int(self._pages.addresses.ctypes.data)
+        self.pages = self._pages.place
         self.state[PHYSICAL] = len(self._pages) * PAGE_BUCKETS
 
     def extend(self) -> None:

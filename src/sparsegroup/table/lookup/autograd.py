@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from sparsegroup.kernels.step import array_of
 from sparsegroup.optim.table_parameter import HEIGHT, StoredParameter, attach
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.lookup import kernels
@@ -40,7 +41,7 @@ class KeySearch:
 
     Attributes:
         inverse: `[n]`, the place of each key among the distinct ones.
-        rows: `[distinct]` int64, their rows, `ABSENT` for none; `row_array` is the same memory.
+        rows: `[distinct]` int64, their rows, `ABSENT` for none.
         absent: How many of the distinct keys have no row.
     """
 
@@ -50,11 +51,13 @@ class KeySearch:
     masked: Int64s = np.empty(0, np.int64)  # the places of new keys whose vectors fallback vectors have replaced
     sorted_keys: SortedKeys | None = None  # if a search ahead of time has sorted them
 
-    def __init__(
-        self, keys: Int64s, inverse: Int32s, rows: Tensor, row_array: Int64s, absent: int, numbering: "RowNumbering"
-    ) -> None:
-        self.keys, self.inverse, self.rows, self.row_array = keys, inverse, rows, row_array
-        self.absent, self.numbering = absent, numbering
+    def __init__(self, keys: Int64s, inverse: Int32s, rows: Tensor, absent: int, numbering: "RowNumbering") -> None:
+        self.keys, self.inverse, self.rows, self.absent, self.numbering = keys, inverse, rows, absent, numbering
+
+    @property
+    def row_array(self) -> Int64s:
+        """The memory of `rows`."""
+        return array_of(self.rows)
 
     @property
     def new_places(self) -> Int64s:
@@ -148,7 +151,7 @@ class RowNumbering:
             )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GradientLines:
     """How the lines of a lookup's gradient belong to rows.
 
@@ -175,7 +178,7 @@ class GradientLines:
         return replace(self, count=count) if self.order is None else None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LookupInfo:
     """What autograd must know of a lookup."""
 
@@ -202,7 +205,7 @@ class LookupResult(NamedTuple):
 
 
 def for_autograd(weight: StoredParameter, info: LookupInfo, vectors: Tensor) -> Tensor:
-    """The vectors of a lookup, `[keys, dim]`, with a graph if `weight` and autograd want one."""
+    """The `vectors` of a lookup, `[…, dim]`, with a graph if `weight` and autograd want one."""
     if torch.is_grad_enabled() and weight.requires_grad:
         result: Tensor = _Lookup.apply(weight, info, [vectors])  # type: ignore[no-untyped-call]
         return result
@@ -225,9 +228,10 @@ class _Lookup(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         info = ctx.info
         info.numbering.check()
-        if info.inverse is None:
-            values = gradient.contiguous()  # or autograd would copy it, and the rows with it
+        if info.inverse is None:  # contiguous, or autograd would copy it, and the rows with it
+            values = gradient.reshape(-1, gradient.shape[-1]).contiguous()
         elif torch.is_grad_enabled():  # create_graph=True
+            gradient = gradient.reshape(-1, gradient.shape[-1])
             values = _Sum.apply(gradient, info.inverse, len(info.rows))  # type: ignore[no-untyped-call]
         else:
             values = kernels.added_up(info.inverse, gradient, len(info.rows))

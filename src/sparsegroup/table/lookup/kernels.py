@@ -16,7 +16,7 @@ from torch import Tensor
 from sparsegroup.kernels.cpu.intrinsics import add, log, on_stack, sin_cos
 from sparsegroup.kernels.cpu.jit import array_at, copy, jitted, kernel, load, prefetch
 from sparsegroup.kernels.cpu.threads import done, enter, leave, take, wait
-from sparsegroup.kernels.step import array_of
+from sparsegroup.kernels.step import NUMPY_DTYPES
 from sparsegroup.table.directory.buckets import (
     ABSENT,
     AHEAD,
@@ -119,34 +119,99 @@ _memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEA
 
 
 @jitted
-def distinct_in_order(keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, secret: Any) -> Any:
-    """The distinct keys in order of appearance; `seen` is scratch memory, `slots_for(n)` int32 or more."""
-    for i in range(len(keys)):  # in a separate loop, for vector instructions
-        hashes[i] = hash_of(keys[i], secret)
+def distinct_in_order(
+    keys: Any, seen: Any, distinct: Any, hashes: Any, appeared: Any, inverse: Any, secret: Any, guess: Any
+) -> Any:
+    """The distinct ones of `keys` `[n]` in order of appearance; gives their number.
+
+    `inverse` `[n]` becomes the place of each key among them, and `hashes` their hashes. `guess` is about how many there
+    are: a table of eight times as many slots is sparse, and small enough for the second-level cache.
+
+    A first loop, without branches, looks only at the slot that a key's hash gives. The few keys whose slot another key
+    has come after that, and the new ones among them are merged with the others. See `SeenKeys` for scratch memory.
+    """
+    n = len(keys)
     slots = 16
-    while slots < 2 * len(keys):
+    while slots < 2 * n:
         slots *= 2
-    for slot in range(slots):  # no more than the keys need, because each lookup clears them
-        seen[slot] = 0
-    mask = slots - 1
-    count = 0
-    for i in range(len(keys)):
-        key = keys[i]
-        hashed = hashes[i]
-        slot = hashed & mask
-        # As if it were new: a key that is not differs from what its slot says, and what is written here is overwritten.
-        distinct[count] = key
-        hashes[count] = hashed
-        while True:
+    most = slots
+    while slots > 16 and slots >= 16 * guess:
+        slots //= 2
+    while True:
+        for i in range(n):  # in a separate loop, for vector instructions
+            hashes[i] = hash_of(keys[i], secret)
+        for slot in range(slots):
+            seen[slot] = 0
+        mask = slots - 1
+        count, left = 0, n
+        for i in range(n):
+            key, hashed = keys[i], hashes[i]
+            slot = hashed & mask
             number = seen[slot]
-            place = count if number == 0 else number - 1
-            if distinct[place] == key:
+            is_new = int(number == 0)
+            is_there = is_new | int(distinct[number - 1 + is_new] == key)
+            # As if it were new: what is written here is overwritten if it is not.
+            distinct[count], hashes[count], appeared[count] = key, hashed, i
+            place = count if is_new else number - 1
+            seen[slot] = place + 1
+            inverse[i] = place
+            count += is_new
+            appeared[left] = i
+            left += int(is_there == 0)
+        end = n
+        if 2 * count <= slots:
+            for k in range(n, left):
+                i = appeared[k]
+                hashed = hash_of(keys[i], secret)
+                slot = hashed & mask
+                while True:
+                    slot = (slot + 1) & mask
+                    number = seen[slot]
+                    if number == 0:
+                        distinct[end], hashes[end], appeared[end], inverse[i] = keys[i], hashed, i, end
+                        end += 1
+                        seen[slot] = end
+                        break
+                    if distinct[number - 1] == keys[i]:
+                        inverse[i] = number - 1
+                        break
+                if 2 * (count + end - n) > slots:
+                    break
+            if 2 * (count + end - n) <= slots:
                 break
-            slot = (slot + 1) & mask
-        seen[slot] = place + 1
-        inverse[i] = place
-        count += int(place == count)
-    return count
+        slots = min(4 * slots, most)
+    if end > n:
+        _merge(distinct, hashes, appeared, inverse, count, end)
+    return count + end - n
+
+
+@jitted
+def _merge(distinct: Any, hashes: Any, appeared: Any, inverse: Any, count: Any, end: Any) -> None:
+    """Put the distinct keys at the places n, …, `end` - 1 among the first `count`, by where each has `appeared`."""
+    n = len(inverse)
+    to, last = count + end - n - 1, count - 1
+    for k in range(end - 1, n - 1, -1):
+        while last >= 0 and appeared[last] > appeared[k]:
+            distinct[to], hashes[to], appeared[last] = distinct[last], hashes[last], to
+            to -= 1
+            last -= 1
+        distinct[to], hashes[to], appeared[k] = distinct[k], hashes[k], to
+        to -= 1
+    for k in range(last + 1):
+        appeared[k] = k
+    for i in range(n):
+        inverse[i] = appeared[inverse[i]]
+
+
+class SeenKeys:
+    """Scratch memory of `distinct_in_order` for `size` keys; `share` is that of distinct keys when it was used last."""
+
+    def __init__(self, size: int) -> None:
+        self.seen = np.empty(1 << max(4, (2 * size - 1).bit_length()), np.int32)
+        self.distinct, self.hashes = np.empty((2, 2 * size), np.int64)
+        self.appeared = np.empty(2 * size, np.int32)
+        self.nbytes = int(self.seen.nbytes + self.distinct.nbytes + self.hashes.nbytes + self.appeared.nbytes)
+        self.size, self.share = size, 1.0
 
 
 @jitted
@@ -225,28 +290,32 @@ def _spread(inverse: Any, first: int, last: int, source: Any, target: Any, width
 
 
 def _look_up(
-    turns: Any, finds: bool, fetches: bool, keys: Any, seen: Any, distinct: Any, hashes: Any, inverse: Any, count: Any,
-    rows: Any, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int, vectors: Any, out: Any, zero: Any,
+    turns: Any, finds: bool, fetches: bool, keys: Any, seen: Any, distinct: Any, hashes: Any, appeared: Any,
+    inverse: Any, count: Any, rows_at: int, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int,
+    vectors: Any, target: int, zero: Any,
 ) -> None:  # fmt: skip
     """Keys to vectors, in three phases of which the first is one piece. Gives the number of distinct keys not found.
 
     The first finds the distinct keys in order of appearance, and the place of each key among them (`inverse`, `count`);
     the second their `rows`, or `ABSENT`, prefetches these and copies the vectors, a piece at a time; the third gives
-    each key its vector in `out`. Without `finds`, `inverse`, `count` and `rows` are known. Without `fetches`, the rows
-    are only prefetched, for another call that fetches.
+    each key its vector in `target`. Without `finds`, `inverse`, `count` and `rows` are known. Without `fetches`, the
+    rows are only prefetched, for another call that fetches.
 
-    `turns` shares the work (see `kernels.cpu.threads`); `seen`, `distinct`, `hashes` and `vectors` are scratch memory.
-    `state` and `pages` are the index's; `row_pages`, `shift` and `row_bytes` say where rows are: the address of the
-    pages' addresses, log2 of the rows of a page, and from row to row. `zero` is 0 of the vectors' dtype.
+    `turns` shares the work (see `kernels.cpu.threads`); the arrays from `seen` to `appeared` and `vectors` are scratch
+    memory. Before `count` `[1]` is known, it is a guess. `rows_at` is the address of the rows `[n]` int64, `target`
+    that of the vectors of all keys. `state` and `pages` are the index's; `row_pages`, `shift` and `row_bytes` say where
+    rows are: the address of the pages' addresses, log2 of the rows of a page, and from row to row. `zero` is 0 of the
+    vectors' dtype.
     """
     homes = array_at(_memory_of_homes(), PIECE + AHEAD, np.int64(0))
     later = array_at(_memory_of_piece(), PIECE, np.int64(0))
-    source, target = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data)
-    width = out.shape[1] * out.itemsize
+    rows = array_at(rows_at, len(keys), np.int64(0))
+    source, width = np.int64(vectors.ctypes.data), vectors.shape[1] * vectors.itemsize
     thread = enter(turns)
     if finds:
         if take(turns, _DISTINCT, thread, np.int64(1)) == 0:
-            count[0] = distinct_in_order(keys, seen, distinct, hashes, inverse, secret_of(state))
+            guess = count[0]
+            count[0] = distinct_in_order(keys, seen, distinct, hashes, appeared, inverse, secret_of(state), guess)
             done(turns, _DISTINCT)
         wait(turns, _DISTINCT, np.int64(1))
     n = count[0]
@@ -310,17 +379,15 @@ def _insert(
     return live
 
 
-def _expand(inverse: Any, vectors: Any, out: Any) -> None:
-    """out[i] = vectors[inverse[i]]."""
-    source, target = np.int64(vectors.ctypes.data), np.int64(out.ctypes.data)
-    _spread(inverse, 0, len(inverse), source, target, out.shape[1] * out.itemsize)
+def _expand(inverse: Any, source: int, target: int, width: int) -> None:
+    """Copy the `width` bytes at place inverse[i] of `source` to place i of `target`, both addresses."""
+    _spread(inverse, 0, len(inverse), source, target, width)
 
 
-def _add_up(inverse: Any, gradient: Any, out: Any) -> None:
-    """out[k] = Σ gradient[i] over inverse[i] = k, in the order of i."""
-    dim, zero, size = out.shape[1], gradient.dtype.type(0), out.itemsize
-    source, target = np.int64(gradient.ctypes.data), np.int64(out.ctypes.data)
-    sums = array_at(target, len(out) * dim, zero)
+def _add_up(inverse: Any, source: int, target: int, count: int, dim: int, zero: Any) -> None:
+    """Σ source[i] over inverse[i] = k to target[k], in the order of i: vectors `[dim]` at addresses, `count` sums."""
+    sums = array_at(target, count * dim, zero)
+    size = np.int64(sums.itemsize)
     for e in range(len(sums)):
         sums[e] = zero
     if dim == 8:  # known to the compiler
@@ -361,19 +428,13 @@ add_up = kernel(_add_up, "the table's gradient")
 sort_runs = kernel(_sort_runs, "the table's gradient (order)")
 
 
-class Scratch:
+class Scratch(SeenKeys):
     """Working memory of `look_up` for `n` keys with vectors `[dim]`, reused by the next lookup."""
 
     def __init__(self, n: int, dim: int, dtype: np.dtype[Any]) -> None:
-        self.seen = np.empty(slots_for(n), np.int32)
-        self.distinct, self.hashes = np.empty((2, n), np.int64)
+        super().__init__(n)
         self.vectors = np.empty((n, dim), dtype)
-        self.nbytes = int(self.seen.nbytes + self.distinct.nbytes + self.hashes.nbytes + self.vectors.nbytes)
-
-
-def slots_for(n: int) -> int:
-    """Slots of the scratch table for `n` keys: a power of 2, at least 2 n."""
-    return 1 << max(4, (2 * n - 1).bit_length())
+        self.nbytes += self.vectors.nbytes
 
 
 def distinct_of_many(keys: Any) -> tuple[Any, Any]:
@@ -387,13 +448,15 @@ def distinct_of_many(keys: Any) -> tuple[Any, Any]:
 
 def expanded(inverse: Any, vectors: Tensor) -> Tensor:
     """vectors[inverse[i]] for each i, `[len(inverse), dim]`."""
-    out = vectors.new_empty(len(inverse), vectors.shape[1])
-    expand(inverse, array_of(vectors.contiguous()), array_of(out))
+    vectors, dim = vectors.contiguous(), vectors.shape[1]
+    out = vectors.new_empty(len(inverse), dim)
+    expand(inverse, vectors.data_ptr(), out.data_ptr(), dim * vectors.element_size())
     return out
 
 
 def added_up(inverse: Any, values: Tensor, count: int) -> Tensor:
-    """The sums of values[i] over inverse[i] = k for each k, `[count, dim]`."""
-    out = values.new_empty(count, values.shape[1])
-    add_up(inverse, array_of(values.contiguous()), array_of(out))
+    """The sums of values[i] over inverse[i] = k for each k, `[count, dim]`; of `values` `[…, dim]`, line after line."""
+    values, dim = values.contiguous(), values.shape[-1]
+    out = values.new_empty(count, dim)
+    add_up(inverse, values.data_ptr(), out.data_ptr(), count, dim, NUMPY_DTYPES[values.dtype].type(0))
     return out

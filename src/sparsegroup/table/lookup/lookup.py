@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.kernels.step import TORCH_DTYPES, array_of
+from sparsegroup.kernels.step import TORCH_DTYPES
 from sparsegroup.table.config import check_int
 from sparsegroup.table.directory.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.directory.buckets import ABSENT
@@ -63,8 +63,8 @@ def checked_keys(keys: Tensor) -> Tensor:
 def key_array(keys: Tensor, *, may_be_on_device: bool) -> Int64s:
     """Checked keys of any shape as a contiguous array `[n]` on the host. Raises ValueError on another device."""
     keys = checked_keys(keys)
-    if keys.device.type != "cpu":
-        if not may_be_on_device or keys.device.type != "cuda":
+    if not keys.is_cpu:
+        if not may_be_on_device or not keys.is_cuda:
             raise ValueError(f"keys must be on cpu, where the table's index is, got {keys.device}")
         keys = keys.cpu()
     flat: Int64s = keys.numpy().reshape(-1)
@@ -227,6 +227,7 @@ class RowLookup:
         self._on_used, self._limit = on_used, limit
         self._scratch_bytes = scratch_bytes
         self._scratch = kernels.Scratch(0, starts.dim, starts.dtype)
+        self._zero = starts.dtype.type(0)
 
     @property
     def nbytes(self) -> int:
@@ -287,8 +288,7 @@ class RowLookup:
         distinct, vectors = len(search.rows), self._scratch.vectors
         if distinct > len(vectors):
             vectors = np.empty((distinct, self._starts.dim), vectors.dtype)
-        count = np.array([distinct])
-        self._run(search.keys, search.inverse, count, search.rows, vectors, out, finds=False)
+        self._run(search.keys, search.inverse, np.array([distinct]), search.rows, vectors, out, finds=False)
         return search.result(out)
 
     def _new_vectors(self, n: int) -> Tensor | None:
@@ -311,11 +311,10 @@ class RowLookup:
         *,
         finds: bool,
         alone: bool = False,
-    ) -> tuple[int, Int64s]:
-        """Run the lookup's kernel, which fetches into `out` unless that is None: absent keys, the memory of `rows`."""
-        row_array, target = array_of(rows), vectors if out is None else array_of(out)
+    ) -> int:
+        """Run the lookup's kernel, which fetches into `out` unless that is None; gives the number of absent keys."""
         scratch, index, storage = self._scratch, self._directory.index, self._storage
-        absent = threads.share(
+        return threads.share(
             kernels.look_up,
             finds,
             out is not None,
@@ -323,18 +322,18 @@ class RowLookup:
             scratch.seen,
             scratch.distinct,
             scratch.hashes,
+            scratch.appeared,
             inverse,
             count,
-            row_array,
+            rows.data_ptr(),
             index.state,
             index.pages,
             *storage.addresses,
             vectors,
-            target,
-            vectors.dtype.type(0),
+            0 if out is None else out.data_ptr(),
+            self._zero,
             alone=alone or len(keys) < GRAIN,
         )
-        return absent, row_array
 
     def _find(
         self,
@@ -347,17 +346,20 @@ class RowLookup:
     ) -> KeySearch:
         """Find the rows of keys, insert the admitted keys, and fetch the vectors into `out`."""
         n, directory = len(keys), self._directory
-        if len(self._scratch.distinct) < n:
-            self._scratch = kernels.Scratch(n, self._starts.dim, self._starts.dtype)
-        inverse, count, rows = np.empty(n, np.int32), np.zeros(1, np.int64), torch.empty(n, dtype=torch.int64)
-        vectors = self._scratch.vectors
-        absent, row_array = self._run(keys, inverse, count, rows, vectors, out, finds=True, alone=alone)
-        distinct = int(count[0])
-        search = KeySearch(keys, inverse, rows[:distinct], row_array[:distinct], absent, directory.numbering)
+        scratch = self._scratch
+        if scratch.size < n:
+            scratch = self._scratch = kernels.Scratch(n, self._starts.dim, self._starts.dtype)
+        inverse, rows = np.empty(n, np.int32), torch.empty(n, dtype=torch.int64)
+        count = np.array([int(scratch.share * n) + 1])
+        absent = self._run(keys, inverse, count, rows, scratch.vectors, out, finds=True, alone=alone)
+        distinct = count.item()
+        scratch.share = distinct / max(n, 1)
+        search = KeySearch(keys, inverse, rows.resize_(distinct), absent, directory.numbering)
         if absent and admission is not None:
             self._insert(search, admission, is_counted=is_counted)
             if out is not None and search.absent < absent:
-                kernels.expand(inverse, vectors, array_of(out))
+                width = out.shape[1] * out.element_size()
+                kernels.expand(inverse, self._scratch.vectors.ctypes.data, out.data_ptr(), width)
         if directory.uses is not None:
             self._note_use(search.row_array, admission, is_counted=is_counted)
         return search
@@ -378,7 +380,7 @@ class RowLookup:
         if directory.uses is not None:
             self._note_use(rows, admission, is_counted=is_counted)
         absent = int(np.count_nonzero(rows == ABSENT))
-        search = KeySearch(keys, inverse, torch.from_numpy(rows), rows, absent, directory.numbering)
+        search = KeySearch(keys, inverse, torch.from_numpy(rows), absent, directory.numbering)
         search.first_new = before
         return search
 

@@ -20,7 +20,7 @@ from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.cpu.jit import array_at, kernel
 from sparsegroup.kernels.cpu.rows import BFLOAT16, SCALAR, WHOLE
 from sparsegroup.kernels.rounding import narrowed, widened
-from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars, array_of
+from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars
 from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule, is_of_group
 from sparsegroup.table.config import TableConfig
@@ -317,7 +317,7 @@ class HostStorage(RowStorage):
     @property
     def addresses(self) -> tuple[int, int, int]:
         rows = self._rows
-        return rows.pages.addresses.ctypes.data, rows.shift, rows.row_bytes
+        return rows.pages.place, rows.shift, rows.row_bytes
 
     def new_rows(self, first: int, count: int) -> NewRowBuffer:
         rows = self._rows
@@ -351,7 +351,8 @@ class HostStorage(RowStorage):
         self._live += cpu_step.advance_rows(
             rule,
             memory.dtype,
-            array_of(rows),
+            rows.data_ptr(),
+            len(rows),
             cpu_step.Pages(memory.pages.addresses, memory.shift),
             self._layout[2],
             np.array([[values.data_ptr(), 0 if hessian is None else hessian.data_ptr()]], np.int64),

@@ -19,6 +19,8 @@ _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MA
 class MappedPages:
     """Zeroed pages whose addresses never change; `addresses`, `[pages]` int64, is replaced when their number does.
 
+    `place` is where `addresses` is itself.
+
     The operating system hands out a page's memory piece by piece when it is first written, so that a page too many
     costs nothing. With `huge` it is asked for huge pages (Linux, madvise): a lookup then misses the address cache once,
     not twice.
@@ -28,6 +30,7 @@ class MappedPages:
         self.page_bytes = page_bytes
         self.huge = huge and hasattr(mmap, "MADV_HUGEPAGE")
         self.addresses: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.place = int(self.addresses.ctypes.data)
         self._mappings: list[mmap.mmap] = []
         self._prefaulted: set[tuple[int, int]] = set()  # numbers of pages, and huge pages in them
 
@@ -66,6 +69,7 @@ class MappedPages:
         self._mappings, released = mappings, self._mappings[count:]
         self._prefaulted = {place for place in self._prefaulted if place[0] < count}
         self.addresses = np.array(addresses, np.int64)
+        self.place = int(self.addresses.ctypes.data)
         for mapping in released:
             mapping.close()
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparsegroup.kernels.cpu.jit import jitted, kernel
 from sparsegroup.table.directory.buckets import mix
 from sparsegroup.table.lookup.autograd import Int32s, Int64s
-from sparsegroup.table.lookup.kernels import distinct_in_order, slots_for
+from sparsegroup.table.lookup.kernels import SeenKeys, distinct_in_order
 
 BUCKETS = 1 << 12
 """Logical buckets: the most ranks of a table."""
@@ -96,15 +96,16 @@ def are_in(keys: Int64s, buckets: range) -> npt.NDArray[np.bool_]:
 
 
 def _sort_by_rank(
-    keys: Any, seen: Any, mask: Any, factor: Any, distinct: Any, places: Any, owners: Any, ends: Any, outgoing: Any,
-    inverse: Any,
+    keys: Any, seen: Any, mask: Any, factor: Any, distinct: Any, places: Any, appeared: Any, owners: Any, ends: Any,
+    outgoing: Any, inverse: Any, guess: int,
 ) -> int:  # fmt: skip
     """Write the distinct `keys` `[n]`, sorted by rank, into `outgoing`; gives their number.
 
     `ends` `[ranks]` becomes where the keys of each rank end, and `inverse` `[n]` the place of each key in `outgoing`.
-    Scratch memory: `seen` of 2**k ≥ 2n slots, hashed with `mask` and `factor`.
+    `mask` and `factor` are the secret of the hash, `guess` about how many keys are distinct; the arrays from `seen` to
+    `owners`, of which the last is `[n]`, are scratch memory (see `SeenKeys`).
     """
-    count = distinct_in_order(keys, seen, distinct, places, inverse, (mask, factor))
+    count = distinct_in_order(keys, seen, distinct, places, appeared, inverse, (mask, factor), guess)
     ranks = len(ends)
     ends[:] = 0
     for k in range(count):
@@ -144,24 +145,24 @@ class Sorter:
     def __init__(self, routing: Routing, scratch_bytes: int) -> None:
         self.routing, self._scratch_bytes = routing, scratch_bytes
         self._secret = np.uint64(secrets.randbits(64)), np.uint64(secrets.randbits(64) | 1)
-        self._scratch = np.empty((3, 0), np.int64)
-        self._seen = np.empty(0, np.int32)
+        self._scratch, self._owners = SeenKeys(0), np.empty(0, np.int64)
 
     def sort(self, keys: Int64s) -> SendPlan:
         """Which keys go where, for `keys` `[n]`."""
         n = len(keys)
-        if self._scratch.shape[1] < n or not len(self._seen):
-            self._scratch, self._seen = np.empty((3, n), np.int64), np.empty(slots_for(n), np.int32)
-        distinct, places, owners = self._scratch
+        if self._scratch.size < n:
+            self._scratch, self._owners = SeenKeys(n), np.empty(n, np.int64)
+        scratch, owners = self._scratch, self._owners
         ends, inverse = np.empty(self.routing.ranks, np.int64), np.empty(n, np.int32)
         outgoing = np.empty(n, np.int64)
-        seen = self._seen[: slots_for(n)]
-        count = _sort(keys, seen, *self._secret, distinct, places, owners, ends, outgoing, inverse)
+        memory = scratch.distinct, scratch.hashes, scratch.appeared, owners, ends, outgoing, inverse
+        count = _sort(keys, scratch.seen, *self._secret, *memory, int(scratch.share * n) + 1)
+        scratch.share = count / max(n, 1)
         if self.nbytes > self._scratch_bytes:
-            self._scratch, self._seen = np.empty((3, 0), np.int64), np.empty(0, np.int32)
+            self._scratch, self._owners = SeenKeys(0), np.empty(0, np.int64)
         return SendPlan(outgoing[:count].copy(), np.diff(ends, prepend=0), inverse)
 
     @property
     def nbytes(self) -> int:
         """Working memory that is kept for the next call."""
-        return self._scratch.nbytes + self._seen.nbytes
+        return self._scratch.nbytes + self._owners.nbytes
