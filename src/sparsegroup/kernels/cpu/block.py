@@ -301,6 +301,7 @@ def step(
     T = array_at(block_memory(), BLOCK, zero)
     quiet = array_at(block_memory(), BLOCK, np.int64(0))
     places = array_at(block_memory(), BLOCK, np.int64(0))
+    next_places = array_at(block_memory(), BLOCK, np.int64(0))
     at = array_at(block_memory(), PARTS, np.int64(0))
     R_address, between = r_memory(), STRIDE * size
     live_change = 0
@@ -316,10 +317,13 @@ def step(
         per_block = max(BLOCK // d, np.int64(1))
         if IS_WIDE and d > BLOCK:
             R_address, between = H_address + 3 * width, width
+        if in_rows:
+            find_rows(rows, first, min(first + per_block, last), pages, shift, stride, lines, next_places)
         for j in range(first, last, per_block):
             groups = min(per_block, last - j)
             if in_rows:
-                find_rows(rows, j, groups, per_block, last, pages, shift, stride, lines, places)
+                places, next_places = next_places, places
+                find_rows(rows, j + groups, min(j + 2 * per_block, last), pages, shift, stride, lines, next_places)
                 gather(places, groups, base[t], R_address, between, d, size, zero)
                 for p in range(PARTS):
                     at[p] = R_address + p * between
@@ -380,6 +384,7 @@ def sweep(
     u_before = array_at(block_memory(), BLOCK, zero)
     quiet = array_at(block_memory(), BLOCK, np.int64(0))
     places = array_at(block_memory(), BLOCK, np.int64(0))
+    next_places = array_at(block_memory(), BLOCK, np.int64(0))
     at = array_at(block_memory(), PARTS, np.int64(0))
     for i in range(BLOCK):
         G[i] = zero
@@ -393,10 +398,13 @@ def sweep(
     k = take(turns, 0, thread, len(work))
     while k >= 0:
         last = min(work[k, 2], count)
-        for first in range(work[k, 1], last, per_block):
+        begin = work[k, 1]
+        find_rows(rows, begin, min(begin + per_block, last), pages, shift, stride, lines, next_places)
+        for first in range(begin, last, per_block):
             groups = min(per_block, last - first)
             n = groups * d
-            find_rows(rows, first, groups, per_block, last, pages, shift, stride, lines, places)
+            places, next_places = next_places, places
+            find_rows(rows, first + groups, min(first + 2 * per_block, last), pages, shift, stride, lines, next_places)
             gather(places, groups, base, R_at, between, d, size, zero)
             if applies:
                 live_change -= live_groups(x, groups, d, zero)

@@ -19,27 +19,19 @@ from sparsegroup.rules import bind
 
 
 @jitted
-def find_rows(
-    rows: Any, first: int, groups: int, ahead: int, last: int,
-    pages: Any, shift: int, stride: int, lines: Any, places: Any,
-) -> None:  # fmt: skip
-    """The addresses of rows, into `places`, while the memory of the rows `ahead` numbers later is prefetched.
+def find_rows(rows: Any, first: int, last: int, pages: Any, shift: int, stride: int, lines: Any, places: Any) -> None:
+    """The addresses of some rows, into `places`; their memory is prefetched.
 
-    `rows`, `pages`, `shift`, `stride` and `lines` are `block.step`'s; if `rows` is empty, row i is the ith.
-    `first` is the first of the `groups` rows by its place in `rows`, `last` one past the last that may be prefetched.
+    `rows`, `pages`, `shift`, `stride` and `lines` are `block.step`'s; if `rows` is empty, row i is the ith. `first` and
+    `last`, one past the last, are places in `rows`.
     """
     mask = (np.int64(1) << np.int64(shift)) - 1
-    for i in range(groups):
-        row = min(first + i + ahead, last - 1)
-        if len(rows):
-            row = rows[row]
+    for i in range(first, last):
+        row = rows[i] if len(rows) else i
         place = pages[row >> shift] + (row & mask) * stride
+        places[i - first] = place
         for line in range(len(lines)):
             prefetch(place + lines[line])
-        row = first + i
-        if len(rows):
-            row = rows[row]
-        places[i] = pages[row >> shift] + (row & mask) * stride
 
 
 @jitted
