@@ -35,6 +35,7 @@ BENCHMARKS = {
     "replay": ("replay.py", "--data", DATA),
     "freshness": ("freshness.py", "--data", DATA),
     "epoch": ("epoch.py", CRITEO),
+    "race": ("race.py", "--data", DATA),
     "memory": ("memory.py",),
     "size_at_scale": ("size_at_scale.py",),
     "field_split": ("field_split.py", "--data", DATA),
