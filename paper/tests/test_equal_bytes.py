@@ -147,6 +147,14 @@ def test_a_tensor_train_is_the_product_of_its_cores():
     torch.testing.assert_close(module(keys), expected.reshape(10, 3, 12))
 
 
+def test_the_nearest_of_very_many_centroids_is_the_nearest():
+    points = torch.randn(20_000, 2)
+    centroids, nearest = embeddings.k_means(points, embeddings.MOST_COMPARED + 100, rounds=1)
+    some = torch.arange(0, 20_000, 100)
+    distances = torch.cdist(points[some].double(), centroids.double())
+    assert torch.equal(nearest[some], distances.argmin(1))
+
+
 def test_k_means_lowers_the_distortion_and_is_exact_with_enough_centroids():
     points = torch.randn(8, 3)[torch.randint(8, (500,))]
     centroids, nearest = embeddings.k_means(points + 0.01 * torch.randn(500, 3), 4)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
+from scipy.spatial import KDTree
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -183,7 +184,13 @@ def k_means(points: Tensor, count: int, rounds: int = 10) -> tuple[Tensor, Tenso
     return centroids, _nearest(points, centroids)
 
 
+MOST_COMPARED = 1 << 14
+"""Centroids above which a tree finds the nearest one: distances to all of millions of points take hours."""
+
+
 def _nearest(points: Tensor, centroids: Tensor) -> Tensor:
+    if len(centroids) > MOST_COMPARED:
+        return torch.from_numpy(KDTree(centroids.numpy()).query(points.numpy())[1])
     halves = centroids.square().sum(1) / 2
     return torch.cat([(halves - part @ centroids.T).argmin(1) for part in torch.split(points, 1 << 14)])
 
