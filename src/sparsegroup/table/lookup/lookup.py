@@ -193,7 +193,7 @@ GRAIN = 1 << 12
 
 CHUNK = 1 << 21
 """Keys that are looked up at a time; of more, the distinct ones are found by sorting, which takes times as long. Each
-takes some 30 bytes and a vector."""
+takes some 60 bytes and a vector."""
 
 
 def is_recomputation() -> bool:
