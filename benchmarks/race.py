@@ -33,7 +33,7 @@ from torch import nn
 
 import timing
 from panel.boosting import Table
-from panel.linear import FLAGS, Design, _write_vw
+from panel.linear import FLAGS, Design, write_vw
 from panel.logs import Kind
 from plain_loop import PlainModel
 from sparsegroup.data import Log, PreparedLog, open_log, prepare
@@ -168,16 +168,16 @@ def vw(race: Race) -> Curve:
     parts = 0
     for frame in race.frames(0, race.log.train_rows):
         design = design or Design(frame, race.kinds)
-        _write_vw(race.folder / f"part{parts}", design.matrix(frame), frame["label"].to_numpy())
+        write_vw(race.folder / f"part{parts}", design.matrix(frame), frame["label"].to_numpy())
         parts += 1
     assert design is not None
-    _write_vw(race.folder / "test", design.matrix(race.test()), race.labels)
+    write_vw(race.folder / "test", design.matrix(race.test()), race.labels)
     model, before, scores = (race.folder / name for name in ("model", "before", "scores"))
     curve: Curve = []
     watch = Stopwatch()
     for number in range(PASSES * parts):
-        flags = f"-i {before}" if number else f"{FLAGS} -l 0.5"
-        Workspace(f"--quiet {flags} --save_resume -d {race.folder / f'part{number % parts}'} -f {model}").finish()
+        flags = f"--quiet -i {before}" if number else f"{FLAGS} -l 0.5"
+        Workspace(f"{flags} --save_resume -d {race.folder / f'part{number % parts}'} -f {model}").finish()
         seconds = watch.pause()
         Workspace(f"--quiet -t -i {model} -d {race.folder / 'test'} -p {scores}").finish()
         curve.append((seconds, race.auc(np.loadtxt(scores, usecols=0))))
@@ -326,7 +326,7 @@ def verdicts(curves: Mapping[str, Curve]) -> dict[str, float]:
     beyond = np.linspace(linear, max(best.values()), 21)[1:]
     firsts = [min(curves, key=lambda name: seconds_to(curves[name], auc)) for auc in beyond]
     figures["ours_first_beyond_linear"] = firsts.count("ours") / len(firsts)
-    if "vw" in curves:
+    if {"ours", "vw"} <= curves.keys():
         figures["ours_over_vw"] = seconds_to(curves["ours"], best["vw"]) / seconds_to(curves["vw"], best["vw"])
     return figures
 

@@ -263,20 +263,20 @@ def vw(train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], label
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         design = Design(head, kinds)
-        _write_vw(folder / "head", design.matrix(head), head[label].to_numpy())
-        _write_vw(folder / "tail", design.matrix(tail), y_held)
+        write_vw(folder / "head", design.matrix(head), head[label].to_numpy())
+        write_vw(folder / "tail", design.matrix(tail), y_held)
         best = best_of(
             ({"flags": arm}, loss_of(y_held, _run_vw(folder, "head", "tail", arm)))
             for arm in ARMS[: 1 if quick else None]
         )
         design = Design(train, kinds)
-        _write_vw(folder / "train", design.matrix(train), train[label].to_numpy())
-        _write_vw(folder / "test", design.matrix(test), test[label].to_numpy())
+        write_vw(folder / "train", design.matrix(train), train[label].to_numpy())
+        write_vw(folder / "test", design.matrix(test), test[label].to_numpy())
         p = _run_vw(folder, "train", "test", best["flags"])
         return Chosen(p, best, (folder / "model").stat().st_size)
 
 
-def _write_vw(path: Path, matrix: csr_matrix, labels: np.ndarray) -> None:
+def write_vw(path: Path, matrix: csr_matrix, labels: np.ndarray) -> None:
     """Rows in vw's text format, features by their numbers."""
     indices, entries = pl.Series(matrix.indices).cast(pl.String), pl.Series(matrix.data)
     plain = pl.select(
