@@ -1,8 +1,5 @@
 """One pass of DCN over a prepared log, Parquet in, test AUC out: Group Adam on a growing table.
 
-The network is compiled where the pass is long and a C++ compiler is there, as `sparsegroup train` does it; in the
-comparisons on a slice nobody's is.
-
 In the same run, on the first samples of the log, by batches of 512 and of 8,192: the same network with
 `nn.Embedding(sparse=True)` and SparseAdam behind a torch DataLoader over the same Parquet (keys taken modulo the rows
 of its table; with one thread and with all, the faster counts), and by 512 with dense Adam; the variant with 39 embedded
@@ -25,7 +22,6 @@ from time import perf_counter, process_time
 import numpy as np
 import polars as pl
 import torch
-from torch import nn
 
 import timing
 from plain_loop import PLAIN, Ids, PlainModel, Watch, train_plainly
@@ -40,7 +36,9 @@ from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.frozen_model import frozen_copy
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import Config, HistoryPoint, predict
+from sparsegroup.training.network_step import NetworkStep
 from sparsegroup.training.predictions import EVALUATED, PredictionWindow, predicted_rows, write_predictions
+from sparsegroup.training.ranks import GlobalBatch
 from sparsegroup.training.selection.sizes import train_and_test
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
@@ -129,8 +127,8 @@ def ours(log: Log, batch: int = BATCH) -> tuple[float, dict[str, float]]:
 def stages(log: PreparedLog, samples: int) -> dict[str, float]:
     """ms per batch of each stage of ours, in the order of the trainer: the next batch is looked up meanwhile."""
     model, optimizer = CONFIG.build(log)
-    loss = nn.functional.binary_cross_entropy_with_logits
-    taken = dict.fromkeys(("read", "lookup", "forward", "backward", "update"), 0.0)
+    taken = dict.fromkeys(("read", "lookup", "network", "update"), 0.0)
+    network = NetworkStep(model.network)
     batches = iter(log.batches(0, samples, BATCH))
     batch = next(batches, None)
     count = 0
@@ -143,13 +141,11 @@ def stages(log: PreparedLog, samples: int) -> dict[str, float]:
         if following is not None:
             model.embedding.prefetch(following.keys)
         t2 = perf_counter()
-        value = loss(model.network(vectors, batch.numbers), batch.labels)
+        network.backward(vectors, batch.numbers, GlobalBatch(batch, len(batch)))
         t3 = perf_counter()
-        value.backward()
-        t4 = perf_counter()
         optimizer.step()
-        t5 = perf_counter()
-        for name, seconds in zip(taken, (t1 - t0, t2 - t1, t3 - t2, t4 - t3, t5 - t4), strict=True):
+        t4 = perf_counter()
+        for name, seconds in zip(taken, (t1 - t0, t2 - t1, t3 - t2, t4 - t3), strict=True):
             taken[name] += seconds
         count += 1
         batch = following

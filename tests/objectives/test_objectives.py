@@ -13,7 +13,7 @@ from log_cosh import LogCosh
 from over import over
 from sparsegroup import HashEmbedding
 from sparsegroup.data import FrameLog
-from sparsegroup.models import LR, MLP
+from sparsegroup.models import LR, OPNN
 from sparsegroup.objectives import (
     LOGISTIC,
     Binomial,
@@ -150,7 +150,10 @@ def test_parts_of_a_batch_and_compiled_passes_have_the_gradients_of_the_whole(
     for work, compiles in ((network_step.MIN_WORK_TO_SPLIT, False), (5, False), (network_step.MIN_WORK_TO_SPLIT, True)):
         monkeypatch.setattr(network_step, "MIN_WORK_TO_SPLIT", work)
         torch.manual_seed(1)
-        network, vectors = MLP(3, 4, hidden=(8,), outputs=outputs), torch.randn(64, 3, 4, requires_grad=True)
+        network, vectors = (
+            OPNN(3, 4, hidden=(8,), dropout=0.0, outputs=outputs),
+            torch.randn(64, 3, 4, requires_grad=True),
+        )
         step = NetworkStep(network, objective=objective, compile=compiles)
         with one_torch_thread():
             logits, loss = step.backward(vectors, None, GlobalBatch(batch, 64))

@@ -141,7 +141,7 @@ def test_without_a_compiler_that_works_the_network_is_eager_and_that_is_said(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def trained(compile: bool) -> list[float]:
-        model, optimizer = plain(dim=2, hidden=[4], lr=1e-2, seed=3).build(log)
+        model, optimizer = plain(model="opnn", dim=2, hidden=[4], lr=1e-2, seed=3).build(log)
         trainer = Trainer(model.embedding, model.network, optimizer, compile=compile)
         trainer.fit(log.batches(0, 500, 250))
         return trainer.predict(log.batches(10_000, 10_100, 100)).tolist()

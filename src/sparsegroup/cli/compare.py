@@ -38,12 +38,13 @@ def demo_command(
     with starting(threads):
         from sparsegroup.data import SyntheticConfig, synthetic_log
         from sparsegroup.kernels.cpu.ahead import compile_ahead, jobs_of
+        from sparsegroup.kernels.cpu.network import JOB as NETWORK_JOB
         from sparsegroup.rules import ADAGRAD, ADAM
         from sparsegroup.table.directory.index import JOB as INDEX_JOB
         from sparsegroup.training import Config
         from sparsegroup.training.selection.sizes import compare
 
-    compile_ahead([*jobs_of(ADAM), *jobs_of(ADAGRAD), INDEX_JOB])
+    compile_ahead([*jobs_of(ADAM), *jobs_of(ADAGRAD), NETWORK_JOB, INDEX_JOB])
     configs = {
         "Group Adam, fixed λ": Config.of(model="dcn", lr=lr, l21=l21, seed=seed),
         "Target rate": Config.of(model="dcn", target_rate=target_rate, seed=seed),

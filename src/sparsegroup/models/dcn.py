@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.layers import Network, by_row, hidden_layers
+from sparsegroup.models.layers import Network, by_row, hidden_layers, record_hidden
+
+if TYPE_CHECKING:
+    from sparsegroup.kernels.cpu.network import Tape
 
 
 class CrossLayers(nn.Module):
@@ -87,3 +91,9 @@ class DCN(Network):
         if first is not None:
             deep = self.deep[1:](deep + first.bias) @ of_deep.t()
         return by_row(self.cross(products[:, :crosses], of_cross) + deep + self.output.bias)
+
+    def record(self, tape: "Tape") -> None:
+        """The same on a tape of compiled instructions."""
+        x = tape.input
+        crossed = tape.cross_vectors(x, self.cross.weight, self.cross.bias) if len(self.cross.weight) else x
+        tape.logits([crossed, record_hidden(tape, x, self.deep)], self.output.weight, self.output.bias)

@@ -1,11 +1,15 @@
 """DCN-V2, the improved deep & cross network (Wang et al., WWW 2021)."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.models.layers import Network, hidden_layers
+from sparsegroup.models.layers import Network, hidden_layers, record_hidden
+
+if TYPE_CHECKING:
+    from sparsegroup.kernels.cpu.network import Tape, Value
 
 
 class MatrixCross(nn.Module):
@@ -28,6 +32,14 @@ class MatrixCross(nn.Module):
         first = x
         for layer, up in enumerate(self.up):
             x = first * up(self.down[layer](x) if len(self.down) else x) + x
+        return x
+
+    def record(self, tape: "Tape") -> "Value":
+        """The same of a tape's input."""
+        x = tape.input
+        for layer, up in enumerate(self.up):
+            low = tape.linear([x], *self.down[layer].parameters()) if len(self.down) else x
+            x = tape.cross(tape.input, x, tape.linear([low], *up.parameters()))
         return x
 
 
@@ -77,3 +89,9 @@ class DCNv2(Network):
         crossed = self.cross(x)
         last = self.deep(crossed) if self.stacked else torch.cat([crossed, self.deep(x)], dim=1)
         return self.logits(last)
+
+    def record(self, tape: "Tape") -> None:
+        """The same on a tape of compiled instructions."""
+        crossed = self.cross.record(tape)
+        deep = record_hidden(tape, crossed if self.stacked else tape.input, self.deep)
+        tape.logits([deep] if self.stacked else [crossed, deep], self.output.weight, self.output.bias)

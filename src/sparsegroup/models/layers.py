@@ -2,9 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from sparsegroup.kernels.cpu.network import Tape, Value
 
 
 class Network(nn.Module):
@@ -65,6 +69,14 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float = 0.0) -> nn
             layers.append(nn.Dropout(dropout))
         width = size
     return nn.Sequential(*layers)
+
+
+def record_hidden(tape: "Tape", x: "Value", layers: nn.Sequential) -> "Value":
+    """What `hidden_layers` without dropout give, on a tape."""
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            x = tape.linear([x], layer.weight, layer.bias, relu=True)
+    return x
 
 
 class WithHeads(nn.Module):

@@ -431,7 +431,7 @@ class TrainingSettings(StrictSettings):
     windows: int = setting(50, ge=1)
     """Points of the history along all epochs."""
     compile: Literal["auto", "always", "never"] = setting("auto")
-    """Compile the network; auto: if there is a C++ compiler and the training is long enough."""
+    """torch.compile for a network without kernels of this library; auto: with a C++ compiler, for a long training."""
     baseline: bool = setting(True, TRAINING, words="yes")
     """Train a logistic regression on the same rows for comparison."""
 

@@ -1,7 +1,8 @@
 """The network's part of a training step: logits, loss and gradients, on all cores, compiled where that pays.
 
-On a CPU a large batch is cut into micro-batches, which threads take in turns. Their number depends on the batch and the
-network alone, and their gradients are added in their order: the bits are the same on any number of threads.
+On a CPU a batch is cut into parts, which threads take in turns: by compiled kernels for a network that a `Tape` can
+record, otherwise by torch. Their number depends on the batch and the network alone, and their gradients are added in
+their order: the bits are the same on any number of threads.
 """
 
 import logging
@@ -9,16 +10,19 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu import threads
+from sparsegroup.kernels.cpu.network import NetworkPasses, Recordable
 from sparsegroup.models import WithNumbers, WithPairs, WithPooling
+from sparsegroup.models.layers import Network, by_row, check_inputs
 from sparsegroup.objectives import LOGISTIC, Objective
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.training.predictions import missing_number
@@ -36,6 +40,15 @@ MAX_MICRO_BATCHES = 16
 _SAMPLEWISE = (nn.Linear, nn.ReLU, nn.Identity, nn.Sequential, nn.ModuleList, nn.ParameterList)
 
 _logger = logging.getLogger(__name__)
+
+Columns = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+"""Embeddings, numbers, labels and weights of a batch."""
+
+Gradients = tuple[Tensor, Sequence[Tensor], Tensor]
+"""Logits, and the gradients of the parameters and the embeddings."""
+
+Passes = Callable[[Columns, Tensor, Tensor], Gradients]
+"""From columns, factor and count, see `logit_gradient`."""
 
 ForwardBackward = Callable[..., tuple[Tensor, Sequence[Tensor]]]
 """From parameters, embeddings `[n, fields, dim]`, numbers `[n, numbers]`, labels `[n]`, weights `[n]`, factor `[]` and
@@ -115,8 +128,8 @@ def _backward(loss: Tensor, *, second_order: bool) -> None:
 class NetworkStep:
     """Gives a network's parameters, and what its embeddings come from, their gradients of each batch's loss.
 
-    With `compile` it is compiled for batches of the first one's `size`, or continues with a warning if that fails. With
-    `second_order`, for second derivatives, batches stay whole, and nothing is compiled.
+    With `compile` a network without kernels is compiled for batches of the first one's `size`, or continues with a
+    warning if that fails. With `second_order`, for second derivatives, batches stay whole, and nothing is compiled.
     """
 
     def __init__(
@@ -131,13 +144,14 @@ class NetworkStep:
         self.size: int | None = None
         self._network, self._ranks, self._second_order = network, ranks, second_order
         self._objective = objective
-        self._compiles = compile and not second_order
-        if self._compiles and not has_compiler():
-            self._leave_uncompiled("there is no C++ compiler")
         self._encoder, self._trunk = _encoder_and_trunk(network)
         self._modules, self._parameters = list(self._trunk.modules()), list(self._trunk.parameters())
         self._weights = sum(parameter.numel() for parameter in self._parameters)
         self._is_samplewise = is_samplewise(self._trunk)
+        self._kernels = self._passes_of_kernels()
+        self._compiles = compile and not second_order and self._kernels is None
+        if self._compiles and not has_compiler():
+            self._leave_uncompiled("there is no C++ compiler")
         self._compiled_network: Callable[..., Tensor] | None = None
         self._compiled_passes: ForwardBackward | None = None
         self._compiled_for: list[bool] = []
@@ -151,10 +165,14 @@ class NetworkStep:
         samples = len(embeddings)
         if self.size is None:
             self.size = samples
+        by_kernels = self._kernels is not None and samples > 0 and self._kernels.takes(embeddings, numbers)
+        if by_kernels and self._is_separable(embeddings):
+            return self._backward_by(self._by_kernels, embeddings, numbers, step)
         compiles = self._compiles and 0 < samples == self.size
         parts = micro_batches(samples, self._weights)
-        if (parts > 1 or compiles) and self._can_split(embeddings):
-            return self._backward_in_parts(embeddings, numbers, step, parts, compiles=compiles)
+        if (parts > 1 or compiles) and self._is_separable(embeddings) and torch.get_num_threads() == 1:
+            passes = partial(self._in_turns, parts=parts, compiles=compiles)
+            return self._backward_by(passes, embeddings, numbers, step)
         batch = step.own.for_device(embeddings.device)
         network = self._compiled(embeddings, numbers) if compiles else self._network
         logits = network(embeddings, numbers)
@@ -163,16 +181,38 @@ class NetworkStep:
         _backward(loss, second_order=self._second_order)
         return logits.detach(), loss.detach()
 
-    def _backward_in_parts(
-        self, embeddings: Tensor, numbers: Tensor | None, step: GlobalBatch, parts: int, *, compiles: bool
+    def _backward_by(
+        self, passes: Passes, embeddings: Tensor, numbers: Tensor | None, step: GlobalBatch
     ) -> tuple[Tensor, Tensor]:
         """As `backward`; autograd has only what is before the network: its encoder and the table."""
-        batch, ranks, size = step.own, self._ranks, len(embeddings) // parts
+        batch, ranks = step.own, self._ranks
         if self._encoder is not None:
             embeddings, numbers = self._encoder.encoded(embeddings, numbers)
         factor = torch.tensor(ranks.loss_factor(step.samples))
         count = torch.tensor(float(len(batch) if ranks.is_alone else 1))
         columns = (embeddings.detach(), numbers, batch.labels, batch.weights)
+        logits, totals, of_embeddings = passes(columns, factor, count)
+        loss = ranks.loss(self._objective, logits, batch, step.samples)
+        self._check(loss)
+        wanted = [parameter for parameter in self._parameters if parameter.requires_grad]
+        for parameter, gradient in zip(wanted, totals, strict=True):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        if embeddings.requires_grad:
+            embeddings.backward(of_embeddings)  # type: ignore[no-untyped-call]
+        return logits, loss
+
+    @torch.no_grad()
+    def _by_kernels(self, columns: Columns, factor: Tensor, count: Tensor) -> Gradients:
+        assert self._kernels is not None
+        embeddings, numbers, labels, weights = columns
+        trunk = cast(Network, self._trunk)
+        check_inputs(embeddings, numbers, trunk.fields, trunk.dim, trunk.numbers)
+        logits = by_row(self._kernels.forward(embeddings, numbers))
+        return logits, *self._kernels.backward(logit_gradient(self._objective, logits, labels, weights, factor, count))
+
+    def _in_turns(self, columns: Columns, factor: Tensor, count: Tensor, *, parts: int, compiles: bool) -> Gradients:
+        """By torch, a micro-batch at a time."""
+        size = len(columns[0]) // parts
         found: list[tuple[Tensor, Sequence[Tensor]]] = [(factor, ())] * parts
 
         def arguments(part: int) -> list[Tensor | None]:
@@ -187,31 +227,30 @@ class NetworkStep:
             found[part] = logits, _separate(gradients)
 
         threads.in_turns(work, parts)
-        logits = torch.cat([logits for logits, _ in found])
-        loss = ranks.loss(self._objective, logits, batch, step.samples)
-        self._check(loss)
-        wanted = [parameter for parameter in self._parameters if parameter.requires_grad]
         *totals, _ = found[0][1]
         for _, others in found[1:] if totals else ():
             torch._foreach_add_(totals, list(others[:-1]))
-        for parameter, gradient in zip(wanted, totals, strict=True):
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        if embeddings.requires_grad:
-            embeddings.backward(torch.cat([gradients[-1] for _, gradients in found]))  # type: ignore[no-untyped-call]
-        return logits, loss
+        logits = torch.cat([logits for logits, _ in found])
+        return logits, totals, torch.cat([gradients[-1] for _, gradients in found])
 
     def _check(self, loss: Tensor) -> None:
         if self._ranks.is_alone:
             check_loss(loss)
 
-    def _can_split(self, embeddings: Tensor) -> bool:
-        """Whether other threads would do what this one does for rows by themselves, and no hook waits for autograd."""
+    def _passes_of_kernels(self) -> NetworkPasses | None:
+        # A subclass may compute something else than what its base class records.
+        if not self._is_samplewise or "record" not in vars(type(self._trunk)):
+            return None
+        passes = NetworkPasses(cast(Recordable, self._trunk), self._parameters)
+        return passes if passes.takes() else None
+
+    def _is_separable(self, embeddings: Tensor) -> bool:
+        """Whether the gradients of rows by themselves are those of the batch, and no hook waits for autograd."""
         return (
             self._is_samplewise
             and not self._objective.takes_groups
             and not self._second_order
             and embeddings.device.type == "cpu"
-            and torch.get_num_threads() == 1
             and not torch.is_autocast_enabled("cpu")
             and not any(one._forward_hooks or one._forward_pre_hooks for one in self._modules)
             and not any(one._backward_hooks or one._backward_pre_hooks for one in self._modules)

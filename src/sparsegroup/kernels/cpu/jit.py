@@ -420,6 +420,13 @@ def relax(builder: Any) -> None:
         called(builder, "llvm.x86.sse2.pause", ir.VoidType())
 
 
+@instruction(types.int64, types.int64, types.int64)
+def call_int(builder: Any, address: Any, argument: Any) -> Any:
+    """What the C function at `address`, of one int, gives."""
+    function = pointer(builder, address, ir.FunctionType(_INT, [_INT]))
+    return builder.sext(builder.call(function, [builder.trunc(argument, _INT)]), _WORD)
+
+
 @_intrinsic
 def call(typing_context, address, arguments):  # type: ignore[no-untyped-def]
     """Call the function at `address` (int64), from `address_of`, with the tuple `arguments`."""
