@@ -127,6 +127,22 @@ def test_one_part_has_the_bits_of_autograd(kind: Callable[..., nn.Module], monke
     assert same(found, expected)
 
 
+def test_gradients_add_up_until_they_are_set_to_none() -> None:
+    network = made(DCN)
+    step, of = NetworkStep(network), [batch(seed) for seed in range(4)]
+    alone = [trained_on(NetworkStep(network), network, one) for one in of]
+    network.zero_grad()
+    table = HashEmbedding(DIM, std=0.5, seed=1)
+    for first in (0, 2):
+        for one in of[first : first + 2]:
+            step.backward(table(one.keys), one.numbers, GlobalBatch(one, len(one)))
+        for found, a, b in zip(network.parameters(), alone[first][3:], alone[first + 1][3:], strict=True):
+            assert a is not None
+            assert b is not None
+            torch.testing.assert_close(found.grad, a + b)
+        network.zero_grad()
+
+
 class Twins(MLP):
     """Two parameters of one sum, for whose gradients autograd gives the same tensor."""
 

@@ -451,6 +451,8 @@ class NetworkPasses:
         self._network, self._parameters = network, parameters
         self._rows: int | None = None
         self._blas = torch_blas()
+        self._count = sum(map(Tensor.numel, parameters))
+        self._flat, self._gradients = self._new_gradients()
 
     def takes(self, *inputs: Tensor | None) -> bool:
         """Whether it takes them: all are float32 and on the host, all parameters contiguous and trained."""
@@ -475,18 +477,26 @@ class NetworkPasses:
         return logits
 
     def backward(self, of_logits: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The gradients of the parameters and the embeddings of the last `forward`, by that of the logits."""
-        flat, of_embeddings = torch.empty(self._count), torch.empty_like(self._inputs[0])
-        of_logits = of_logits.contiguous()
+        """The gradients of the parameters and the embeddings of the last `forward`, by that of the logits.
+
+        Those of the parameters are in the same memory each time, unless a parameter still has a gradient.
+        """
+        if any(parameter.grad is not None for parameter in self._parameters):
+            self._flat, self._gradients = self._new_gradients()
+        of_logits, of_embeddings = of_logits.contiguous(), torch.empty_like(self._inputs[0])
         self._bases[_OF_LOGITS], self._bases[_OF_EMBEDDINGS] = of_logits.data_ptr(), of_embeddings.data_ptr()
-        self._bases[_GRADIENTS] = flat.data_ptr() if self._parts == 1 else self._of_parts.data_ptr()
-        self._share(self._backward, flat.data_ptr())
+        flat = self._flat.data_ptr()
+        self._bases[_GRADIENTS] = flat if self._parts == 1 else self._of_parts.data_ptr()
+        self._share(self._backward, flat)
+        return self._gradients, of_embeddings
+
+    def _new_gradients(self) -> tuple[Tensor, list[Tensor]]:
+        flat = torch.empty(self._count)
         pieces = torch.split(flat, [parameter.numel() for parameter in self._parameters])
-        return [piece.view(one.shape) for piece, one in zip(pieces, self._parameters, strict=True)], of_embeddings
+        return flat, [piece.view(one.shape) for piece, one in zip(pieces, self._parameters, strict=True)]
 
     def _lay_out(self, rows: int) -> None:
         network = self._network
-        self._count = sum(map(Tensor.numel, self._parameters))
         self._rows, self._parts = rows, parts_of(rows, self._count)
         per_part, embedded, outputs = rows // self._parts, network.fields * network.dim, network.output.out_features
         tape = Tape(self._parameters, per_part, embedded, network.numbers, outputs)
