@@ -6,7 +6,7 @@ categories, the plain DCN the numbers of features seen at least ten times, as Fu
 timed; all else is: trials that choose settings, parsing, binning. At points of its training a contender's clock stops
 while it predicts the test rows.
 
-    ours        DCN with the defaults of `sparsegroup train`, its trials included
+    ours        the defaults of `sparsegroup train` (DCN-V2), its trials included
     logistic    logistic regression over the same log, by the same library's Adagrad
     vw          Vowpal Wabbit, three passes
     LightGBM, CatBoost    600 trees

@@ -47,7 +47,7 @@ Columns = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 Gradients = tuple[Tensor, Sequence[Tensor], Tensor]
 """Logits, and the gradients of the parameters and the embeddings."""
 
-Passes = Callable[[Columns, Tensor, Tensor], Gradients]
+Passes = Callable[[Columns, float, float], Gradients]
 """From columns, factor and count, see `logit_gradient`."""
 
 ForwardBackward = Callable[..., tuple[Tensor, Sequence[Tensor]]]
@@ -84,7 +84,12 @@ def has_compiler() -> bool:
 
 
 def logit_gradient(
-    objective: Objective, logits: Tensor, labels: Tensor, weights: Tensor | None, factor: Tensor, count: Tensor
+    objective: Objective,
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    factor: Tensor | float,
+    count: Tensor | float,
 ) -> Tensor:
     """The gradient of the loss, times `factor` over `count`, by the logits `[n]` or `[n, outputs]`: autograd's bits."""
     gradient = objective.gradient(logits, labels) * factor
@@ -188,10 +193,9 @@ class NetworkStep:
         batch, ranks = step.own, self._ranks
         if self._encoder is not None:
             embeddings, numbers = self._encoder.encoded(embeddings, numbers)
-        factor = torch.tensor(ranks.loss_factor(step.samples))
-        count = torch.tensor(float(len(batch) if ranks.is_alone else 1))
         columns = (embeddings.detach(), numbers, batch.labels, batch.weights)
-        logits, totals, of_embeddings = passes(columns, factor, count)
+        count = float(len(batch)) if ranks.is_alone else 1.0
+        logits, totals, of_embeddings = passes(columns, ranks.loss_factor(step.samples), count)
         loss = ranks.loss(self._objective, logits, batch, step.samples)
         self._check(loss)
         wanted = [parameter for parameter in self._parameters if parameter.requires_grad]
@@ -202,7 +206,7 @@ class NetworkStep:
         return logits, loss
 
     @torch.no_grad()
-    def _by_kernels(self, columns: Columns, factor: Tensor, count: Tensor) -> Gradients:
+    def _by_kernels(self, columns: Columns, factor: float, count: float) -> Gradients:
         assert self._kernels is not None
         embeddings, numbers, labels, weights = columns
         trunk = cast(Network, self._trunk)
@@ -210,14 +214,15 @@ class NetworkStep:
         logits = by_row(self._kernels.forward(embeddings, numbers))
         return logits, *self._kernels.backward(logit_gradient(self._objective, logits, labels, weights, factor, count))
 
-    def _in_turns(self, columns: Columns, factor: Tensor, count: Tensor, *, parts: int, compiles: bool) -> Gradients:
+    def _in_turns(self, columns: Columns, factor: float, count: float, *, parts: int, compiles: bool) -> Gradients:
         """By torch, a micro-batch at a time."""
         size = len(columns[0]) // parts
-        found: list[tuple[Tensor, Sequence[Tensor]]] = [(factor, ())] * parts
+        found: list[tuple[Tensor, Sequence[Tensor]]] = [(columns[0], ())] * parts
+        of_loss = torch.tensor(factor), torch.tensor(count)
 
         def arguments(part: int) -> list[Tensor | None]:
             rows = [None if column is None else column.narrow(0, part * size, size) for column in columns]
-            return [*rows, factor, count]
+            return [*rows, *of_loss]
 
         passes: ForwardBackward = self._passes(arguments(0)) if compiles else self._eager_passes
 
