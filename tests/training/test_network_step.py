@@ -1,6 +1,8 @@
 """The network's part of a step: gradients in micro-batches and compiled, and when a batch stays whole."""
 
+import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -141,6 +143,99 @@ def test_gradients_add_up_until_they_are_set_to_none() -> None:
             assert b is not None
             torch.testing.assert_close(found.grad, a + b)
         network.zero_grad()
+
+
+def other_layer(network: MLP) -> None:
+    network.hidden[1] = nn.Identity()
+
+
+def without_bias(network: MLP) -> None:
+    network.hidden[0] = nn.Linear(FIELDS * DIM + NUMBERS, 64, bias=False)
+
+
+def of_another_size(network: MLP) -> None:
+    network.output.weight.data, network.output.bias.data = torch.randn(2, 16), torch.randn(2)
+
+
+def another_output(network: MLP) -> None:
+    network.output = nn.Linear(16, 1)
+
+
+def assigned(network: MLP) -> None:
+    weights = {name: torch.randn_like(value) for name, value in network.state_dict().items()}
+    network.load_state_dict(weights, assign=True)
+
+
+def normalized(network: MLP) -> None:
+    torch.nn.utils.parametrizations.weight_norm(network.output)
+
+
+def patched(network: MLP) -> None:
+    network.forward = lambda *inputs: 2 * MLP.forward(network, *inputs)  # type: ignore[method-assign]
+
+
+def one_more(network: MLP) -> None:
+    network.extra = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("change", [other_layer, without_bias, another_output, assigned, normalized, patched, one_more])
+def test_a_network_that_is_changed_is_trained_as_it_is(change: Callable[[MLP], None]) -> None:
+    of, vectors = batch(), torch.randn(BATCH, FIELDS, DIM)
+    for before in (False, True):
+        network = made(MLP)
+        assert isinstance(network, MLP)
+        step = NetworkStep(network)
+        step.backward(vectors, of.numbers, GlobalBatch(of, BATCH))
+        change(network)
+        step = NetworkStep(network) if before else step
+        network.zero_grad()
+        own = vectors.clone().requires_grad_()
+        logits, _ = step.backward(own, of.numbers, GlobalBatch(of, BATCH))
+        exact = vectors.clone().requires_grad_()
+        expected = network(exact, of.numbers)
+        nn.functional.binary_cross_entropy_with_logits(expected, of.labels).backward()
+        torch.testing.assert_close(logits, expected.detach())
+        torch.testing.assert_close(own.grad, exact.grad)
+
+
+def test_a_weight_of_another_size_is_an_error() -> None:
+    network, of = made(MLP), batch()
+    assert isinstance(network, MLP)
+    step, vectors = NetworkStep(network), torch.randn(BATCH, FIELDS, DIM)
+    step.backward(vectors, of.numbers, GlobalBatch(of, BATCH))
+    of_another_size(network)
+    with pytest.raises(RuntimeError, match="size"):
+        step.backward(vectors, of.numbers, GlobalBatch(of, BATCH))
+
+
+def test_a_copy_trains_alone() -> None:
+    network, of, vectors = made(), batch(), torch.randn(BATCH, FIELDS, DIM, requires_grad=True)
+    step = NetworkStep(network)
+    step.backward(vectors, of.numbers, GlobalBatch(of, BATCH))
+    kept = [one.grad for one in network.parameters()]
+    before = [one.clone() for one in kept if one is not None]
+    network.zero_grad()
+    other = pickle.loads(pickle.dumps(step))
+    del step
+    other.backward(vectors, of.numbers, GlobalBatch(of, BATCH))
+    own = [one.grad for one in other._network.parameters()]
+    assert same(own, before)
+    assert same(kept, before)  # whoever keeps a gradient has it as it was
+
+
+def test_what_a_default_says_is_of_no_matter_to_kernels() -> None:
+    network, of, vectors = made(), batch(weighted=True), torch.randn(BATCH, FIELDS, DIM)
+    expected, _ = NetworkStep(network).backward(vectors, of.numbers, GlobalBatch(of, BATCH))
+    gradients = [one.grad for one in network.parameters()]
+    network.zero_grad()
+    of = replace(of, labels=of.labels.double(), weights=of.weights.double() if of.weights is not None else None)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found, _ = NetworkStep(network).backward(vectors, of.numbers, GlobalBatch(of, BATCH))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+    assert same([one.grad for one in network.parameters()], gradients, atol=1e-7)
 
 
 class Twins(MLP):

@@ -2,15 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.kernels.cpu.network import Tape
 from sparsegroup.models.layers import Network, by_row, hidden_layers, record_hidden
-
-if TYPE_CHECKING:
-    from sparsegroup.kernels.cpu.network import Tape
 
 
 class CrossLayers(nn.Module):
@@ -92,7 +89,7 @@ class DCN(Network):
             deep = self.deep[1:](deep + first.bias) @ of_deep.t()
         return by_row(self.cross(products[:, :crosses], of_cross) + deep + self.output.bias)
 
-    def record(self, tape: "Tape") -> None:
+    def record(self, tape: Tape) -> None:
         """The same on a tape of compiled instructions."""
         x = tape.input
         crossed = tape.cross_vectors(x, self.cross.weight, self.cross.bias) if len(self.cross.weight) else x

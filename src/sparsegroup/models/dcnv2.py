@@ -1,15 +1,12 @@
 """DCN-V2, the improved deep & cross network (Wang et al., WWW 2021)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from sparsegroup.kernels.cpu.network import Tape, Value
 from sparsegroup.models.layers import Network, hidden_layers, record_hidden
-
-if TYPE_CHECKING:
-    from sparsegroup.kernels.cpu.network import Tape, Value
 
 
 class MatrixCross(nn.Module):
@@ -34,7 +31,7 @@ class MatrixCross(nn.Module):
             x = first * up(self.down[layer](x) if len(self.down) else x) + x
         return x
 
-    def record(self, tape: "Tape") -> "Value":
+    def record(self, tape: Tape) -> Value:
         """The same of a tape's input."""
         x = tape.input
         for layer, up in enumerate(self.up):
@@ -90,7 +87,7 @@ class DCNv2(Network):
         last = self.deep(crossed) if self.stacked else torch.cat([crossed, self.deep(x)], dim=1)
         return self.logits(last)
 
-    def record(self, tape: "Tape") -> None:
+    def record(self, tape: Tape) -> None:
         """The same on a tape of compiled instructions."""
         crossed = self.cross.record(tape)
         deep = record_hidden(tape, crossed if self.stacked else tape.input, self.deep)

@@ -2,13 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from sparsegroup.kernels.cpu.network import Tape, Value
+from sparsegroup.kernels.cpu.network import NotRecordableError, Tape, Value
 
 
 class Network(nn.Module):
@@ -71,11 +70,13 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float = 0.0) -> nn
     return nn.Sequential(*layers)
 
 
-def record_hidden(tape: "Tape", x: "Value", layers: nn.Sequential) -> "Value":
+def record_hidden(tape: Tape, x: Value, layers: nn.Sequential) -> Value:
     """What `hidden_layers` without dropout give, on a tape."""
-    for layer in layers:
-        if isinstance(layer, nn.Linear):
-            x = tape.linear([x], layer.weight, layer.bias, relu=True)
+    modules = list(layers)
+    for layer, after in zip_longest(modules[::2], modules[1::2]):
+        if not isinstance(layer, nn.Linear) or layer.bias is None or not isinstance(after, nn.ReLU):
+            raise NotRecordableError("hidden layers are not linear, with a bias, each before a ReLU")
+        x = tape.linear([x], layer.weight, layer.bias, relu=True)
     return x
 
 

@@ -1,14 +1,11 @@
 """The multi-layer perceptron of §4.1 (Avazu): embeddings of dimension 16, then 64, 32, 16, 1."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from sparsegroup.kernels.cpu.network import Tape
 from sparsegroup.models.layers import Network, hidden_layers, record_hidden
-
-if TYPE_CHECKING:
-    from sparsegroup.kernels.cpu.network import Tape
 
 
 class MLP(Network):
@@ -44,6 +41,6 @@ class MLP(Network):
         x = self.flatten(embeddings, numbers)
         return self.logits(self.hidden(x))
 
-    def record(self, tape: "Tape") -> None:
+    def record(self, tape: Tape) -> None:
         """The same on a tape of compiled instructions."""
         tape.logits([record_hidden(tape, tape.input, self.hidden)], self.output.weight, self.output.bias)

@@ -17,10 +17,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.kernels.cpu.network import NetworkPasses, Recordable
+from sparsegroup.kernels.cpu.network import NetworkPasses, NotRecordableError, Recordable
 from sparsegroup.models import WithNumbers, WithPairs, WithPooling
 from sparsegroup.models.layers import Network, by_row, check_inputs
 from sparsegroup.objectives import LOGISTIC, Objective
@@ -150,7 +151,7 @@ class NetworkStep:
         self._network, self._ranks, self._second_order = network, ranks, second_order
         self._objective = objective
         self._encoder, self._trunk = _encoder_and_trunk(network)
-        self._modules, self._parameters = list(self._trunk.modules()), list(self._trunk.parameters())
+        self._modules, self._parameters = list(network.modules()), list(self._trunk.parameters())
         self._weights = sum(parameter.numel() for parameter in self._parameters)
         self._is_samplewise = is_samplewise(self._trunk)
         self._kernels = self._passes_of_kernels()
@@ -246,18 +247,24 @@ class NetworkStep:
         # A subclass may compute something else than what its base class records.
         if not self._is_samplewise or "record" not in vars(type(self._trunk)):
             return None
-        passes = NetworkPasses(cast(Recordable, self._trunk), self._parameters)
+        if self._objective.takes_groups or self._second_order:
+            return None
+        try:
+            passes = NetworkPasses(cast(Recordable, self._trunk), self._parameters)
+        except NotRecordableError:
+            return None
         return passes if passes.takes() else None
 
     def _is_separable(self, embeddings: Tensor) -> bool:
-        """Whether the gradients of rows by themselves are those of the batch, and no hook waits for autograd."""
+        """Whether the gradients of rows by themselves are those of the batch, and nothing waits for a module's call."""
         return (
             self._is_samplewise
             and not self._objective.takes_groups
             and not self._second_order
             and embeddings.device.type == "cpu"
             and not torch.is_autocast_enabled("cpu")
-            and not any(one._forward_hooks or one._forward_pre_hooks for one in self._modules)
+            and not _has_any_global_hook()  # type: ignore[no-untyped-call]
+            and not any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in self._modules)
             and not any(one._backward_hooks or one._backward_pre_hooks for one in self._modules)
             and not any(one._backward_hooks or one._post_accumulate_grad_hooks for one in self._parameters)
         )

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from sys import getrefcount
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -41,6 +42,9 @@ _WORDS = _OPERANDS + 4 * 3
 
 # Bases of operands; the parameters follow.
 _MEMORY, _ONES, _EMBEDDINGS, _NUMBERS, _LOGITS, _OF_LOGITS, _OF_EMBEDDINGS, _GRADIENTS, _PARAMETERS = range(9)
+
+_REFERENCES = max(getrefcount(one) for one in [object()])
+"""To what only a list has, as one who goes through the list counts them."""
 
 _BLOCK = 4_096
 """Gradients of which a thread adds those of all parts at a time."""
@@ -215,6 +219,10 @@ _ONE = Matrix(_ONES, 0, 1, 0)
 _ONE_COLUMN = Matrix(_ONES, 0, 1, 1)
 
 
+class NotRecordableError(Exception):
+    """A network whose layers or parameters are not what its `record` describes."""
+
+
 class Value:
     """What a network computes on the way, `[rows, columns]`, and the place of the loss's gradient by it."""
 
@@ -233,9 +241,15 @@ class Tape:
         embedded: Numbers in the embeddings of a row, at least 1.
         numbers: Other numbers of a row.
         outputs: Logits of a row.
+
+    Raises:
+        NotRecordableError: Nothing is embedded; or, by a method, a layer does not fit what it takes, or a parameter is
+            used twice or never.
     """
 
     def __init__(self, parameters: Sequence[Tensor], rows: int, embedded: int, numbers: int, outputs: int) -> None:
+        if not embedded:
+            raise NotRecordableError("there are no embeddings")
         self.rows = rows
         self.outputs = outputs
         self.memory = self.ones = 0
@@ -272,6 +286,8 @@ class Tape:
 
     def _linear(self, inputs: Sequence[Value], weight: Tensor, bias: Tensor | None, out: Value, relu: bool) -> Value:
         size, width = weight.shape
+        if width != sum(x.matrix.columns for x in inputs) or size != out.matrix.columns:
+            raise NotRecordableError(f"a layer of weights {list(weight.shape)} does not fit")
         weights, of_weights = self._parameter(weight, width)
         parts = list(zip(inputs, _starts(inputs), strict=True))
         for number, (x, start) in enumerate(parts):
@@ -303,6 +319,8 @@ class Tape:
     def cross(self, first: Value, x: Value, product: Value) -> Value:
         """x_0 ⊙ product + x (eq. 1 of DCN-V2)."""
         columns = x.matrix.columns
+        if not columns == first.matrix.columns == product.matrix.columns:
+            raise NotRecordableError("the cross layers do not fit")
         out, shape = Value(self._new(columns)), (self.rows, columns)
         self._emit(_TIMES, shape, 0, out.matrix, first.matrix, product.matrix)
         self._emit(_TIMES, shape, _ADDED, out.matrix, x.matrix, _ONE)
@@ -327,6 +345,8 @@ class Tape:
         x_l = a_l x_0 + B_l with B_l = b_0 + … + b_{l-1}, a_0 = 1 and a_{l+1} = a_l (1 + x_0 · w_l) + B_l · w_l.
         """
         layers, width = weight.shape
+        if width != x.matrix.columns or bias.shape != weight.shape:
+            raise NotRecordableError("the cross layers do not fit")
         (weights, of_weights), (biases, of_biases) = self._parameter(weight, width), self._parameter(bias, width)
         scales, products, constants = self._new(layers + 1), self._new(layers), self._new_row(layers)
         of_scales, of_products, spare = self._new(layers), self._new(layers), self._new_row(width)
@@ -370,7 +390,8 @@ class Tape:
 
     def programs(self) -> tuple[Any, Any]:
         """The instructions of the forward and the backward pass, `[instructions, words]` int64."""
-        assert not self._places, "a parameter is not used"
+        if self._places:
+            raise NotRecordableError("a parameter is not used")
         forward, self._forward = self._forward, self._backward
         for gradients in reversed(self._gradients):
             gradients()
@@ -397,6 +418,8 @@ class Tape:
         self._emit(_MULTIPLY, (1, matrix.columns, self.rows), 0, total, ones, matrix)
 
     def _parameter(self, parameter: Tensor, columns: int) -> tuple[Matrix, Matrix]:
+        if id(parameter) not in self._places:
+            raise NotRecordableError("a parameter is not the network's, or used twice")
         number, offset = self._places.pop(id(parameter))
         return Matrix(_PARAMETERS + number, 0, columns, columns), Matrix(_GRADIENTS, offset, columns, columns)
 
@@ -444,81 +467,130 @@ class Recordable(Protocol):
         """Record what `forward` does."""
 
 
+class _Layout(NamedTuple):
+    """The programs for batches of as many rows, and their memory."""
+
+    rows: int
+    parts: int
+    forward: Any
+    backward: Any
+    memory: list[Tensor]  # whose addresses are in `bases`
+    of_parts: Tensor
+    bases: Any
+    steps: Any
+
+
 class NetworkPasses:
-    """The forward and backward pass of one network, in float32 on the host."""
+    """The forward and backward pass of one network, in float32 on the host.
+
+    Raises:
+        NotRecordableError: It cannot record the network.
+    """
 
     def __init__(self, network: Recordable, parameters: Sequence[Tensor]) -> None:
         self._network, self._parameters = network, parameters
-        self._rows: int | None = None
         self._blas = torch_blas()
+        self._embedded, self._outputs = network.fields * network.dim, network.output.out_features
+        self._shapes = [parameter.shape for parameter in parameters]
+        self._members = _members(network)
         self._count = sum(map(Tensor.numel, parameters))
+        self._layout = self._laid_out(1)
         self._flat, self._gradients = self._new_gradients()
 
-    def takes(self, *inputs: Tensor | None) -> bool:
-        """Whether it takes them: all are float32 and on the host, all parameters contiguous and trained."""
-        given = [*self._parameters, *(one for one in inputs if one is not None)]
+    def __reduce__(self) -> tuple[Any, ...]:  # addresses are of one process and one object
+        return NetworkPasses, (self._network, self._parameters)
+
+    def takes(self, embeddings: Tensor | None = None, numbers: Tensor | None = None) -> bool:
+        """Whether it takes these inputs, and the network is the one that was recorded, and trained whole.
+
+        All have to be float32 and on the host, and numbers without a gradient.
+        """
+        given = [*self._parameters, *(one for one in (embeddings, numbers) if one is not None)]
         return (
             self._blas is not None
             and all(one.dtype is torch.float32 and one.is_cpu for one in given)
             and all(one.requires_grad and one.is_contiguous() for one in self._parameters)
+            and all(one.shape == shape for one, shape in zip(self._parameters, self._shapes, strict=True))
+            and all(members.get(name) is member for members, name, member in self._members)
+            and not (numbers is not None and numbers.requires_grad)
         )
 
     def forward(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
         """The logits `[n, outputs]` of embeddings `[n, fields, dim]` and numbers `[n, numbers]`."""
-        if self._rows != len(embeddings):
-            self._lay_out(len(embeddings))
+        if self._layout.rows != len(embeddings):
+            self._layout = self._laid_out(len(embeddings))
+        bases = self._layout.bases
         self._inputs = embeddings.contiguous(), None if numbers is None else numbers.contiguous()
-        logits = torch.empty(len(embeddings), self._network.output.out_features)
-        self._bases[_EMBEDDINGS], self._bases[_LOGITS] = self._inputs[0].data_ptr(), logits.data_ptr()
+        logits = _memory(len(embeddings) * self._outputs).view(-1, self._outputs)
+        bases[_EMBEDDINGS], bases[_LOGITS] = self._inputs[0].data_ptr(), logits.data_ptr()
         if self._inputs[1] is not None:
-            self._bases[_NUMBERS] = self._inputs[1].data_ptr()
-        self._bases[_PARAMETERS:] = [parameter.data_ptr() for parameter in self._parameters]
-        self._share(self._forward, 0)
+            bases[_NUMBERS] = self._inputs[1].data_ptr()
+        bases[_PARAMETERS:] = [parameter.data_ptr() for parameter in self._parameters]
+        self._share(self._layout.forward, 0)
         return logits
 
     def backward(self, of_logits: Tensor) -> tuple[list[Tensor], Tensor]:
         """The gradients of the parameters and the embeddings of the last `forward`, by that of the logits.
 
-        Those of the parameters are in the same memory each time, unless a parameter still has a gradient.
+        Those of the parameters are in the same memory each time, unless a parameter still has a gradient, or somebody
+        else has one of them. (That a view of one exists is not seen.)
         """
-        if any(parameter.grad is not None for parameter in self._parameters):
+        if any(one.grad is not None for one in self._parameters) or any(
+            getrefcount(gradient) > _REFERENCES for gradient in self._gradients
+        ):
             self._flat, self._gradients = self._new_gradients()
-        of_logits, of_embeddings = of_logits.contiguous(), torch.empty_like(self._inputs[0])
-        self._bases[_OF_LOGITS], self._bases[_OF_EMBEDDINGS] = of_logits.data_ptr(), of_embeddings.data_ptr()
-        flat = self._flat.data_ptr()
-        self._bases[_GRADIENTS] = flat if self._parts == 1 else self._of_parts.data_ptr()
-        self._share(self._backward, flat)
+        layout = self._layout
+        of_logits = of_logits.to(torch.float32).contiguous()
+        if of_logits.numel() != layout.rows * self._outputs:
+            raise ValueError(f"the gradient of logits must be [{layout.rows}, {self._outputs}], got {of_logits.shape}")
+        of_embeddings, flat = torch.empty_like(self._inputs[0]), self._flat.data_ptr()
+        layout.bases[_OF_LOGITS], layout.bases[_OF_EMBEDDINGS] = of_logits.data_ptr(), of_embeddings.data_ptr()
+        layout.bases[_GRADIENTS] = flat if layout.parts == 1 else layout.of_parts.data_ptr()
+        self._share(layout.backward, flat)
         return self._gradients, of_embeddings
 
     def _new_gradients(self) -> tuple[Tensor, list[Tensor]]:
-        flat = torch.empty(self._count)
+        flat = _memory(self._count)
         pieces = torch.split(flat, [parameter.numel() for parameter in self._parameters])
         return flat, [piece.view(one.shape) for piece, one in zip(pieces, self._parameters, strict=True)]
 
-    def _lay_out(self, rows: int) -> None:
-        network = self._network
-        self._rows, self._parts = rows, parts_of(rows, self._count)
-        per_part, embedded, outputs = rows // self._parts, network.fields * network.dim, network.output.out_features
-        tape = Tape(self._parameters, per_part, embedded, network.numbers, outputs)
-        network.record(tape)
-        self._forward, self._backward = tape.programs()
+    def _laid_out(self, rows: int) -> _Layout:
+        parts, numbers = parts_of(rows, self._count), self._network.numbers
+        tape = Tape(self._parameters, rows // parts, self._embedded, numbers, self._outputs)
+        self._network.record(tape)
+        forward, backward = tape.programs()
         gradients = _whole_lines(self._count)
-        self._memory = torch.empty(self._parts * tape.memory)
-        self._ones = torch.ones(tape.ones)
-        self._of_parts = torch.empty(self._parts * gradients if self._parts > 1 else 0)
-        self._bases, self._steps = np.zeros((2, _PARAMETERS + len(self._parameters)), np.int64)
-        self._bases[_MEMORY], self._bases[_ONES] = self._memory.data_ptr(), self._ones.data_ptr()
-        self._steps[_MEMORY], self._steps[_GRADIENTS] = 4 * tape.memory, 4 * gradients
-        self._steps[[_EMBEDDINGS, _OF_EMBEDDINGS]] = 4 * per_part * embedded
-        self._steps[_NUMBERS] = 4 * per_part * network.numbers
-        self._steps[[_LOGITS, _OF_LOGITS]] = 4 * per_part * outputs
+        memory, ones = _memory(parts * tape.memory), _memory(tape.ones).fill_(1.0)
+        bases, steps = np.zeros((2, _PARAMETERS + len(self._parameters)), np.int64)
+        bases[_MEMORY], bases[_ONES] = memory.data_ptr(), ones.data_ptr()
+        steps[_MEMORY], steps[_GRADIENTS] = tape.memory, gradients
+        steps[[_EMBEDDINGS, _OF_EMBEDDINGS]] = tape.rows * self._embedded
+        steps[_NUMBERS] = tape.rows * numbers
+        steps[[_LOGITS, _OF_LOGITS]] = tape.rows * self._outputs
+        of_parts = _memory(parts * gradients if parts > 1 else 0)
+        return _Layout(rows, parts, forward, backward, [memory, ones], of_parts, bases, 4 * steps)
 
     def _share(self, program: Any, gradients: int) -> None:
         assert self._blas is not None
+        layout = self._layout
         threads.share(
-            run, *self._blas, program, self._bases, self._steps, self._parts, gradients, self._count,
-            alone=self._parts == 1,
+            run, *self._blas, program, layout.bases, layout.steps, layout.parts, gradients, self._count,
+            alone=layout.parts == 1,
         )  # fmt: skip
+
+
+def _memory(count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.float32, device="cpu")
+
+
+def _members(network: Any) -> list[tuple[dict[str, Any], str, object]]:
+    """The modules and parameters of a network, and where it has them."""
+    return [
+        (members, name, member)
+        for module in network.modules()
+        for members in (module._modules, module._parameters)
+        for name, member in members.items()
+    ]
 
 
 def parts_of(rows: int, weights: int) -> int:
