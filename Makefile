@@ -123,7 +123,6 @@ paper-bytes: $(VENV)/.installed  ## The contest at equal served bytes on all log
 	$(BYTES) $(call BYTES_TO,globo_clicks) --runs 2 --scale small --dataset globo --data $(DATA)/globo_clicks.csv.xz
 	$(BYTES) $(call BYTES_TO,nycflights13) --runs 2 --scale small --dataset nycflights --data $(DATA)/nycflights13.csv.xz
 	test -f $(LONG)/log/log.json || $(RUN)/sparsegroup-paper synthesize criteo $(LONG)/log --rows 5000000
-	$(BYTES) $(call BYTES_TO,synthetic-criteo) --runs 2 --scale small --dataset criteo --data $(LONG)/log
 	$(BYTES) $(call BYTES_TO,synthetic-5M) --runs 1 --dataset criteo --data $(LONG)/log
 	$(PAPER) overview $(RESULTS) --into docs/paper.md
 

@@ -188,7 +188,10 @@ def test_the_documentation_shows_what_each_form_is_worth_at_equal_bytes() -> Non
     aucs: dict[tuple[str, float], list[float | None]] = {}
     for path in (ROOT / "docs" / "results").glob("bytes-*/report.json"):
         tables = [one for section in json.loads(path.read_text())["sections"] for one in section["tables"]]
-        for row in next(one["rows"] for one in tables if one["name"] == "points"):
+        points = next(one["rows"] for one in tables if one["name"] == "points")
+        if not set(VARIANTS) <= {row[0] for row in points}:  # a long log, with fewer forms
+            continue
+        for row in points:
             if row[0] in VARIANTS:
                 aucs.setdefault((row[0], row[2]), []).append(row[4])
     page = doc("equal-bytes")
@@ -210,7 +213,7 @@ def test_the_documentation_shows_what_each_form_is_worth_at_equal_bytes() -> Non
     words = ("better", "within noise", "worse")
     for place, text in (
         (-1, "better at {} points, within noise at {}, and worse at {}"),
-        (7, "better at {} of 25 points, within noise at {}, and worse at {}"),
+        (7, "better at {} of 30 points, within noise at {}, and worse at {}"),
     ):
         assert text.format(*(sum(row[place].split(",")[0] == word for row in rows) for word in words)) in page
     behind = max(float(row[6]) - float(row[3]) for row in rows if row[7] == "worse")
