@@ -151,7 +151,7 @@ class NetworkStep:
         self._network, self._ranks, self._second_order = network, ranks, second_order
         self._objective = objective
         self._encoder, self._trunk = _encoder_and_trunk(network)
-        self._modules, self._parameters = list(network.modules()), list(self._trunk.parameters())
+        self._watched, self._parameters = list(network.modules()), list(self._trunk.parameters())
         self._weights = sum(parameter.numel() for parameter in self._parameters)
         self._is_samplewise = is_samplewise(self._trunk)
         self._kernels = self._passes_of_kernels()
@@ -264,8 +264,8 @@ class NetworkStep:
             and embeddings.device.type == "cpu"
             and not torch.is_autocast_enabled("cpu")
             and not _has_any_global_hook()  # type: ignore[no-untyped-call]
-            and not any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in self._modules)
-            and not any(one._backward_hooks or one._backward_pre_hooks for one in self._modules)
+            and not any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in self._watched)
+            and not any(one._backward_hooks or one._backward_pre_hooks for one in self._watched)
             and not any(one._backward_hooks or one._post_accumulate_grad_hooks for one in self._parameters)
         )
 
