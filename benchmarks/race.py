@@ -176,7 +176,7 @@ def vw(race: Race) -> Curve:
     curve: Curve = []
     watch = Stopwatch()
     for number in range(PASSES * parts):
-        flags = f"--quiet -i {before}" if number else f"{FLAGS} -l 0.5"
+        flags = f"{FLAGS} -l 0.5" + (f" -i {before}" if number else "")  # a model does not know its loss
         Workspace(f"{flags} --save_resume -d {race.folder / f'part{number % parts}'} -f {model}").finish()
         seconds = watch.pause()
         Workspace(f"--quiet -t -i {model} -d {race.folder / 'test'} -p {scores}").finish()
