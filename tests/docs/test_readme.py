@@ -127,6 +127,16 @@ def test_the_documentation_shows_how_fast_exports_score() -> None:
         assert line(*speeds, *ratios) in MEASURED
 
 
+def test_the_documentation_shows_who_reaches_an_auc_first() -> None:
+    figures = measured("race")
+    for name in ("ours", "logistic", "vw", "LightGBM", "CatBoost", "DCN"):
+        points = [key.removesuffix(".auc") for key in figures if re.fullmatch(rf"synthetic\.{name}\.\d+\.auc", key)]
+        curve = [(figures[f"{point}.seconds"], figures[f"{point}.auc"]) for point in points]
+        levels = (0.76, 0.77, 0.775, 0.78, 0.784, 0.7855)
+        firsts = (next((f"{seconds:.0f}" for seconds, auc in curve if auc >= level), "–") for level in levels)
+        assert f" {line(*firsts, f'{max(auc for _, auc in curve):.4f}')}" in MEASURED, name
+
+
 def test_the_documentation_shows_the_measured_serving() -> None:
     figures, text = measured("serving"), joined(MEASURED)
     for name in ("sparse", "int8", "full", "dense_ids"):
