@@ -220,7 +220,7 @@ def test_a_copy_trains_alone() -> None:
     other.backward(vectors, of.numbers, GlobalBatch(of, BATCH))
     own = [one.grad for one in other._network.parameters()]
     assert same(own, before)
-    assert same(kept, before)  # whoever keeps a gradient has it as it was
+    assert same(kept, before)  # a gradient that somebody keeps is not overwritten
 
 
 def test_what_a_default_says_is_of_no_matter_to_kernels() -> None:

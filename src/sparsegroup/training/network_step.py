@@ -208,6 +208,7 @@ class NetworkStep:
 
     @torch.no_grad()
     def _by_kernels(self, columns: Columns, factor: float, count: float) -> Gradients:
+        """By this library's kernels, all parts in one call."""
         assert self._kernels is not None
         embeddings, numbers, labels, weights = columns
         trunk = cast(Network, self._trunk)

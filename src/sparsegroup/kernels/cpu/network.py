@@ -36,9 +36,8 @@ _B_TURNED, _C_TURNED = 2, 4  # _MULTIPLY: stored as [k, m], as [n, k]
 _RELU = 2  # _TIMES: then a = 0 where it is negative
 _BY_ROW = 4  # _TIMES: c is [m, 1], and d is memory for a row
 
-# Places of an instruction: operation, three sizes, flag, and base, offset in bytes and stride of four operands.
-_OPERANDS = 5
-_WORDS = _OPERANDS + 4 * 3
+_WORDS = 5 + 4 * 3
+"""Of an instruction: operation, sizes m, n, k, flags, and of each of the operands base, offset in bytes and stride."""
 
 # Bases of operands; the parameters follow.
 _MEMORY, _ONES, _EMBEDDINGS, _NUMBERS, _LOGITS, _OF_LOGITS, _OF_EMBEDDINGS, _GRADIENTS, _PARAMETERS = range(9)
