@@ -36,7 +36,7 @@ from panel.boosting import Table
 from panel.linear import FLAGS, Design, write_vw
 from panel.logs import Kind
 from plain_loop import PlainModel
-from sparsegroup.data import Log, PreparedLog, open_log, prepare
+from sparsegroup.data import Log, prepare
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.order import LogView
 from sparsegroup.kernels.cpu.threads import set_num_threads
@@ -350,8 +350,8 @@ def logs(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Log
     """The logs of the race, by name."""
     yield "synthetic", ShortTest(synthesize(DATASETS["criteo"], arguments.rows, folder / "synthetic"))
     if arguments.data is not None:
-        prepare(open_log(arguments.data / "globo_clicks.csv.xz"), folder / "globo_clicks")
-        yield "globo_clicks", ShortTest(PreparedLog(folder / "globo_clicks"))
+        log, _ = prepare([arguments.data / "globo_clicks.csv.xz"], folder / "globo_clicks")
+        yield "globo_clicks", ShortTest(log)
 
 
 def main() -> None:

@@ -87,6 +87,24 @@ def test_callbacks_are_notified_in_order_and_change_nothing_and_the_end_also_whe
     assert recorder.calls[-1][0] == "end"
 
 
+class Evaluation(Callback):
+    """Measures the model on other keys after each batch."""
+
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        if trained.samples % 20:
+            trainer.evaluate([(torch.randint(50, 90, (10, 2)), torch.randint(2, (10,)))])
+
+    def between_batches(self, trainer: Trainer) -> None:
+        trainer.predict([(torch.randint(90, 99, (3, 2)), torch.randint(2, (3,)))])
+
+
+def test_a_training_whose_callback_predicts_in_between_learns_the_same() -> None:
+    plain, measured = trainer_with(), trainer_with(Evaluation())
+    points = plain.fit(stream(), epochs=2)
+    assert measured.fit(stream(), epochs=2) == points
+    assert measured.table.keys.tolist() == plain.table.keys.tolist()
+
+
 class Counter(Callback):
     """Counts batches, also over a training that is resumed."""
 

@@ -68,7 +68,8 @@ class TrainedBatch:
 class Callback:
     """Is notified while a model is trained. The methods of this class do nothing: override those you need.
 
-    Each may call `trainer.stop`. `on_run_begin` and `on_run_end` belong to a run in a folder (`sparsegroup train`).
+    Each may call `trainer.stop`, `evaluate` and `predict`: training continues as if it had not. `on_run_begin`
+    and `on_run_end` belong to a run in a folder (`sparsegroup train`).
 
     Examples:
         >>> import torch
@@ -367,9 +368,7 @@ class Trainer:
 
         A window ends with an epoch; if the stream is a part of one, only once it is full.
         """
-        self._model.train()
-        if self._is_frozen:
-            self.table.eval()
+        self._begin_training()
         # What is looked up ahead has been counted; a checkpoint in between would count it once more when resumed.
         is_counted = not all(isinstance(table.table.config.admission, EveryKey) for table in self._tables)
         checked = with_checked_labels(map(as_batch, stream), self.objective)
@@ -407,11 +406,19 @@ class Trainer:
                     if not is_last:
                         self._report()
                 self._between_batches()
+                if not self._model.training:  # a callback has predicted
+                    self._begin_training()
                 batch, keys = following, next_keys
             is_whole = batch is None or self._stop.finishes
             if is_whole and is_epoch and self._record.window.samples:
                 self._end_window()
         return is_whole
+
+    def _begin_training(self) -> None:
+        """Put the model into training mode, all but frozen embeddings."""
+        self._model.train()
+        if self._is_frozen:
+            self.table.eval()
 
     def _report(self) -> None:
         """Notify callbacks of new points, on the first rank, which measures them."""
