@@ -282,7 +282,7 @@ class ModelSettings(StrictSettings):
     """Sizes of the hidden layers."""
     dropout: Share | None = setting(None, words="the network's")
     """Dropout after each hidden layer."""
-    options: dict[str, Any] = setting({}, short="network_options")
+    options: Decided[dict[str, Any]] = setting(None, short="network_options")
     """Further arguments of the network, such as `rank` and `stacked` of dcnv2."""
     fallback: Decided[bool] = setting(None, SIZE)
     """Learn a vector per field for features without a live row."""

@@ -83,7 +83,7 @@ class ModelConfig(ModelSettings):
         if unknown := [name for name in self._layers if name not in arguments]:
             raise ValueError(f"{network.__name__} has no hidden layers: leave {unknown[0]} out")
         known = [name for name in arguments if name not in ("hidden", "dropout")]
-        for name, value in self.options.items():
+        for name, value in (self.options or {}).items():
             if name not in known:
                 raise ValueError(f"{network.__name__} has no option {name!r}; it has {', '.join(known) or 'none'}")
             try:
@@ -185,7 +185,7 @@ class ModelConfig(ModelSettings):
         more = numbers if encoded and self.number_buckets else 0
         more += len(columns.lists) if self.list_sums else 0
         heads, of, sizes = self.heads(outputs), NETWORKS[self.name], (fields + more, self.network_dim, numbers)
-        options = {**self._layers, **self.options, **({"outputs": outputs} if outputs > heads else {})}
+        options = {**self._layers, **(self.options or {}), **({"outputs": outputs} if outputs > heads else {})}
         networks = [of(*sizes, **options) for _ in range(heads)]
         network: nn.Module = networks[0] if heads == 1 else WithHeads(networks)
         dim = heads * self.network_dim

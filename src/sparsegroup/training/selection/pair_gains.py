@@ -2,15 +2,16 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.kernels.cpu.jit import Kernel, inline, jitted, kernel
+from sparsegroup.kernels.cpu.threads import in_turns
 from sparsegroup.objectives import LOGISTIC, Logistic, Objective
 from sparsegroup.training.metrics import exceeds_noise
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
@@ -26,6 +27,7 @@ LR, BETA = 0.5, 1.0
 """FTRL-Proximal's α and β, of the weights by which the gains are measured."""
 
 BITS = 20
+"""Combinations of fields with more than 2 ** BITS possible ones share this many weights, by a hash."""
 WEIGHT, SUM = 0, 1
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -48,14 +50,19 @@ def _step(at: Any, gradient: Any) -> None:
 
 
 def _gains(
-    left: Any, right: Any, logits: Any, labels: Any, weights: Any, shape: Any, memory: Any, gains: Any, of_pair: Any
+    left: Any, right: Any, logits: Any, labels: Any, weights: Any, shape: Any, lefts: Any, rights: Any, pairs: Any,
+    gains: Any, of_pair: Any,
 ) -> None:  # fmt: skip
-    """See `pair_gains`; `memory` is zeros `[4, 2 ** BITS, 2]`: of the pairs, the left, the right, and the unseen."""
-    pairs, lefts, rights, unseen = memory[0], memory[1], memory[2], memory[3, 0]
+    """See `pair_gains`. `left` and `right` are numbers of values; `lefts`, `rights` and `pairs` are zeros `[n, 2]`, the
+    last of `rights` for unseen combinations.
+    """
+    values = len(rights) - 1
+    unseen, is_hashed = rights[values], len(lefts) * values > len(pairs)
     for i in range(len(logits)):
-        mixed = left[i] * _MULTIPLIER + right[i]
-        pair = pairs[(mixed * _MULTIPLIER) >> _SHIFT]
-        first, second = lefts[(left[i] * _MULTIPLIER) >> _SHIFT], rights[(right[i] * _MULTIPLIER) >> _SHIFT]
+        combination = left[i] * values + right[i]
+        if is_hashed:
+            combination = np.int64((np.uint64(combination) * _MULTIPLIER) >> _SHIFT)
+        pair, first, second = pairs[combination], lefts[left[i]], rights[right[i]]
         is_new = pair[SUM] == 0.0
         weight = unseen[WEIGHT] if is_new else pair[WEIGHT]
         of_parts, label = logits[i] + first[WEIGHT] + second[WEIGHT], labels[i]
@@ -77,6 +84,18 @@ def _gains(
 @cache
 def _measured(residual: Callable[..., Any]) -> Kernel:
     return kernel(_gains, "the gains of pairs", {"_residual": inline(residual)})
+
+
+class _Column(NamedTuple):
+    """A field's values `[n]`, as numbers below `values`."""
+
+    numbers: npt.NDArray[np.int64]
+    values: int
+
+    @classmethod
+    def of(cls, keys: npt.NDArray[np.int64]) -> "_Column":
+        distinct, numbers = np.unique(keys, return_inverse=True)
+        return cls(numbers.astype(np.int64, copy=False), len(distinct))
 
 
 def pair_gains(
@@ -104,10 +123,16 @@ def pair_gains(
     Returns:
         The gain of each row `[n]`, and the weight of its combination `[n]`.
     """
+    return _gains_of(_Column.of(left), _Column.of(right), logits, labels, weights, objective)
+
+
+def _gains_of(
+    left: _Column, right: _Column, logits: Float64s, labels: Float64s, weights: Float64s, objective: Objective
+) -> tuple[Float64s, Float64s]:
     gains, of_pair = np.empty(len(logits)), np.empty(len(logits))
-    keys, memory = (left.view(np.uint64), right.view(np.uint64)), np.zeros((4, 1 << BITS, 2))
+    learnt = (np.zeros((n, 2)) for n in (left.values, right.values + 1, min(left.values * right.values, 1 << BITS)))
     measured = _measured(type(objective).residual)
-    measured(*keys, logits, labels, weights, objective.shape, memory, gains, of_pair)
+    measured(left.numbers, right.numbers, logits, labels, weights, objective.shape, *learnt, gains, of_pair)
     return gains, of_pair
 
 
@@ -146,20 +171,36 @@ class PairGains(Callback):
         keys, *others = (np.concatenate(part) for part in zip(*self._batches, strict=True))
         candidates = list(combinations(range(keys.shape[1]), 2))
         rows = min(len(keys), UPDATES // max(len(candidates), 1))
-        columns = np.ascontiguousarray(keys[len(keys) - rows :].T)
+        columns = [_Column.of(column) for column in keys[len(keys) - rows :].T]
         logits, labels, weights = (part[len(part) - rows :].astype(np.float64) for part in others)
         labels, objective = self.objective.in_scores(labels), self.objective
         chosen: list[tuple[int, int]] = []
         while candidates and len(chosen) < MOST_PAIRS:
-            sure: dict[tuple[int, int], float] = {}
-            for left, right in candidates:
-                gains, _ = pair_gains(columns[left], columns[right], logits, labels, weights, objective)
-                if exceeds_noise(gains[rows // 2 :], SURE):
-                    sure[left, right] = float(gains[rows // 2 :].mean())
-            if not sure:
+            gains = _sure_gains(columns, candidates, logits, labels, weights, objective)
+            if not gains.any():
                 break
-            best = max(sure, key=lambda pair: sure[pair])
-            logits = logits + pair_gains(columns[best[0]], columns[best[1]], logits, labels, weights, objective)[1]
+            best = candidates[int(gains.argmax())]
+            logits = logits + _gains_of(columns[best[0]], columns[best[1]], logits, labels, weights, objective)[1]
             chosen.append(best)
-            candidates = [pair for pair in sure if pair != best]
+            candidates = [pair for pair, gain in zip(candidates, gains, strict=True) if gain and pair != best]
         return chosen
+
+
+def _sure_gains(
+    columns: Sequence[_Column],
+    pairs: Sequence[tuple[int, int]],
+    logits: Float64s,
+    labels: Float64s,
+    weights: Float64s,
+    objective: Objective,
+) -> Float64s:
+    """The mean gain of each pair in the last half of the rows; 0 where it is not above 0 by three standard errors."""
+    means = np.zeros(len(pairs))
+
+    def measure(number: int) -> None:
+        left, right = pairs[number]
+        gains = _gains_of(columns[left], columns[right], logits, labels, weights, objective)[0][len(logits) // 2 :]
+        means[number] = gains.mean() if exceeds_noise(gains, SURE) else 0.0
+
+    in_turns(measure, len(pairs))
+    return means
