@@ -47,7 +47,7 @@ WHOLE = {"run", "ranks", "four_ranks", "driver", "originals", "folders"}
 """Fixtures of tests that run commands or start processes, which take seconds."""
 
 LONG = (
-    *("bfloat16", "gpu_kernels", "table_equivalence", "serving_model", "compiled_layouts", "objective_option"),
+    *("bfloat16", "gpu_kernels", "table_equivalence", "serving_model", "compiled_step", "objective_option"),
     *("module_export", "multi_task", "kill", "experiments", "sharded_command", "tutorial", "cli", "sharded_trainer"),
     *("network_step", "model", "sharded_checkpoints", "damage", "trials", "epoch_resume", "estimator_checks"),
     *("continuous_page", "follow_command", "serve_command", "publisher_kills", "message_sources", "joined_source"),

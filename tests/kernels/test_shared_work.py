@@ -1,5 +1,7 @@
 """Pieces of work are done once each, whoever takes them, and a phase begins when the one before has ended."""
 
+import ctypes
+import sys
 import threading
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from over import over
 from sparsegroup.kernels.cpu import jit, threads
 from sparsegroup.kernels.cpu.threads import Backoff, in_turns, set_num_threads
+from table_cases import threads as threads_of_torch
 
 PIECES = 500
 
@@ -36,10 +39,8 @@ count = jit.kernel(_count, "a test")
 
 @pytest.fixture
 def several_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(before)
+    with threads_of_torch(4):
+        yield
 
 
 def share(pieces: int, alone: bool = False) -> tuple[int, np.ndarray, np.ndarray]:
@@ -55,16 +56,6 @@ def test_each_piece_is_done_once_and_no_phase_begins_early(several_threads, alon
         assert (marks == 1).all()
         assert not early.any()
     assert share(0)[0] == 0
-
-
-def test_several_threads_may_share_at_once(several_threads):
-    results = []
-    workers = [threading.Thread(target=lambda: results.extend(share(PIECES)[0] for _ in range(20))) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert results == [PIECES] * 60
 
 
 def test_one_who_comes_late_does_nothing_and_one_at_work_is_waited_for():
@@ -127,3 +118,28 @@ def test_jobs_in_turns_are_done_once_each_and_the_first_failure_is_raised(number
     finally:
         set_num_threads(None)
     assert sorted(done) == list(range(7))
+
+
+def threads_of_openmp() -> int:
+    """How many threads the operations of the calling one share."""
+    with open("/proc/self/maps") as maps:
+        library = next(line.split()[-1] for line in maps if "libgomp" in line and "torch" in line)  # others have theirs
+    return int(ctypes.CDLL(library).omp_get_max_threads())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="OpenMP's library is found by the process's maps")
+def test_torch_has_as_many_threads_in_a_helper_as_in_its_caller() -> None:
+    """OpenMP's number is a thread's own, and one that is new has as many as the machine has cores."""
+    meeting, found, count = threading.Barrier(5), [0] * 5, 5
+
+    def job(number: int) -> None:
+        meeting.wait(30)  # each has a thread of its own
+        found[number] = threads_of_openmp()
+
+    set_num_threads(count)
+    try:
+        with threads_of_torch(3):
+            in_turns(job, count)
+    finally:
+        set_num_threads(None)
+    assert found == [3] * count
