@@ -17,7 +17,6 @@ from sparsegroup import GroupAdaHessian, GroupAdam, GroupFTRL, TargetRate, featu
 CASES = [
     ("GroupAdam", {"lr": 0.05, "l21": 0.3, "norm": "metric", "penalty": "mcp", "weight_decay": 1e-3}),
     ("GroupAdam", {"lr": 0.05, "l21": 0.3, "l1": 1e-4, "groups": "channels", "foreach": True}),
-    ("GroupAdagrad", {"lr": 0.05, "l21": 0.3, "l2": 1e-3}),
     ("GroupFTRL", {"lr": 0.1, "l21": 0.1}),
     ("GroupSGD", {"lr": 0.1, "l21": 2.0, "fused": False}),
 ]

@@ -1,4 +1,4 @@
-"""State: its names, when `u` exists; saving, loading, resuming, copying; states of torch.optim; what is refused."""
+"""State: saving, loading, resuming, copying; states of torch.optim; what is refused."""
 
 import copy
 import io
@@ -12,11 +12,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, SparseAdam
 
 from optimizer_cases import (
-    ALL,
     ALLOW_CREATE_GRAPH,
-    FIRST_ORDER,
     KINDS,
-    LOW_PRECISION,
     assert_identical,
     backward,
     make,
@@ -32,24 +29,11 @@ from sparsegroup import (
     GroupAdaHessian,
     GroupAdam,
     GroupAMSGrad,
-    GroupFTRL,
     GroupMomentum,
-    GroupRowWiseAdagrad,
     GroupSGD,
 )
 
 pytestmark = ALLOW_CREATE_GRAPH
-
-TORCHS_NAMES = {
-    GroupSGD: set(),
-    GroupMomentum: {"momentum_buffer"},
-    GroupAdagrad: {"sum"},
-    GroupRowWiseAdagrad: {"group_sum"},
-    GroupAdam: {"exp_avg", "exp_avg_sq"},
-    GroupAMSGrad: {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
-    GroupAdaHessian: {"exp_avg", "exp_avg_sq"},
-    GroupFTRL: {"sum"},
-}
 REGULARIZED = {"l1": 0.01, "l21": 0.02, "l2": 0.01}
 BATCHES = [[0, 1, 1], [4, 2], [0, 4], [], [3, 0], [1, 2, 3], [2], [0, 1, 2, 3, 4]]
 
@@ -61,25 +45,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     return torch.load(file, weights_only=True)
 
 
-@over("cls", ALL)
-def test_state_has_torchs_names_plus_u_where_it_is_needed(cls):
-    """For a regularizer, for FTRL's start, and for the rounding of a low-precision parameter."""
-    x, plain, *low = parameter(4, 3), parameter(4, 3), *(parameter(4, 3, dtype=dtype) for dtype in LOW_PRECISION)
-    optimizer = make(cls, [{"params": [x], **REGULARIZED}, {"params": [plain, *low]}])
-    train(optimizer, 3)
-    for p in (x, plain, *low):
-        state = optimizer.state[p]
-        u = set() if p is plain and cls is not GroupFTRL else {"u"}
-        assert state.keys() == {"step"} | u | TORCHS_NAMES[cls]
-        assert (state["step"].shape, state["step"]) == ((), 3)
-        assert all(value.shape == p.shape for name, value in state.items() if name != "step")
-        assert not any(value.requires_grad for value in state.values())
-    for p in low:
-        assert optimizer.state[p]["u"].dtype == torch.float32
-        assert optimizer.state[p]["u"].abs().max() > 0
-
-
-@over("cls", ALL)
+@over("cls", KINDS)
 @over(("dtype", "sparse"), [(torch.float64, False), (torch.bfloat16, True), (torch.float16, False)])
 def test_resuming_from_a_file_equals_not_stopping(cls, dtype, sparse):
     # A lookup of nothing has no graph to differentiate twice.
@@ -310,7 +276,7 @@ def test_the_users_load_hooks_come_first(prepend):
     assert len(other._optimizer_load_state_dict_pre_hooks) == 1
 
 
-@over("cls", FIRST_ORDER)
+@over("cls", KINDS[:3])
 def test_distributed_checkpoint_knows_all_state_before_the_first_step(cls):
     """It loads into the entries that a step of lr = 0 on a fresh optimizer makes: what is not there is not loaded."""
 

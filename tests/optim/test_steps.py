@@ -10,17 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.testing._internal.two_tensor import TwoTensor
 
 from optimizer_cases import (
-    ALL,
     ALLOW_CREATE_GRAPH,
     KINDS,
     assert_identical,
     backward,
-    lookup_loss,
     make,
     parameter,
     refused,
@@ -29,7 +27,7 @@ from optimizer_cases import (
     train,
 )
 from over import over
-from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupMomentum, GroupSGD, sparsity_report
+from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupSGD, sparsity_report
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -143,31 +141,6 @@ def test_a_model_moved_to_another_dtype_trains_on(cls):
         assert x.isfinite().all()
 
 
-@over("cls", KINDS)
-def test_a_step_does_not_change_the_gradient(cls):
-    dense, table = parameter(5, 3), parameter(5, 3)
-    for x, options in ((dense, {"weight_decay": 0.1}), (table, {})):
-        optimizer = make(cls, [x], maximize=True, **REGULARIZED, **options)
-        backward(optimizer, lookup_loss(x, [1, 1, 4], sparse=x is table))
-        before = copy.deepcopy(x.grad.detach())
-        optimizer.step()
-        assert_identical(x.grad, before)
-
-
-@over("cls", KINDS)
-def test_parameters_without_gradient_are_skipped(cls):
-    used, unused, frozen = parameter(2), parameter(2), parameter(2).requires_grad_(False)
-    optimizer = make(cls, [used, unused, frozen], l21=0.1)
-    backward(optimizer, separable_loss(used))
-    optimizer.step()
-    assert list(optimizer.state) == [used]
-    assert_identical([unused, frozen], [parameter(2), parameter(2)])
-    optimizer.zero_grad()
-    before = snapshot(optimizer)
-    optimizer.step()
-    assert_identical(snapshot(optimizer), before)
-
-
 # Learning rates: schedulers of torch, tensors, vanishing rates, restarts.
 
 STEPS = 8
@@ -177,43 +150,6 @@ def one_cycle(optimizer: Optimizer) -> LRScheduler:
     """The scheduler of torch that changes everything which any changes: rate, momentum and betas."""
     cycles = "momentum" in optimizer.defaults or "betas" in optimizer.defaults
     return OneCycleLR(optimizer, 0.2, total_steps=STEPS + 1, cycle_momentum=cycles)
-
-
-def to_zero(optimizer: Optimizer) -> LRScheduler:
-    return CosineAnnealingLR(optimizer, T_max=4)
-
-
-@over(("cls", "schedule"), [(GroupAdam, to_zero), *((cls, one_cycle) for cls in ALL)])
-@over("tensor", [False, True])
-def test_a_scheduler_does_what_setting_its_rates_by_hand_does(cls, schedule, tensor):
-    scheduled, by_hand = parameter(4, 3), parameter(4, 3)
-    lr = torch.tensor(0.1, dtype=torch.float64) if tensor else 0.1
-    optimizer, plain = make(cls, [scheduled], lr=lr, **REGULARIZED), make(cls, [by_hand], **REGULARIZED)
-    of_torch = torch.optim.Adam([parameter(1)], lr=0.1)
-    scheduler, reference = schedule(optimizer), schedule(of_torch)
-    for t in range(STEPS):
-        for argument in {"momentum", "betas"} & optimizer.defaults.keys():
-            plain.param_groups[0][argument] = optimizer.param_groups[0][argument]
-        plain.param_groups[0]["lr"] = float(of_torch.param_groups[0]["lr"])
-        assert float(optimizer.param_groups[0]["lr"]) == plain.param_groups[0]["lr"]
-        train(optimizer, 1, start=t)
-        train(plain, 1, start=t)
-        of_torch.step()
-        scheduler.step()
-        reference.step()
-    assert_identical(scheduled, by_hand)
-    assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor if tensor else float)
-
-
-def test_a_schedule_that_leaves_the_range_is_refused_at_the_step():
-    x = parameter(3)
-    optimizer = GroupAdam([x], lr=torch.tensor(0.1), l21=0.1)
-    scheduler = LambdaLR(optimizer, lambda epoch: 1.0 - epoch)
-    train(optimizer, 1)
-    for _ in range(2):
-        scheduler.step()
-    with refused(optimizer, ValueError, "lr must be finite and >= 0"):
-        optimizer.step()
 
 
 @over("state_first", [False, True])
@@ -243,7 +179,7 @@ def test_a_schedule_resumes_with_its_optimizer(state_first):
     assert_identical(snapshot(resumed)["params"], snapshot(whole)["params"])
 
 
-@over("cls", ALL)
+@over("cls", KINDS)
 def test_a_vanishing_learning_rate_leaves_the_weights_where_they_are(cls):
     """ExponentialLR(gamma=0.9) is at 1e-25 after 500 epochs; 1 / lr no longer fits float32 a little later."""
     for dtype, lr in itertools.product((torch.float32, torch.float64, torch.bfloat16), (1e-18, 1e-25, 1e-40, 1e-310)):
@@ -256,7 +192,7 @@ def test_a_vanishing_learning_rate_leaves_the_weights_where_they_are(cls):
         torch.testing.assert_close(x.detach(), before, rtol=0, atol=2 * torch.finfo(dtype).eps)
 
 
-@over("cls", [GroupMomentum, GroupAdagrad, GroupAdam, GroupFTRL])
+@over("cls", [GroupAdagrad, GroupAdam, GroupFTRL])
 @over("low", [1e-5, 1e-8, 1e-11])
 def test_a_restart_does_not_replay_what_was_too_small_to_move_the_weights(cls, low):
     """A warm restart raises the rate many times over. What u holds of the rounding at the low rate stays as small."""
@@ -302,6 +238,7 @@ CHANGES: dict[str, Change] = {
     "restarts a count": lambda optimizer, x: optimizer.state[x[0]]["step"].zero_(),
     "loads": lambda optimizer, x: optimizer.load_state_dict(optimizer.state_dict()),
     "changes lr": lambda optimizer, x: optimizer.param_groups[0].update(lr=optimizer.param_groups[0]["lr"] / 2),
+    "changes lr in place": lambda optimizer, x: optimizer.param_groups[0]["lr"].mul_(0.7),
     "decays": lambda optimizer, x: optimizer.param_groups[0].update(weight_decay=0.1),
     "regularizes": lambda optimizer, x: optimizer.param_groups[0].update(l21=0.01),
     "regroups": lambda optimizer, x: optimizer.param_groups[0].update(l21=0.05, groups="all"),
@@ -317,7 +254,7 @@ def _trained(changes: list[str], *, anew: bool) -> list[Tensor]:
     """
     torch.manual_seed(0)
     x = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(2, 3, 4))]
-    optimizer = GroupAdam(x, lr=0.1, fused=False if anew else None)
+    optimizer = GroupAdam(x, lr=torch.tensor(0.1), fused=False if anew else None)
     for change in [None, None, None, *changes, None, None]:
         for one in x:
             one.grad = torch.randn_like(one)
@@ -414,14 +351,3 @@ def test_a_tensor_that_wraps_others_is_stepped_as_these(kind, options):
         torch.testing.assert_close(part, plain.detach(), rtol=1e-5, atol=1e-6)
         assert torch.equal(part == 0, plain == 0)
     assert str(sparsity_report(optimizer)) == str(sparsity_report(other))
-
-
-class Named(nn.Parameter):
-    """A subclass with memory."""
-
-
-def test_a_subclass_with_memory_is_stepped_as_a_tensor():
-    own, plain = Named(torch.ones(4, 3)), nn.Parameter(torch.ones(4, 3))
-    stepped(own, GroupAdam, l21=1.0)
-    stepped(plain, GroupAdam, l21=1.0)
-    assert torch.equal(own, plain)

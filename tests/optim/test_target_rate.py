@@ -65,10 +65,7 @@ def is_share(table: HashEmbedding, rate: float) -> bool:
 
 
 class TestItLands:
-    @pytest.mark.parametrize(
-        ("name", "penalty", "rate"),
-        [("adam", "lasso", 0.03), ("sgd", "mcp", 0.3), ("ftrl", "hard", 0.03), ("adahessian", "lasso", 0.3)],
-    )
+    @over(("name", "penalty", "rate"), [("adam", "lasso", 0.03), ("adam", "mcp", 0.3), ("ftrl", "hard", 0.03)])
     def test_in_a_table(self, name: str, penalty: str, rate: float) -> None:
         table = HashEmbedding(4, std=0.1, dtype=torch.float64)
         optimizer = FAMILY[name].build(table.weight, penalty=penalty)

@@ -11,7 +11,7 @@ from torch import nn
 from optimizer_cases import assert_identical, parameter, train
 from over import over
 from sparsegroup import GroupAdam, param_groups
-from sparsegroup.groups import grouping
+from sparsegroup.groups import grouping, mean_square
 
 IDS = torch.tensor([2, 0, 2, 7])
 
@@ -49,13 +49,15 @@ def test_a_cut_equals_the_plain_one(spec, shape):
         x[..., ::2] = 0.0
     groups = grouping(spec, x.shape, x.device)
     masks = cut(spec, x.shape)
-    norm, size, mask = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    norm, size, mean, mask = (torch.zeros_like(x) for _ in range(4))
     for members in masks.values():
         norm[members] = x[members].square().sum().sqrt()
         size[members] = math.sqrt(int(members.sum()))
+        mean[members] = x[members].square().mean()
         mask[members] = float((x[members] > 1).any())
     torch.testing.assert_close(groups.norm(x).expand(x.shape), norm)
     torch.testing.assert_close((groups.sqrt_size * torch.ones_like(x)), size)
+    torch.testing.assert_close(mean_square(x, groups), mean)
     assert_identical(groups.any(x > 1).expand(x.shape), mask.bool())
     live = sum(bool((x[members] != 0).any()) for members in masks.values())
     assert groups.count_nonzero(x) == (live, len(masks))

@@ -11,7 +11,7 @@ import torch
 from over import over
 from rmsprop import GroupRMSprop, update
 from rmsprop import scalars as rmsprop_scalars
-from sparsegroup import GroupFTRL, GroupRowWiseAdagrad, HashEmbedding, prox, rules
+from sparsegroup import GroupFTRL, GroupRowWiseAdagrad, prox, rules
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import ROWWISE_ADAGRAD, Hyperparameter, Rule, from_to, learning_rate
 
@@ -73,34 +73,6 @@ def test_row_wise_adagrad_is_what_fbgemm_and_torchrec_write_down(
         total += (g * g).sum(axis=1, keepdims=True) / g.shape[1]
         start -= 0.1 / (1 + t * options.get("lr_decay", 0.0)) * g / (np.sqrt(total) + options.get("eps", 1e-10))
     np.testing.assert_allclose(x.detach().numpy(), start, rtol=1e-12)
-
-
-@over(("dim", "state_dtype", "row_bytes"), [(8, None, 68), (8, torch.bfloat16, 52), (300, None, 2404)])
-def test_row_wise_adagrad_keeps_one_number_a_row_of_a_table(
-    dim: int, state_dtype: torch.dtype | None, row_bytes: int
-) -> None:
-    table, plain = HashEmbedding(dim, std=0.1), torch.nn.Embedding(50, dim, sparse=True)
-    keys = torch.arange(50)
-    with torch.no_grad():
-        plain.weight.copy_(table.initial(keys))
-    ours = GroupRowWiseAdagrad(table.parameters(), lr=0.1, l21=2.4, state_dtype=state_dtype)
-    theirs = GroupRowWiseAdagrad(plain.parameters(), lr=0.1, l21=2.4, fused=False)
-    table(keys)
-    draw = torch.Generator().manual_seed(0)
-    for _ in range(8):
-        some = torch.randint(50, (30,), generator=draw)  # repeated keys are added up first
-        gradient = torch.randn(30, dim, generator=draw)
-        for module, optimizer in ((table, ours), (plain, theirs)):
-            optimizer.zero_grad()
-            module(some).backward(gradient)
-            optimizer.step()
-    assert table.table.rows.row_bytes == row_bytes
-    assert table.memory().parts["group_sum"] == 4 * table.num_rows
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if state_dtype is None else {"rtol": 0.02, "atol": 5e-3}
-    torch.testing.assert_close(table.lookup(keys), plain.weight.detach(), **tolerance)
-    entry = ours.state_dict()["state"][0]
-    torch.testing.assert_close(entry["group_sum"][entry["keys"].argsort()], theirs.state[plain.weight]["group_sum"])
-    assert 15 < table.num_live < 35
 
 
 def rmsprop(scalars: Any = rmsprop_scalars, state: Any = {"square_avg": 0.0}, names: Any = ("lr",)) -> Rule:  # noqa: B006
