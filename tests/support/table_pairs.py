@@ -14,7 +14,6 @@ from table_cases import KeyedEmbedding, Lookup, keys_in, learn, optimizer_state
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 DTYPES = over("dtype", TOLERANCE)
-every_member = over("member", FAMILY.values())
 one_of_each_kind = over("member", [FAMILY[name] for name in ("sgd", "adam", "ftrl", "adahessian")])
 """Optimizers without state, with two moments, with a σ at the start, and of second order."""
 NORMS, PENALTIES = ("s", "s_tilde", "metric"), ("lasso", "mcp", "hard")

@@ -15,16 +15,13 @@ from distributed_cases import Ranks
 from optimizer_cases import assert_identical
 from over import over
 from sharded_cases import first_ranks
-from sparsegroup import GroupAdam, HashEmbedding, MinCount, Probabilistic, UnusedFor
+from sparsegroup import GroupAdam, HashEmbedding, MinCount, UnusedFor
 
 FIELDS, ROWS, STEPS = 3, 24, 5
 
 POLICIES: dict[str, dict[str, Any]] = {
     "every key": {},
-    "admission": {"admission": MinCount(2)},
-    "admission by chance": {"admission": Probabilistic(0.5)},
-    "fallback": {"fallback": True, "field_bits": 2},
-    "admission and fallback": {"admission": MinCount(2), "fallback": True},
+    "admission and fallback": {"admission": MinCount(2), "fallback": True, "field_bits": 2},
     "eviction by use": {"eviction": UnusedFor(steps=2, live=True, every=1)},
     "a limit of bytes": {"max_bytes": 3_000_000, "admission": MinCount(2, sketch_bytes=4096)},
 }
@@ -101,7 +98,7 @@ def train(
     return [*after, optimizer.state_dict()["state"]]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@over("policy", POLICIES)
 def test_training_is_the_same_in_every_bit(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsegroup.table.lookup.lookup.GRAIN", 1)
     monkeypatch.setattr("sparsegroup.kernels.cpu.threads.get_num_threads", lambda: 2)

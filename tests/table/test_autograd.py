@@ -12,7 +12,7 @@ from torch.nn.functional import embedding_bag
 from family import FAMILY, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH, Hold, Marker, assert_identical
 from over import over
-from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag, param_groups
+from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag
 from table_cases import KeyedEmbedding, as_keys, everything, learn, pull, random_keys
 from table_pairs import DTYPES, Pair, same, table_of
 
@@ -125,31 +125,6 @@ def vectors_changed_in_place_and_detached_and_strided_gradients(
     module(KEYS).t().contiguous()[::2].sum().backward()
     module(KEYS)[1:3].square().sum().backward()
     optimizer.step()
-
-
-@script
-def a_closure_and_a_frozen_weight(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(module)
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure) > -100
-    module.weight.requires_grad_(False)
-    assert not module(as_keys([5, 9])).requires_grad  # the table gives neither a row
-    module.weight.requires_grad_(True)
-
-
-@script
-def a_gradient_scaler_that_skips_an_overflow(module: Module, optimizer: torch.optim.Optimizer) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for factor in (1.0, float("inf"), 1.0):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(module) * factor).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    assert scaler.get_scale() == 512.0
 
 
 @over("name", SCRIPTS)
@@ -332,14 +307,11 @@ def by_an_optimizer_of_torch(cls: type[torch.optim.Optimizer]) -> Callable[[Hash
 
 USES: dict[str, Callable[[HashEmbedding], object]] = {
     "product": lambda table: table.weight * 2,
-    "sum": lambda table: table.weight.sum(),
     "indexing": lambda table: table.weight[0],
     "in place": lambda table: table.weight.data.zero_(),
     "penalty": lambda table: (table.weight**2).sum().backward(),
-    "linear": lambda table: nn.functional.linear(torch.ones(2, DIM, dtype=torch.float64), table.weight),
     "torch's init": lambda table: nn.init.zeros_(table.weight),
     "SparseAdam": by_an_optimizer_of_torch(torch.optim.SparseAdam),
-    "SGD": by_an_optimizer_of_torch(torch.optim.SGD),
     "Adagrad": by_an_optimizer_of_torch(torch.optim.Adagrad),
 }
 
@@ -354,14 +326,3 @@ def test_arithmetic_on_the_weight_and_optimizers_of_torch_say_why_not(use: str) 
     with torch.sparse.check_sparse_tensor_invariants(False), refused:
         USES[use](table)
     assert_identical(everything(table, optimizer), before)
-
-
-def test_a_module_with_a_table_takes_the_usual_calls() -> None:
-    model = nn.ModuleDict({"table": new_table(), "bag": HashEmbeddingBag(2), "head": nn.Linear(3, 1)})
-    groups = GroupAdam(param_groups(model, l21=0.25)).param_groups
-    names = [["table.weight", "bag.weight"], ["head.weight", "head.bias"]]
-    assert [(group["l21"], group["param_names"]) for group in groups] == [(0.25, names[0]), (0.0, names[1])]
-    assert [name for name, _ in model.named_parameters()] == names[0] + names[1]
-    model.eval().train().requires_grad_(False).requires_grad_(True).apply(lambda module: None).zero_grad()
-    assert "HashEmbedding(" in repr(model)
-    assert "HashEmbeddingBag(" in repr(model)

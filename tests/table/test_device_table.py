@@ -15,7 +15,7 @@ from torch import Tensor
 from gpu_cases import DEVICE
 from optimizer_cases import ALLOW_CREATE_GRAPH, KINDS, assert_identical, make
 from over import over
-from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag, UnusedFor
+from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupOptimizer, HashEmbedding, HashEmbeddingBag, UnusedFor
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.kernels.gpu import launch, runtime
 from sparsegroup.kernels.gpu.backend import Watch
@@ -110,13 +110,12 @@ def test_it_is_the_table_of_the_cpu(cls):
 def test_low_precision_rows_and_state():
     """Rows keep u without a regularizer too; what is lost of x is fed back, as in plain parameters."""
     theirs, _ = trained(on_host(), l1=0, l21=0, l2=0)
-    for dtype in (torch.bfloat16, torch.float16):
-        ours, optimizer = trained(new_table(dtype=dtype), l1=0, l21=0, l2=0)
-        assert ours(KEYS[:2]).dtype == dtype
-        assert "u" in optimizer.state_dict()["state"][0]
-        assert_same(ours, theirs, rtol=2e-2, atol=2e-2)
+    ours, optimizer = trained(new_table(dtype=torch.bfloat16), l1=0, l21=0, l2=0)
+    assert ours(KEYS[:2]).dtype == torch.bfloat16
+    assert "u" in optimizer.state_dict()["state"][0]
+    assert_same(ours, theirs, rtol=2e-2, atol=2e-2)
     options = {"initial_accumulator_value": 0.1, "state_dtype": torch.bfloat16}
-    ours, again, theirs = (trained(new(), GroupAdagrad, **options)[0] for new in (new_table, new_table, on_host))
+    ours, again, theirs = (trained(new(), GroupFTRL, **options)[0] for new in (new_table, new_table, on_host))
     assert ours.table.rows.state_dtype == torch.bfloat16
     assert ours.memory().parts["u"] * 2 == ours.memory().parts["weight"]
     assert torch.equal(ours.lookup(KEYS), again.lookup(KEYS))

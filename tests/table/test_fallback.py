@@ -1,24 +1,18 @@
-"""What replaces keys without a live row: in training, where new keys begin zero in proportion, exports and deltas."""
+"""What replaces keys without a live row: in training, where new keys begin zero in proportion, and in copies."""
 
 import copy
-import json
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from command import Run
 from optimizer_cases import assert_identical, backward
 from over import over
 from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, MinCount, TargetRate, param_groups
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
-from sparsegroup.serving import open_trained
-from sparsegroup.table.lookup.fallback import field_numbers
 
 
 def in_field(field: int, values: list[int]) -> Tensor:
@@ -38,13 +32,6 @@ def table_with_dead_rows() -> HashEmbedding:
         table.fallback[0] = torch.tensor([1.0, 2.0, 3.0])
         table.fallback[200] = torch.tensor([4.0, 5.0, 6.0])
     return table
-
-
-@settings(max_examples=50)
-@given(field=st.integers(0, 255), value=st.integers(0, 2**56 - 1))
-def test_the_field_is_in_a_keys_top_bits(field: int, value: int) -> None:
-    key = in_field(field, [value])
-    assert [field_numbers(key, bits).tolist() for bits in (8, 4, 0)] == [[field], [field >> 4], [0]]
 
 
 def test_it_replaces_zero_rows_and_unknown_keys_and_nothing_else() -> None:
@@ -185,7 +172,7 @@ def test_looking_ahead_changes_nothing(shrinks: bool) -> None:
     assert_identical(*results)
 
 
-# Copies, checkpoints, exports
+# Copies, checkpoints
 
 
 def test_state_dicts_copies_and_checkpoints_carry_it(tmp_path: Path) -> None:
@@ -213,40 +200,3 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         with pytest.raises(RuntimeError, match=message):
             target.load_state_dict(wrong)
     assert torch.equal(table.fallback, before)
-
-
-def test_an_export_scores_as_the_run_and_deltas_lead_to_the_next(tmp_path: Path, run: Run) -> None:
-    """Exports and deltas give unknown and zero keys the vector that training gave them."""
-
-    def done(*arguments: object) -> None:
-        ended = run(*arguments)
-        assert ended.returncode == 0, ended.stderr
-
-    log = noisy_log(tmp_path / "log.csv")
-    options = ["--lr", 0.05, "--target-rate", 0.05, "--batch-size", 64, "--columns", "categorical"]
-    done("train", log, *options, "--fallback")
-    trained = open_trained("runs/log").model
-    unknown = torch.full((1, 3), 2**40, dtype=torch.int64) + (torch.arange(3) << 56)
-    fallback = trained.embedding.fallback.detach()
-    assert fallback[2].all()  # a feature of the others is either live or never seen again
-    done("export", "runs/log", "float32", "--no-onnx", "--test", log)  # compares training and export on the log
-    test = json.loads((tmp_path / "float32/manifest.json").read_text())["test"]["scores"]
-    assert test["export"]["max_abs_difference"] < 1e-6
-    assert 0.6 < test["training"]["auc"] < 0.9
-    served = open_trained("float32").model
-    assert torch.equal(served.embedding(unknown)[0], fallback[:3])
-    torch.testing.assert_close(served(unknown), trained(unknown), rtol=0, atol=1e-6)
-    done("train", log, "--continue", "runs/log", "--out", "next")
-    done("export", "next", "whole", "--no-onnx")
-    done("export", "next", "delta", "--since", "float32")
-    done("apply", "float32", "delta", "applied", "--no-onnx")
-    for name in ("embeddings.safetensors", "network.safetensors"):
-        assert (tmp_path / "applied" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-def noisy_log(path: Path, rows: int = 2_000) -> Path:
-    lines = ["label,ts,color,noise,size"]
-    labels = [(i % 7 in (1, 3)) ^ (i * 7919 % 10 < 3) for i in range(rows)]
-    lines += [f"{int(y)},{i},c{i % 7},{i * 2654435761 % 9973},{i * 40503 % 613}" for i, y in enumerate(labels)]
-    path.write_text("\n".join(lines) + "\n")
-    return path

@@ -12,9 +12,9 @@ from torch import Tensor
 from distributed_cases import in_a_new_process
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from over import over
-from sparsegroup import GroupAdam, HashEmbedding, sparsity_report
+from sparsegroup import HashEmbedding
 from sparsegroup.table.directory.buckets import mix
-from table_cases import EDGES, as_keys, edges_trained, kill, learn, pull, random_keys, threads
+from table_cases import EDGES, as_keys, edges_trained, learn, pull, random_keys, threads
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -124,21 +124,6 @@ def test_an_empty_table_is_true_and_has_nothing() -> None:
     assert table.shrink() == 0
     assert table.lookup(as_keys([1])).tolist() == [[0.0, 0.0, 0.0]]
     assert "rows=0, dim=3" in repr(table.weight)
-
-
-@over("field_bits", [1, 5, 16])
-def test_counts_per_field_are_by_the_top_bits_and_a_report_counts_rows(field_bits: int) -> None:
-    table, keys = HashEmbedding(3, field_bits=field_bits), random_keys(400)
-    table(keys)
-    kill(table, keys[:100])
-    table.shrink()
-    kill(table, keys[100:150])
-    fields = [(key % 2**64) >> (64 - field_bits) for key in keys.tolist()]
-    counts = {field: (count.seen, count.rows, count.live) for field, count in table.field_counts().items()}
-    assert counts == {field: tuple(fields[start:].count(field) for start in (0, 100, 150)) for field in fields}
-    (entry,) = sparsity_report(GroupAdam(table.named_parameters()))
-    assert (entry.name, entry.shape, entry.groups, entry.zero_groups) == ("weight", (300, 3), 300, 50)
-    assert entry.live_rate == pytest.approx(250 / 300)
 
 
 # Without room or memory

@@ -24,7 +24,7 @@ COPIES = (
     lambda item: pickle.loads(pickle.dumps(item)),
     lambda item: through_a_file(item, weights_only=False),
 )
-keys_lists = st.lists(st.sampled_from(POOL), min_size=1, max_size=6)
+keys_lists = st.lists(st.sampled_from(POOL), max_size=6)
 
 
 def new_table() -> HashEmbedding:
@@ -38,7 +38,7 @@ def field_of(key: int) -> int:
 class TableMachine(RuleBasedStateMachine):
     """A table and its optimizer beside a dict of rows of `nn.Embedding`, the set of dropped keys and an optimizer."""
 
-    @initialize(member=st.sampled_from(list(FAMILY.values())))
+    @initialize(member=st.sampled_from([FAMILY[name] for name in ("sgd", "adam", "ftrl", "adahessian")]))
     def start(self, member: Member) -> None:
         self.member = member
         self.table = new_table()
@@ -153,4 +153,4 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTable = TableMachine.TestCase
-TestTable.settings = settings(max_examples=20, stateful_step_count=20)
+TestTable.settings = settings(max_examples=15, stateful_step_count=15)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distributed_cases import Ranks, on_two, own_half, whole
-from optimizer_cases import ALL, make
+from optimizer_cases import KINDS, make
 from over import over
 from sharded_cases import ROWS, STEPS, average_fallback, batches, evenly, first_ranks, loss_of, rows_of
 from sparsegroup import (
@@ -21,6 +21,8 @@ from sparsegroup import (
     GroupAdaHessian,
     GroupAdam,
     GroupOptimizer,
+    GroupRowWiseAdagrad,
+    GroupSGD,
     HashEmbedding,
     HashEmbeddingBag,
     TargetRate,
@@ -122,14 +124,14 @@ def adam(parameters: Any, **arguments: Any) -> GroupOptimizer:
 
 
 def penalized(cls: type[GroupOptimizer], **arguments: Any) -> Case:
-    l21 = {"sgd": 5.0, "momentum": 2.0}.get(cls.rule.name, 0.05)
+    l21 = 5.0 if cls is GroupSGD else 0.05
     return Case(partial(make, cls, l1=1e-3, l21=l21, l2=1e-3), **arguments)
 
 
 WAITING = {"admission": MinCount(2)}
 FIELDS = {"field_bits": 4, "fallback": True}
 CASES = [
-    *[(penalized(cls), 4) for cls in ALL],
+    *[(penalized(cls), 4) for cls in (*KINDS, GroupRowWiseAdagrad)],
     (penalized(GroupAdam), 1),
     (penalized(GroupAdam), 2),
     (penalized(GroupAdaHessian), 3),
@@ -175,7 +177,7 @@ def test_the_same_ranks_give_the_same_bits(ahead: bool, four_ranks: Ranks) -> No
 
 # A table on each rank; DistributedDataParallel, and ZeRO, which takes no names.
 
-KINDS = {
+TABLES = {
     "table": lambda **options: HashEmbedding(4, **options),
     "bag": lambda **options: HashEmbeddingBag(4, **options),
     "fields": lambda **options: FieldTables(4, {0: 4, 1: 2}, **options),
@@ -184,7 +186,7 @@ KEYS = torch.tensor([[5, (1 << 56) + 5]])
 
 
 def on_each_rank(kind: str) -> None:
-    table, keys = KINDS[kind](), KEYS + dist.get_rank()
+    table, keys = TABLES[kind](), KEYS + dist.get_rank()
     assert not table.eval()(KEYS).any()  # to be read as ever
     table.train()
     with pytest.raises(RuntimeError, match=rf"rank {dist.get_rank()} of 2.*diverge.*per_rank=True"):
@@ -192,7 +194,7 @@ def on_each_rank(kind: str) -> None:
     with pytest.raises(RuntimeError, match="per_rank=True"):
         getattr(table, "prefetch", lambda _: table(KEYS))(KEYS)
     assert table.num_rows == 0
-    table = KINDS[kind](per_rank=True)
+    table = TABLES[kind](per_rank=True)
     table(keys).sum().backward()
     GroupAdam(table.parameters()).step()
     later = HashEmbedding(4)
@@ -201,7 +203,7 @@ def on_each_rank(kind: str) -> None:
     assert table.num_rows == pickle.loads(pickle.dumps(later)).num_rows == 2
 
 
-@over("kind", KINDS)
+@over("kind", TABLES)
 def test_each_rank_has_a_table_of_its_own_only_if_it_is_meant_so(ranks: Ranks, kind: str) -> None:
     ranks.call(on_each_rank, kind)
 

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from distributed_cases import in_a_new_process
-from family import Member
-from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, assert_identical, make
+from family import FAMILY
+from optimizer_cases import ALLOW_CREATE_GRAPH, KINDS, assert_identical, make
 from over import over
-from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag
+from sparsegroup import GroupAdam, GroupRowWiseAdagrad, HashEmbedding, HashEmbeddingBag
 from sparsegroup.kernels.cpu import threads as helpers
 from sparsegroup.rules import is_of_group
 from sparsegroup.table.rows.pages import MappedPages
 from table_cases import REGULARIZED, everything, kill, learn, pull, random_keys, threads
-from table_pairs import one_of_each_kind
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -67,7 +66,7 @@ def test_items_copy_each_row_once() -> None:
     assert peak < 20 * batch_size * (8 * 4 + 8)
 
 
-@over("cls", ALL)
+@over("cls", [*KINDS, GroupRowWiseAdagrad])
 @over("dtype", [torch.float32, torch.float64])
 def test_parts_are_the_weight_u_and_the_moments(cls: type, dtype: torch.dtype) -> None:
     table = HashEmbedding(5, dtype=dtype)
@@ -198,17 +197,21 @@ def test_a_growing_table_requests_memory_for_its_next_rows_once_and_again_after_
         jobs.clear()
 
 
-@one_of_each_kind
+@over(
+    ("name", "state_dtype"),
+    [*((name, None) for name in ("sgd", "adam", "ftrl", "adahessian")), ("adam", torch.bfloat16)],
+)
 def test_the_same_keys_and_seeds_give_the_same_bits_in_the_same_order_with_one_and_with_two_threads(
-    member: Member,
+    name: str, state_dtype: torch.dtype | None
 ) -> None:
     """Of a table, and of bags with weights."""
+    member, options = FAMILY[name], {"l1": 0.01, "l21": 0.5, "l2": 0.01, "state_dtype": state_dtype}
 
     def run(count: int) -> object:
         torch.manual_seed(0)
         with threads(count):
             table, bag = HashEmbedding(8, seed=1), HashEmbeddingBag(8, mode="sum", seed=1)
-            optimizer, other = (member.build(each.weight, l1=0.01, l21=0.5, l2=0.01) for each in (table, bag))
+            optimizer, other = (member.build(each.weight, **options) for each in (table, bag))
             generator = torch.Generator().manual_seed(0)
             pool = random_keys(12_000, seed=2)
             for _ in range(3):
