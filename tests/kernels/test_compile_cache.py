@@ -6,13 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 import pytest
 
-from sparsegroup.kernels.cpu import jit, step
+from sparsegroup.kernels.cpu import jit
 from sparsegroup.kernels.cpu.jit import kernel_digest
-from sparsegroup.rules import ADAGRAD, ADAM, SGD
 
 pytestmark = pytest.mark.whole
 
@@ -197,21 +195,6 @@ def test_a_digest_is_another_one_for_what_a_kernel_calls_and_for_its_constants_o
     assert kernel_digest(_adding(1, moved)) == digest
     moved.__module__ = "another_module"
     assert kernel_digest(_adding(1, moved)) != digest
-
-
-def name_of(kernel: Any) -> str:
-    return str(kernel.compiled.py_func.__qualname__)
-
-
-def test_rules_states_and_widths_have_separate_digests() -> None:
-    steps = [
-        step.step_kernel(rule, (0,) + (int(has_bfloat16),) * (len(rule.state) + carries_u), is_wide)
-        for rule in (ADAM, ADAGRAD, SGD)
-        for carries_u in (False, True)
-        for is_wide in (False, True)
-        for has_bfloat16 in (False, True)
-    ]
-    assert len(set(map(name_of, steps))) == len(set(steps))
 
 
 def test_the_documentation_shows_the_measured_first_step() -> None:

@@ -17,7 +17,6 @@ from torch.optim.swa_utils import (
 from optimizer_cases import assert_identical
 from over import over
 from sparsegroup import GroupAdam, HashEmbedding, keep_zeros, param_groups
-from table_cases import everything
 
 DECAY = 0.75
 KEYS = torch.arange(30)
@@ -110,33 +109,6 @@ def test_a_table_is_averaged_row_by_row_and_dead_rows_stay_dead(name, options):
     other.load_state_dict(average.state_dict())
     assert_identical(other.module.table.lookup(KEYS), got.lookup(KEYS))
     assert other.n_averaged == 12
-
-
-def swap(model: nn.Module, average: nn.Module) -> None:
-    """As Lightning does for a validation."""
-    for one, other in zip(average.parameters(), model.parameters(), strict=True):
-        kept = one.data.clone()
-        one.data.copy_(other.data)
-        other.data.copy_(kept)
-
-
-def test_a_model_that_lends_its_place_to_its_average_trains_on_as_if_it_had_not():
-    def run(swaps: bool) -> tuple[Any, Tensor]:
-        model = Model()
-        optimizer, average = optimizer_of(model), AveragedModel(model)
-        for step in range(6):
-            train(model, optimizer, step)
-            if step % 2:
-                average.update_parameters(model)
-            if swaps and step:
-                optimizer.zero_grad()
-                mean = average.module.table.lookup(KEYS)
-                swap(model, average.module)
-                assert_identical(model.table.lookup(KEYS), mean)
-                swap(model, average.module)
-        return everything(model.table, optimizer, 0), average.module.table.lookup(KEYS)
-
-    assert_identical(run(True), run(False))
 
 
 @over(

@@ -34,18 +34,6 @@ pytestmark = ALLOW_CREATE_GRAPH
 REGULARIZED = {"l1": 0.01, "l21": 0.02, "l2": 0.01}
 
 
-class Lightning:
-    """As LightningOptimizer: a subclass made on the fly, `step` passing the closure on by keyword."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.__dict__ = {k: v for k, v in optimizer.__dict__.items() if k != "step"}
-        self.__class__ = type("Lightning" + type(optimizer).__name__, (Lightning, type(optimizer)), {})
-        self.wrapped = optimizer
-
-    def step(self, closure: Any = None, **kwargs: Any) -> Any:
-        return self.wrapped.step(closure=closure, **kwargs)
-
-
 def by_hook(optimizer: Optimizer, closure: Any) -> Any:
     """A step whose closure a hook puts there."""
     handle = optimizer.register_step_pre_hook(lambda o, args, kwargs: ((o, closure), {}))
@@ -60,7 +48,6 @@ def by_hook(optimizer: Optimizer, closure: Any) -> Any:
     [
         lambda optimizer, closure: optimizer.step(closure),
         lambda optimizer, closure: optimizer.step(closure=closure),
-        lambda optimizer, closure: Lightning(optimizer).step(closure=closure),
         by_hook,
     ],
 )
@@ -82,7 +69,6 @@ def test_a_closure_is_run_once_with_gradients_on_and_its_loss_returned(cls, step
     assert_identical(x, plain)
     optimizer.zero_grad()
     assert optimizer.step() is None
-    assert_identical(Lightning(optimizer).state_dict()["state"], optimizer.state_dict()["state"])
 
     def fails() -> None:
         raise RuntimeError("out of data")
