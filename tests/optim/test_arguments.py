@@ -151,6 +151,15 @@ def test_arguments_are_given_by_place_or_by_name_and_checked_without_parameters(
     assert (numbers.defaults["lr"], numbers.defaults["l21"]) == (0.5, 1)
 
 
+def test_a_subclass_with_other_arguments_shows_the_shared_ones():
+    class Wrapped(GroupAdam):
+        def __init__(self, params, extra=1, **options):
+            super().__init__(params, **options)
+
+    expected = ["params", "extra", "lr", "betas", "eps", "weight_decay", *SHARED]
+    assert list(inspect.signature(Wrapped).parameters) == expected
+
+
 @over(("cls", "name"), PER_GROUP)
 def test_an_argument_of_one_param_group_acts_on_that_group_only(cls, name):
     base = {"weight_decay": 0.01, "l1": 0.01, "l21": 0.01}
