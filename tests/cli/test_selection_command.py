@@ -109,11 +109,18 @@ def test_pairs_are_given_by_name_or_none_and_trials_are_left_out(place: Path, ok
 
 
 def test_where_few_features_fit_vectors_become_shorter_and_are_served(place: Path, ok: Run) -> None:
-    options = ("--model", "dcn", "--target-bytes", "600", "--pairs", "b*d", "--out", "small")
+    options = ("--model", "dcn", "--epochs", 1, "--l2", 0, "--target-bytes", 600, "--pairs", "b*d", "--out", "small")
     done = ok("train", place / "log.csv", *options)
     found = summary_of(Path("small"))
     (chosen,) = [one for one in found["trials"] if one["is_chosen"]]
-    assert {one["dim"] for one in found["trials"]} == {8, 1, 2, 4}
+    assert [one["dim"] for one in found["trials"]] == [8, 1, 2, 4]
+    assert chosen == min(found["trials"], key=lambda one: one["log_loss"])
     assert chosen["dim"] < 8
+    whole, *rates = (one["feature_rate"] for one in found["trials"])
+    assert rates == sorted(rates, reverse=True)
+    assert whole < rates[-1]
+    model = load_run(Path("small")).model
+    assert set(model.embedding.sizes.values()) == {chosen["dim"]}
+    assert 0.9 * 600 < model.live_bytes + 8 * model.embedding.num_live <= 600
     assert f", vectors of {chosen['dim']}, " in done.stderr
     assert_served_alike(ok, "small", place / "later.csv")

@@ -16,7 +16,7 @@ from command import Run
 from sparsegroup.data.synthetic import TypedClicks
 
 ROOT = Path(__file__).parents[2]
-ROWS = 6_000
+ROWS = 4_000
 
 
 def commands_in(page: Path) -> Iterator[list[str]]:

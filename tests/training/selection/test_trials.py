@@ -82,22 +82,6 @@ def test_a_pair_that_is_no_better_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 NARROW: dict[str, Any] = {"model": "dcn", "epochs": 1, "l2": 0.0, "pairs": "none", "target_bytes": 1_500}
 
 
-def test_where_few_features_fit_shorter_vectors_are_tried_and_hold_more_of_them() -> None:
-    log = synthetic_log(SyntheticConfig(rows=30_000))
-    config, tried = settings_by_trials(Config.of(**NARROW), log)
-    assert [one.dim for one in tried] == [8, 1, 2, 4]
-    best = min(tried, key=lambda one: one.log_loss)
-    assert best == chosen_of(tried)
-    assert best.dim < 8
-    assert config.model.dims == dict.fromkeys(log.fields, best.dim)
-    assert [one.feature_rate for one in tried[1:]] == sorted((one.feature_rate for one in tried[1:]), reverse=True)
-    assert tried[0].feature_rate < tried[3].feature_rate
-    model, optimizer = config.build(log)
-    plan = config.training.plan(log.train_rows)
-    config.trainer(model, optimizer, plan).fit_plan(plan, log)
-    assert 0.95 * 1_500 < model.live_bytes + 8 * model.embedding.num_live <= 1_500
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"target_bytes": 100_000}, {"dim": 8}, {"max_table_bytes": "1GB"}],
