@@ -84,7 +84,7 @@ def test_killed_at_every_operation_on_the_disk(tmp_path: Path, driver: Driver) -
     scene = made(a_new_run, driver, tmp_path)
     faults = scene.faults(thorough=False)
     assert len(faults) > 70
-    for fault in faults[::8]:  # all of them in `make test-slow`
+    for fault in faults[::12]:  # all of them in `make test-slow`
         scene.check(fault)
 
 
@@ -93,7 +93,7 @@ def test_killed_while_it_takes_the_place_of_another(tmp_path: Path, driver: Driv
     first = scene.operations.index("os.rename run")
     assert scene.operations.index("os.rename .new-run") > first
     faults = [fault for fault in scene.faults(thorough=False) if fault["at"] >= first]
-    for fault in faults[::3]:  # all of them in `make test-slow`
+    for fault in faults[::4]:  # all of them in `make test-slow`
         scene.check(fault)
         assert not [path for path in (tmp_path / "killed").iterdir() if path.name.startswith((".new-", ".old-"))]
 

@@ -93,29 +93,32 @@ def test_a_key_stays_on_its_rank_from_version_to_version() -> None:
     assert not Routing(1).ranks_of(keys).any()
 
 
-@pytest.mark.parametrize(("before", "incremental"), [(0, True), (2, False), (3, True), (4, True)])
+@pytest.mark.parametrize(
+    ("before", "incremental", "afters"),
+    [(0, True, (1, 3)), (2, False, (0, 4)), (3, True, (0, 2, 3)), (4, True, (1, 4))],
+)
 def test_any_number_of_ranks_reads_what_any_other_has_written(
-    before: int, incremental: bool, tmp_path: Path, four_ranks: Ranks
+    before: int, incremental: bool, afters: tuple[int, ...], tmp_path: Path, four_ranks: Ranks
 ) -> None:
     expected = on(four_ranks, before, written, tmp_path, incremental)
     assert any(not row[-4:].any() for row in expected[0].values())
-    for after in range(5):
+    for after in afters:
         assert_same_rows(on(four_ranks, after, read, tmp_path), expected)
 
 
 @pytest.mark.parametrize("options", [{"admission": MinCount(2)}, {"fallback": True}], ids=str)
 def test_what_else_a_table_knows_comes_along(options: dict[str, Any], tmp_path: Path, four_ranks: Ranks) -> None:
     _, seen = on(four_ranks, 3, written, tmp_path, True, **options)
-    results = [on(four_ranks, count, read, tmp_path, STEPS, **options) for count in (0, 1, 2, 3, 4)]
+    results = [on(four_ranks, count, read, tmp_path, STEPS, **options) for count in (0, 2, 3)]
     for rows, all_seen in results:
         assert all_seen == results[0][1] > seen
         assert rows.keys() == results[0][0].keys()
         for key, row in rows.items():
             torch.testing.assert_close(row, results[0][0][key], rtol=2e-6, atol=2e-6)
-    assert_same_rows(on(four_ranks, 3, read, tmp_path, STEPS, **options), results[3])
+    assert_same_rows(on(four_ranks, 3, read, tmp_path, STEPS, **options), results[2])
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (1, 0), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 2), (3, 0)])
 def test_what_other_ranks_write_next_can_be_read(before: int, after: int, tmp_path: Path, four_ranks: Ranks) -> None:
     on(four_ranks, before, written, tmp_path, False)
     expected = on(four_ranks, after, read, tmp_path, 1, True)

@@ -58,7 +58,7 @@ def test_training_on_a_device_is_training_on_the_host(ok: Run, run: Run, monkeyp
     """`--device` in Triton's interpreter, whose tables have their rows on a device; and missing devices."""
     pytest.importorskip("triton")
     monkeypatch.setattr("sparsegroup.kernels.gpu.launch.ROW_TILE", 4096)
-    arguments = ("train", "--rows", 100, "--model", "mlp", *FAST)
+    arguments = ("train", "--rows", 100, "--model", "mlp", "--dim", 2, "--set", "model.hidden=[4]", *FAST)
     rows = {}
     for name, place in (("host", nullcontext()), ("device", runtime.rehearsal())):
         with place, np.errstate(all="ignore"):

@@ -23,7 +23,7 @@ SMALL = ("--batch-size", 100, "--set", "model.dim=2", "--set", "model.hidden=[4]
 
 def test_the_bits_depend_on_the_seed_and_not_on_the_process_or_its_threads(tmp_path: Path, ok: Run) -> None:
     """With several threads the next batch's keys are looked up ahead, but not before λ21 is set."""
-    many_features(tmp_path / "log.csv", 9_000)
+    many_features(tmp_path / "log.csv", 5_000)
     arguments = ("train", "log.csv", "--model", "opnn", "--target-rate", 0.1, "--no-baseline", "--selection", "never")
     arguments += ("--batch-size", 2_048)
     here = [COMMAND, *map(str, arguments), "--threads", "1", "--seed", "1", "--out", "a"]
@@ -217,15 +217,3 @@ def test_a_run_of_several_epochs_reports_the_best(tmp_path: Path, ok: Run) -> No
     report = (folder / "report.html").read_text()
     assert f"{count}, the best of them {best}" in report
     assert "validation, after each epoch" in report
-
-
-def test_a_run_of_two_epochs_is_continued_for_two_unless_they_undo_it(
-    tmp_path: Path, ok: Run, refused: Refused
-) -> None:
-    log = many_features(tmp_path / "log.csv", 500)
-    epochs = ("--epochs", 2, "--target-rate", 0.2, "--after-first-epoch", "reset", "--validation", 0.2)
-    ok("train", log, "--out", "run", *epochs, "--no-baseline", *SMALL)
-    assert "reset would undo" in refused("train", log, "--continue", "run", "--out", "next")
-    assert not (tmp_path / "next").exists()
-    ok("train", log, "--continue", "run", "--after-first-epoch", "train", "--out", "next")
-    assert yaml.safe_load((tmp_path / "next" / "config.yaml").read_text())["training"]["epochs"] == 2

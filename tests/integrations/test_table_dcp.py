@@ -324,11 +324,11 @@ NESTED, FLAT = StateDictOptions(), StateDictOptions(flatten_optimizer_state_dict
 @pytest.mark.parametrize(
     ("before", "after", "kind", "options"),
     [
-        (0, (0, 2, 3), "policies", NESTED),
-        (2, (0, 2, 3), "plain", FLAT),
-        (3, (0, 1, 2, 3), "fallback", NESTED),
+        (0, (3,), "policies", NESTED),
+        (2, (2, 3), "plain", FLAT),
+        (3, (1, 3), "fallback", NESTED),
         (3, (0, 2), "policies", NESTED),
-        (3, (0, 2), "plain", None),
+        (3, (2,), "plain", None),
     ],
 )
 def test_any_number_of_ranks_goes_on_with_what_any_other_has_saved(

@@ -175,7 +175,7 @@ def test_a_whole_export_is_traced_once_and_servers_make_its_onnx_of_deltas(
     monkeypatch.setattr(publisher_module.subprocess, "run", lambda *a, **named: traced.append(a) or real(*a, **named))
     opened, subscriber = small_model(rows=2000), Subscriber(tmp_path)
     have: Served | None = None
-    for seed in range(3):
+    for seed in range(2):
         with Publisher(tmp_path, dtype="int4", keys="fingerprints", compact_after=0.25) as publisher:
             # Each continues what the last one has published.
             assert publisher.served is None or publisher.served.manifest.id == publisher.latest.id  # type: ignore[union-attr]

@@ -171,7 +171,7 @@ def random_rows(generator: random.Random, count: int, first: int, disorder: int)
     late_window=st.sampled_from([None, 0, 20, 100]),
     disorder=st.sampled_from([0, 3, 40]),
 )
-@settings(max_examples=7)
+@settings(max_examples=4)
 def test_rows_and_labels_are_the_loops_through_kills(
     seed: int, window: int, late_window: int | None, disorder: int
 ) -> None:

