@@ -32,9 +32,9 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of a proce
 @on_linux
 def test_some_forged_files(folders: Path) -> None:
     counts = {kind: len(Target(folders, kind).forgeries) for kind in TARGETS}
-    jobs = [(kind, at) for kind, count in counts.items() for at in random.Random(0).sample(range(count), 4)]
+    jobs = [(kind, at) for kind, count in counts.items() for at in random.Random(0).sample(range(count), 3)]
     outcomes = attack(folders, jobs)
-    assert {one.counts.total() for one in outcomes.values()} == {4}
+    assert {one.counts.total() for one in outcomes.values()} == {3}
     assert not (failures := [failure for one in outcomes.values() for failure in one.failures]), "\n".join(failures)
     assert sum(one.counts["refused"] for one in outcomes.values()) > len(TARGETS)
 

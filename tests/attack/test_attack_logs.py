@@ -14,7 +14,7 @@ from over import over
 from sparsegroup.data import PreparedLog, open_log, prepare
 from sparsegroup.errors import ClickLogError
 
-SHORT, WHOLE = 6, 10_000
+SHORT, WHOLE = 4, 10_000
 
 
 @over("name", FORMATS)

@@ -85,24 +85,13 @@ def test_what_is_harmless_works(log: str, ok: Run) -> None:
     ok("train", log, *(word for one in settings for word in ("--set", one)))
 
 
-@pytest.mark.parametrize(
-    ("options", "warning"),
-    [
-        (("--l21", 1e6), "No feature is left: the vectors of all"),
-        (("--l1", 1e6), "No feature is left: the vectors of all"),
-        (("--l21", 0, "--lr", 10, "--test-fraction", 0.3), "worse than their mean would|Training diverges"),
-    ],
-)
-def test_a_run_that_has_learnt_nothing_says_so(
-    tmp_path: Path, ok: Run, options: tuple[object, ...], warning: str
-) -> None:
+def test_a_run_that_has_learnt_nothing_says_so(tmp_path: Path, ok: Run) -> None:
     log = click_log(tmp_path / "log.csv", rows=1_000)
-    done = ok("train", log, *options)
-    assert any(part in done.stderr for part in warning.split("|"))
+    assert "No feature is left: the vectors of all" in ok("train", log, "--l21", 1e6).stderr
 
 
 HOSTILE = (
-    *(
+    *[
         "true",
         ".nan",
         ".inf",
@@ -110,15 +99,16 @@ HOSTILE = (
         "-1e30",
         "1e308",
         "1e30",
-        "1" + "0" * 30,
-        LONG,
-        "",
         "[]",
         "[[[1]]]",
         "word",
         "null",
-    ),
-    *("{a: {b: 1}}", "'1'", "0", "2024-13-45", "[true]", "[" * 2000),
+        "'1'",
+        "0",
+        "2024-13-45",
+        "[true]",
+    ],
+    *("", "1" + "0" * 30, LONG, "{a: {b: 1}}", "[" * 2000),
 )
 MEANT = {"lr": "earning rate", "network_lr": "earning rate", "test": "no such file", "options": "argument 'a'"}
 """Other words than a setting's name by which one knows that it is meant."""

@@ -51,7 +51,7 @@ def remove_outputs() -> None:
         path.unlink()
 
 
-LIMITS = (0, 100, 1_000, 4_000, 16_000)
+LIMITS = (0, 100, 1_000, 16_000)
 
 
 @over("writer", WRITERS)

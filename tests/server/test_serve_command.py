@@ -202,8 +202,8 @@ def test_a_client_in_another_language(server: Server, tmp_path: Path) -> None:
     assert (done.returncode, "row 0, price: 'price' cannot be read" in done.stderr) == (1, True), done.stderr
 
 
-def test_an_export_folder_limits_and_the_end(trained: TrainedModel, tmp_path: Path) -> None:
-    folder = exported(trained, tmp_path / "export", onnx=True)
+def test_an_export_folder_limits_and_the_end(publisher: Publisher) -> None:
+    (folder,) = Path(publisher.destination.name).glob("*-export")
     options = ("--max-rows", 5, "--max-bytes", "10kB", "--admin-token", "secret", "--threads", 2, "--max-age", "1h")
     with serving(folder, *options) as server:
         assert server.ask("/model")[1]["release"] is None

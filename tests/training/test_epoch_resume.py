@@ -40,6 +40,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+EVERY = {"keep": 2, "restore": 1, "checkpoint": 6}
+"""Of how many calls of a function one is cut off."""
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
     log, settings = noisy_log(), config(**CASES[case])
@@ -70,7 +74,7 @@ def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
     moments: list[tuple[str, int, bool]] = [
         (name, at, after)
         for name, count in calls.items()
-        for at in range(1, count + 1, 4 if name == "checkpoint" else 1)
+        for at in range(1, count + 1, EVERY[name])
         for after in (False, True)
         if after or name != "checkpoint"
     ]
@@ -82,17 +86,6 @@ def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
                 Session.begin(folder, settings, log).train()
         Session.resume(folder, log).train()
         assert not differences(expected, outcome_of(folder)), (name, at, after)
-
-
-def test_cut_off_in_the_middle_of_a_block_of_the_second_epoch(tmp_path: Path) -> None:
-    log, settings = noisy_log(), config(patience=2, checkpoint_steps=1, epochs=2)
-    Session.begin(tmp_path / "whole", settings, log).train()
-    with pytest.raises(CutOffError):
-        Session.begin(tmp_path / "cut", settings, log).train(callbacks=[CutOff(13)])  # of 8 each
-    resumed = Session.resume(tmp_path / "cut", log)
-    assert resumed.position == 396 + 4 * BATCH
-    resumed.train()
-    assert not differences(outcome_of(tmp_path / "whole"), outcome_of(tmp_path / "cut"))
 
 
 def test_what_the_rules_said_is_kept_whatever_they_say_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

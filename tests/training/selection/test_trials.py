@@ -62,15 +62,6 @@ def test_a_given_setting_is_in_every_trial_and_test_rows_are_not_read() -> None:
     assert chosen_of(tried).epochs == 2
 
 
-def test_a_pair_that_matters_becomes_a_feature() -> None:
-    log = pair_log(1.5)
-    config, tried = settings_by_trials(Config.of(model="lr"), log)
-    assert config.model.pairs == ("b*d",)
-    assert not config.training.recalibrate
-    assert chosen_of(tried).pairs == ("b*d",)
-    assert chosen_of(tried).auc > tried[0].auc + 0.02
-
-
 def test_a_pair_that_is_no_better_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PairGains, "best", lambda self: [(0, 2)])
     config, tried = settings_by_trials(Config.of(model="lr", l2=0.0), pair_log(0.0))
