@@ -31,3 +31,10 @@ def test_prepare_takes_a_log_and_says_what_it_holds(tmp_path: Path, ok: Run) -> 
         ok("train", name, "--out", f"run-{name}", "--l21", 0, "--selection", "never", "--model", "lr")
         largest = summary_of(tmp_path / f"run-{name}")["largest"]
         assert [one["value"] is not None for one in largest] == [name == "out"] * 10
+    log.write_text(log.read_text().replace("label", "clicked", 1) + "1,x\n")
+    options = ("--label", "clicked", "--exclude", "size", "--exclude", "id", "--test-fraction", 0.25)
+    done = ok("prepare", log, "other", *options, "--on-bad-row", "skip", "--max-bad", "0.1%")
+    assert "2,000: 1,500 for training, 500 for testing" in done.stdout
+    assert f"{log}: skipped 1 bad row\n" in done.stderr
+    assert "  line 2002: 2 columns where 5 are expected: '1,x'\n" in done.stderr
+    assert PreparedLog(tmp_path / "other").fields == ("color",)

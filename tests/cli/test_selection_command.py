@@ -3,6 +3,7 @@
 import io
 import re
 from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -12,10 +13,12 @@ import torch
 from cli_cases import summary_of
 from command import Run, call
 from pair_logs import write_pair_log
+from sparsegroup.cli.runs import _chosen_in_words
 from sparsegroup.data import open_log
 from sparsegroup.serving import read_manifest
 from sparsegroup.training import evaluate, load_run
 from sparsegroup.training.baseline import LinearBaseline
+from sparsegroup.training.run_folder import RUN
 
 ROWS = 9_000
 
@@ -54,6 +57,8 @@ def test_the_trials_are_said_and_in_the_summary_and_the_report(place: Path) -> N
     assert page.count("<td>chosen</td>") == 1
     said = r"trials on .* rows choose \d+ pass(es)?, the pairs b\*d, \d+% of the features: log loss 0\.\d{4}"
     assert re.search(said, (place / "said.txt").read_text())
+    defaults = replace(RUN.read(place / "run").summary.trials[0], is_chosen=True)
+    assert "against" not in _chosen_in_words([defaults])
 
 
 def test_a_model_with_pairs_is_exported_scored_inspected_and_continued(place: Path, ok: Run) -> None:

@@ -66,6 +66,10 @@ def test_cut_off_anywhere_and_resumed(tmp_path: Path, case: str) -> None:
         best = summary.best_epoch
         assert best is not None
         assert best < summary.epochs < 6
+        assert summary.validation is not None
+        validation = session.plan.arguments(log)["validation"](1)
+        found = session.trainer.evaluate(validation).log_loss
+        assert found == pytest.approx(summary.validation.log_loss, rel=1e-6)  # the weights are the best epoch's
         assert calls["restore"] == 1
         assert all(f"step-{8 * best:012d}" in names for names in kept[8 * best + 1 :])  # on disk until the end
         assert max(map(len, kept)) <= 4  # those that changes build on among them
