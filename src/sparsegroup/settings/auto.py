@@ -49,7 +49,7 @@ def _network(log: "Log", given: Given) -> str:
 
 
 RANK = 32
-"""The rank of the matrices of auto's DCNv2, which is as good as one of full matrices and takes two thirds of the time."""
+"""Of the matrices of auto's DCNv2, which is as good as one of full matrices and takes two thirds of the time."""
 
 
 def _network_options(log: "Log", given: Given) -> dict[str, Any]:
