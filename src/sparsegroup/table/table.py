@@ -191,9 +191,10 @@ class Table:
             numbering.await_gradient(result.info)
             if insert and not is_again and not self._is_repeatable:
                 numbering.remember(result.search)
-                if self.config.has_fallback and self.ranks is None and len(result.search.new_places):
-                    # without new keys no GPU is waited for
-                    mask_new_rows(result, *self.live_and_seen())
+                if self.config.has_fallback and self.ranks is None:
+                    places = result.search.new_places
+                    if len(places):  # otherwise no GPU is waited for
+                        mask_new_rows(result, places, *self.live_and_seen())
             return result
 
     def live_and_seen(self) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +12,8 @@ from sparsegroup.table.directory.buckets import mixed
 from sparsegroup.table.lookup.autograd import LookupResult
 from sparsegroup.tensors import is_traced
 
+Int64s = npt.NDArray[np.int64]
+
 _SALT = np.int64(0x5EED_F0A1_1BAC_0DE5)
 """Makes a key's draw here differ from the draws of its initial vector and its admission."""
 
@@ -18,13 +21,12 @@ _MOST = 1 - 2.0**-53
 """The largest share whose bound is below 2⁶⁴."""
 
 
-def mask_new_rows(result: LookupResult, live: int, seen: int) -> None:
+def mask_new_rows(result: LookupResult, places: Int64s, live: int, seen: int) -> None:
     """Set vectors of new keys to zero, as if their rows were zero: the share of them that is zero among all rows.
 
     Fallback vectors then replace them, and learn what to expect of new keys. Which keys these are depends on the key
-    only. The rows themselves do not change, and get the gradient.
+    only. The rows themselves do not change, and get the gradient. `places` are those of the new keys in the batch.
     """
-    places = result.search.new_places
     if not len(places) or not seen or live >= seen:
         return
     drawn = mixed(result.search.keys[places] ^ _SALT)
@@ -43,9 +45,16 @@ def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: 
         fields = sent(field_numbers(keys, field_bits), fallback.device)
         return torch.where(is_zero, vectors + nn.functional.embedding(fields, fallback), vectors)
     flat = vectors.reshape(-1, vectors.shape[-1])
-    at = (flat.detach() == 0).all(dim=1).nonzero().squeeze(1)
+    at = _zero_rows(flat.detach())
     fields = field_numbers(keys.reshape(-1)[at.to(keys.device)], field_bits).to(fallback.device)
     return flat.index_add(0, at, fallback.index_select(0, fields)).view_as(vectors)
+
+
+def _zero_rows(vectors: Tensor) -> Tensor:
+    """The numbers of the vectors `[n, dim]` that are zero."""
+    at = (vectors[:, 0] == 0).nonzero().squeeze(1)
+    rows = vectors.index_select(0, at)
+    return at[(rows == 0).all(dim=1)] if rows.count_nonzero() else at  # `all` takes three times as long as the others
 
 
 def field_numbers(keys: Tensor, field_bits: int) -> Tensor:

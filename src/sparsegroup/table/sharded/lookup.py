@@ -72,7 +72,7 @@ class ShardedLookup:
         counts = shards.agree(exchange, table.live_and_seen() if masks else (), error)
         assert result is not None
         if masks:
-            mask_new_rows(result, *counts)
+            mask_new_rows(result, result.search.new_places, *counts)
         mine = shards.vectors(for_autograd(weight, result.info, result.vectors), exchange)
         return expand(mine, exchange.own.inverse)
 
