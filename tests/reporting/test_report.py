@@ -153,6 +153,11 @@ def test_a_target_is_in_title_and_verdict_and_the_lag_behind_its_schedule_is_exp
     few = {**config, "optimizer": {**config["optimizer"], "least_features": 256}}
     text = render([], replace(SUMMARY, feature_rate=0.5, live_rows=256, features_seen=512), few).text
     assert "the target rate 0.1 would be fewer than the 256 that are kept in any case" in text
+    of_bytes = {**config, "optimizer": {"name": "adagrad", "target_bytes": 200_000_000}}
+    assert (
+        "features are live, 10.00 %; target size 200000000."
+        in render([], replace(SUMMARY, feature_rate=0.1), of_bytes).text
+    )
 
 
 def test_is_small_loads_nothing_and_takes_the_pages_colours() -> None:
