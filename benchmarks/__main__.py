@@ -35,7 +35,11 @@ BENCHMARKS = {
     "replay": ("replay.py", "--data", DATA),
     "freshness": ("freshness.py", "--data", DATA),
     "epoch": ("epoch.py", CRITEO),
-    "race": ("race.py", "--data", DATA),
+    "race": ("race.py", "--data", DATA, "--limit", "150"),
+    "race_one_core": (
+        *("race.py", "--data", DATA, "--limit", "90", "--threads", "1"),
+        *("--contenders", "ours", "logistic", "vw", "DCN", "LightGBM"),
+    ),
     "memory": ("memory.py",),
     "size_at_scale": ("size_at_scale.py",),
     "field_split": ("field_split.py", "--data", DATA),

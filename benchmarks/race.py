@@ -12,11 +12,12 @@ while it predicts the test rows.
     LightGBM, CatBoost    600 trees
     DCN         the same network over `nn.Embedding` with torch's Adam, by batches of 4,096, three passes
 
-    python benchmarks/race.py --data FOLDER --json benchmarks/results/race.json      # two cores; hours
-    python benchmarks/race.py --threads 1 --rows 45800000 --contenders ours logistic vw
+    python benchmarks/race.py --data FOLDER --limit 150      # two cores; twenty minutes
+    python benchmarks/race.py --data FOLDER --limit 90 --threads 1 --contenders ours logistic vw DCN LightGBM
 """
 
 import argparse
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -365,6 +366,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.rows = arguments.rows or (50_000 if arguments.quick else 5_000_000)
     set_num_threads(arguments.threads)
+    if hasattr(os, "sched_setaffinity"):  # also for vw, which parses in another thread
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     print(timing.machine(), flush=True)
     figures: dict[str, float | str] = {}
     curves: dict[str, dict[str, Curve]] = {}
