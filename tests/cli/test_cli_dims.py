@@ -16,7 +16,9 @@ from following import CutOffError, cut_off_at
 from run_folders import state_of
 from serving_cases import opened_model
 from sparsegroup import HashEmbedding
+from sparsegroup.data import open_log
 from sparsegroup.serving import ExportError, open_trained, read_export
+from sparsegroup.serving.onnx import OnnxModel
 from sparsegroup.training import Trainer
 
 DIMS = ("--set", "model.dims={color: 2, size: 8}", "--set", "model.dim=4")
@@ -35,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         without_pictures(patch)
         assert call(patch, *TRAIN, "--out", "run") == 0
-        assert call(patch, "export", "run", "export", "--no-onnx", "--test", "log.csv") == 0
+        assert call(patch, "export", "run", "export", "--test", "log.csv") == 0
     return folder
 
 
@@ -71,10 +73,16 @@ def test_a_run_that_is_cut_off_ends_with_the_same_bits(there: Path, tmp_path: Pa
         assert state_of(tmp_path / f"cut{at}") == state_of(there / "run")
 
 
-def test_run_and_export_give_the_same_scores(there: Path, tmp_path: Path, ok: Run) -> None:
+def test_run_export_and_onnx_give_the_same_scores(there: Path, tmp_path: Path, ok: Run) -> None:
     of_run, of_export = (scores(ok, model, tmp_path / f"{model}.parquet") for model in ("run", "export"))
     assert len(of_run) == ROWS
     np.testing.assert_allclose(of_export, of_run, rtol=0, atol=1e-6)
+    log, export = open_log(there / "log.csv"), read_export(there / "export")
+    serving, onnx = export.serving_model(), OnnxModel(there / "export" / "model.onnx")
+    batches = [onnx(serving.arguments(batch))[0] for batch in log.batches(0, len(log), 300)]
+    np.testing.assert_allclose(np.concatenate(batches), of_run, rtol=0, atol=1e-6)
+    assert export.manifest.test is not None
+    assert set(export.manifest.test.scores) == {"training", "export", "onnx"}
     shown = (ok("evaluate", model, "log.csv", "--by", "color", "--json").stdout for model in ("run", "export"))
     in_run, in_export = (json.loads(one)["metrics"] for one in shown)
     assert in_run["auc"] == pytest.approx(summary_of(there / "run")["test"]["auc"])
@@ -146,7 +154,7 @@ def test_lists_may_have_a_separate_size_and_attention(tmp_path: Path, ok: Run) -
         "training: {batch_size: 64}\nmodel:\n  dim: 3\n  dims: {tags: 2, user: 5}\n  attention: {tags: color}\n"
     )
     ok("train", "settings.yaml", "--out", "run")
-    ok("export", "run", "export", "--no-onnx", "--test", "log.csv")
+    ok("export", "run", "export", "--test", "log.csv")
     assert np.allclose(*(scores(ok, model, tmp_path / f"{model}.parquet") for model in ("run", "export")), atol=1e-6)
     assert open_trained("run").model.embedding.sizes == {0: 5, 1: 3, 2: 2}
 

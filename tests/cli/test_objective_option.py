@@ -47,10 +47,10 @@ Serve = Callable[..., Served]
 def served(ok: Run, result: Callable[..., dict[str, Any]], pictures: None) -> Serve:
     """Write a log as `log.csv`, train on it, and export, score and continue the run."""
 
-    def of(frame: pl.DataFrame, *options: object) -> Served:
+    def of(frame: pl.DataFrame, *options: object, onnx: bool = False) -> Served:
         frame.write_csv("log.csv")
         trained = result("train", "log.csv", *options, *LEARN, "--out", "run")
-        exported = result("export", "run", "out", "--no-onnx", "--test", "log.csv")
+        exported = result("export", "run", "out", "--onnx" if onnx else "--no-onnx", "--test", "log.csv")
         for model in ("run", "out"):
             ok("predict", model, "log.csv", "--out", f"{model}.csv")
         first, second = (pl.read_csv(f"{model}.csv") for model in ("run", "out"))
@@ -137,14 +137,14 @@ def test_classes_from_a_csv_to_a_served_model(
     classes = ["bad", "fair", "good, really"]
     mood = np.array(classes)[np.digitize(liked, (-0.7, 0.7))]
     label = ("--label", "mood", "--objective", "softmax")
-    found = served(frame.with_columns(mood=mood), *label, "--epochs", 3)
+    found = served(frame.with_columns(mood=mood), *label, "--epochs", 3, onnx=True)
     assert found.trained["test_accuracy"] > 0.9 > found.trained["baseline_accuracy"]
     assert {"test_log_loss", "test_auc", "baseline_normalized_entropy"} <= found.trained.keys()
     for words in ("Accuracy", "share of right classes", "likeliest class is right in"):
         assert words in found.report
     assert found.measured["metrics"]["log_loss"] == pytest.approx(found.trained["test_log_loss"], rel=1e-6)
     assert found.measured["baseline"]["accuracy"] > 0.5
-    assert found.exported["export_log_loss"] == pytest.approx(found.trained["test_log_loss"], rel=1e-5)
+    assert found.exported["onnx_log_loss"] == pytest.approx(found.trained["test_log_loss"], rel=1e-5)
     assert json.loads(Path("out/manifest.json").read_text())["config"]["training"]["classes"] == classes
     scores = found.scores[0]
     assert scores.columns == ["row", *(f"probability_{name}" for name in classes), "prediction", "label"]
@@ -179,7 +179,7 @@ def test_several_tasks_from_a_csv_to_a_served_model(
     frame = frame.with_columns(click=click.astype(int), buy=buy.astype(int), price=price)
     frame = frame.with_columns(price=pl.when(pl.col("buy") > 0).then("price"))
     three = ("--label", "click,buy,price", "--objective", "logistic,logistic,squared", "--task-weights", "1,1,.5")
-    found = served(frame, *three, "--model", "mmoe", "--epochs", 4)
+    found = served(frame, *three, "--model", "mmoe", "--epochs", 4, onnx=True)
     tasks = found.trained["test_tasks"]
     assert tasks["click"]["auc"] > 0.8
     assert tasks["price"]["relative_loss"] < 0.5
@@ -191,8 +191,10 @@ def test_several_tasks_from_a_csv_to_a_served_model(
     shown = ok("evaluate", "run", "log.csv").stdout
     assert "click: AUC" in shown
     assert "price: RMSE" in shown
-    assert found.exported["export_loss"] == pytest.approx(found.trained["test_loss"], rel=1e-5)
+    assert found.exported["onnx_loss"] == pytest.approx(found.trained["test_loss"], rel=1e-5)
+    onnxruntime = pytest.importorskip("onnxruntime")
     names = ["click_probability", "buy_probability", "price_prediction"]
+    assert [one.name for one in onnxruntime.InferenceSession("out/model.onnx").get_outputs()] == names
     assert found.scores[0].columns == ["row", *names, "click_label", "buy_label", "price_label"]
     assert found.scores[0]["price_label"].is_nan().sum() == ROWS - buy.sum()
     assert found.more["test_relative_loss"] < 0.9

@@ -9,7 +9,8 @@ import pytest
 from cli_cases import check_scored_alone, click_log, column, many_features, summary_of
 from command import Run, call
 from endings import Refused
-from sparsegroup.serving import read_manifest
+from sparsegroup.serving import open_test_rows, read_manifest
+from sparsegroup.training import Config
 
 
 def test_a_run_is_exported_and_scored(trained: Path, tmp_path: Path, ok: Run) -> None:
@@ -119,6 +120,18 @@ def test_a_limit_of_bytes_chooses_rows_and_format(trained: Path, tmp_path: Path,
     ):
         assert message in refused("export", trained / "run", "none", "--bytes", limits, *more)
     assert not (tmp_path / "none").exists()
+
+
+def test_which_rows_are_the_test_set(tmp_path: Path) -> None:
+    log, other = click_log(tmp_path / "log.csv", 400), click_log(tmp_path / "other.csv", 100)
+    config = Config.of(log=str(log))
+    for path, settings, expected in (
+        (log, config, (360, 40)),
+        (other, config, (0, 100)),
+        (log, config.replace(test_fraction=0.0), (0, 400)),
+    ):
+        rows = open_test_rows(path, settings)
+        assert (rows.start, len(rows)) == expected
 
 
 def test_an_export_is_recalibrated_on_newer_rows(tmp_path: Path, ok: Run) -> None:
