@@ -233,20 +233,20 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def _trained(changes: list[str], *, anew: bool) -> list[Tensor]:
-    """Weights after some steps, before each of which something is changed; `anew`, by an optimizer made for the step.
+def _trained(changes: list[str], *, rebuilt: bool) -> list[Tensor]:
+    """Weights after steps, before each of which something is changed; `rebuilt`: by an optimizer made for the step.
 
     That one takes PyTorch's operations, not compiled ones.
     """
     torch.manual_seed(0)
     x = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(2, 3, 4))]
-    optimizer = GroupAdam(x, lr=torch.tensor(0.1), fused=False if anew else None)
+    optimizer = GroupAdam(x, lr=torch.tensor(0.1), fused=False if rebuilt else None)
     for change in [None, None, None, *changes, None, None]:
         for one in x:
             one.grad = torch.randn_like(one)
         if change is not None:
             CHANGES[change](optimizer, x)
-        if anew:
+        if rebuilt:
             before, optimizer = optimizer, GroupAdam(x)
             optimizer.__setstate__(before.__getstate__())
         optimizer.step()
@@ -255,7 +255,7 @@ def _trained(changes: list[str], *, anew: bool) -> list[Tensor]:
 
 @over("changes", [*([change] for change in CHANGES), ["regularizes", "regroups"], [*CHANGES] * 2])
 def test_changes_between_two_steps_count(changes: list[str]) -> None:
-    torch.testing.assert_close(_trained(changes, anew=False), _trained(changes, anew=True))
+    torch.testing.assert_close(_trained(changes, rebuilt=False), _trained(changes, rebuilt=True))
 
 
 def test_a_step_keeps_neither_a_gradient_nor_a_parameter_that_was_replaced() -> None:

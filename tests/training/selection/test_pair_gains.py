@@ -11,7 +11,7 @@ from pair_logs import pair_log
 from sparsegroup.objectives import LOGISTIC, Gamma, Huber, Objective
 from sparsegroup.rules import bind
 from sparsegroup.training import Config
-from sparsegroup.training.selection.pair_gains import BETA, LR, PairGains, pair_gains
+from sparsegroup.training.selection.pair_gains import BETA, LR, Column, PairGains, pair_gains
 
 Float64s = npt.NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def test_gains_are_those_of_the_definition_and_a_row_of_weight_0_teaches_nothing
     logits, labels = rng.normal(size=300), (rng.random(300) < 0.3).astype(float)
     labels = labels if objective.is_binary else labels + rng.gamma(2.0, size=300)
     counted = rng.random(300) < 0.8
-    gains, of_pair = pair_gains(left, right, logits, labels, counted.astype(float), objective)
+    gains, of_pair = pair_gains(Column.of(left), Column.of(right), logits, labels, counted.astype(float), objective)
     rows = [one[counted] for one in (left, right, logits, labels)]
     expected, weights = by_definition(rows[0].tolist(), rows[1].tolist(), rows[2], rows[3], objective)
     np.testing.assert_allclose(of_pair[counted], weights, rtol=1e-12, atol=1e-15)

@@ -3,16 +3,13 @@
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from sparsegroup.kernels.gpu.runtime import sent
 from sparsegroup.table.directory.buckets import mixed
-from sparsegroup.table.lookup.autograd import LookupResult
+from sparsegroup.table.lookup.autograd import Int64s, LookupResult
 from sparsegroup.tensors import is_traced
-
-Int64s = npt.NDArray[np.int64]
 
 _SALT = np.int64(0x5EED_F0A1_1BAC_0DE5)
 """Makes a key's draw here differ from the draws of its initial vector and its admission."""

@@ -86,21 +86,21 @@ def _measured(residual: Callable[..., Any]) -> Kernel:
     return kernel(_gains, "the gains of pairs", {"_residual": inline(residual)})
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
     """A field's values `[n]`, as numbers below `values`."""
 
     numbers: npt.NDArray[np.int64]
     values: int
 
     @classmethod
-    def of(cls, keys: npt.NDArray[np.int64]) -> "_Column":
+    def of(cls, keys: npt.NDArray[np.int64]) -> "Column":
         distinct, numbers = np.unique(keys, return_inverse=True)
         return cls(numbers.astype(np.int64, copy=False), len(distinct))
 
 
 def pair_gains(
-    left: npt.NDArray[np.int64],
-    right: npt.NDArray[np.int64],
+    left: Column,
+    right: Column,
     logits: Float64s,
     labels: Float64s,
     weights: Float64s,
@@ -114,7 +114,7 @@ def pair_gains(
     of its derivative, by the rule of Gauss and Legendre with five points.
 
     Args:
-        left, right: The fields' keys `[n]`.
+        left, right: The fields.
         logits: `[n]`, each from before the model learnt from the row.
         labels: `[n]`, in units of the scores, see `Objective.in_scores`.
         weights: `[n]`, how much each row counts.
@@ -123,12 +123,6 @@ def pair_gains(
     Returns:
         The gain of each row `[n]`, and the weight of its combination `[n]`.
     """
-    return _gains_of(_Column.of(left), _Column.of(right), logits, labels, weights, objective)
-
-
-def _gains_of(
-    left: _Column, right: _Column, logits: Float64s, labels: Float64s, weights: Float64s, objective: Objective
-) -> tuple[Float64s, Float64s]:
     gains, of_pair = np.empty(len(logits)), np.empty(len(logits))
     learnt = (np.zeros((n, 2)) for n in (left.values, right.values + 1, min(left.values * right.values, 1 << BITS)))
     measured = _measured(type(objective).residual)
@@ -171,7 +165,7 @@ class PairGains(Callback):
         keys, *others = (np.concatenate(part) for part in zip(*self._batches, strict=True))
         candidates = list(combinations(range(keys.shape[1]), 2))
         rows = min(len(keys), UPDATES // max(len(candidates), 1))
-        columns = [_Column.of(column) for column in keys[len(keys) - rows :].T]
+        columns = [Column.of(column) for column in keys[len(keys) - rows :].T]
         logits, labels, weights = (part[len(part) - rows :].astype(np.float64) for part in others)
         labels, objective = self.objective.in_scores(labels), self.objective
         chosen: list[tuple[int, int]] = []
@@ -180,14 +174,14 @@ class PairGains(Callback):
             if not gains.any():
                 break
             best = candidates[int(gains.argmax())]
-            logits = logits + _gains_of(columns[best[0]], columns[best[1]], logits, labels, weights, objective)[1]
+            logits = logits + pair_gains(columns[best[0]], columns[best[1]], logits, labels, weights, objective)[1]
             chosen.append(best)
             candidates = [pair for pair, gain in zip(candidates, gains, strict=True) if gain and pair != best]
         return chosen
 
 
 def _sure_gains(
-    columns: Sequence[_Column],
+    columns: Sequence[Column],
     pairs: Sequence[tuple[int, int]],
     logits: Float64s,
     labels: Float64s,
@@ -199,7 +193,7 @@ def _sure_gains(
 
     def measure(number: int) -> None:
         left, right = pairs[number]
-        gains = _gains_of(columns[left], columns[right], logits, labels, weights, objective)[0][len(logits) // 2 :]
+        gains = pair_gains(columns[left], columns[right], logits, labels, weights, objective)[0][len(logits) // 2 :]
         means[number] = gains.mean() if exceeds_noise(gains, SURE) else 0.0
 
     in_turns(measure, len(pairs))
