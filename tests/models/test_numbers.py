@@ -14,7 +14,7 @@ from torch import Tensor
 from cli_cases import click_log
 from command import Run
 from sparsegroup import GroupAdaHessian, HashEmbedding, param_groups
-from sparsegroup.models import MLP, NumberEncoder, WithNumbers
+from sparsegroup.models import MLP, NumberEncoder, WithNumbers, number_encoder
 from sparsegroup.models.layers import merged_moments
 from sparsegroup.models.number_encoder import LIMIT, bucket_edges, has_heavy_tails, log_unit
 from sparsegroup.serving import open_trained
@@ -107,6 +107,24 @@ class TestStandardizing:
         for _ in range(60):
             encoder(shifted + 1_000)
         assert float(encoder.eval()(shifted + 1_000)[0].abs().mean()) < 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernels_agree_with_torchs_operators(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = torch.cat([sample_of(), torch.full((4_000, 1), NAN)], 1).to(dtype)
+    rows = torch.cat([sample_of(500, seed=2).to(dtype) * 3, torch.zeros(500, 1, dtype=dtype)], 1)
+    rows[:6] = torch.tensor([NAN, INF, -INF, 0.0, -1e30, 0.1])[:, None]
+    found = []
+    for traced in (False, True):
+        monkeypatch.setattr(number_encoder, "is_traced", lambda traced=traced: traced)
+        encoder = fitted(sample).double() if dtype == torch.float64 else fitted(sample)
+        standardized, vectors = encoder(rows)
+        vectors.square().sum().backward()
+        assert encoder.embedding.grad is not None
+        found.append((vectors, standardized, encoder.embedding.grad, encoder.count, encoder.mean, encoder.m2))
+    assert torch.equal(found[0][0], found[1][0])
+    for kernels, operators in zip(*found, strict=True):
+        torch.testing.assert_close(kernels, operators, rtol=1e-5 if kernels.dtype == torch.float32 else 1e-12, atol=0)
 
 
 def moments_of(rows: Tensor) -> Tensor:

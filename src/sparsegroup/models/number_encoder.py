@@ -1,5 +1,6 @@
 """Numbers as a network takes them: standardized, and in buckets, each with a vector."""
 
+import math
 from typing import Any
 
 import torch
@@ -23,25 +24,85 @@ _LIGHTER = 0.9
 """By which factor the logarithm must lower the kurtosis to be taken."""
 
 
-def _count(numbers: Any, edges: Any, counts: Any) -> None:
-    for i in range(numbers.shape[0]):
+def _encode(
+    numbers: Any, edges: Any, signed_log: Any, unit: Any, mean: Any, spread: Any, reach: Any, limit: Any,
+    embedding: Any, standardized: Any, places: Any, vectors: Any, moments: Any,
+) -> None:  # fmt: skip
+    missing = edges.shape[1] + 1
+    moments[:] = 0.0
+    for row in range(numbers.shape[0]):
         for column in range(numbers.shape[1]):
-            count = 0
-            for edge in range(edges.shape[1]):
-                count += numbers[i, column] > edges[column, edge]
-            counts[i, column] = count
+            number = numbers[row, column]
+            bucket, value = missing, 0.0
+            if not math.isnan(number):
+                bucket = 0
+                for edge in range(edges.shape[1]):
+                    bucket += number > edges[column, edge]
+                value = float(number)
+                if signed_log[column]:
+                    value = math.copysign(math.log(abs(value) / unit[column] + 1.0), value)
+                value -= mean[column]
+                if math.isfinite(value):
+                    away = min(max(value, -reach[column]), reach[column])
+                    moments[0, column] += 1.0
+                    moments[1, column] += away
+                    moments[2, column] += away * away
+                value = min(max(value / spread[column], -limit), limit)
+            standardized[row, column] = value
+            place = column * (missing + 1) + bucket
+            places[row, column] = place
+            for element in range(embedding.shape[1]):
+                vectors[row, column, element] = embedding[place, element]
+    for column in range(mean.shape[0]):
+        from_mean = moments[1, column] / max(moments[0, column], 1.0)
+        moments[2, column] = max(moments[2, column] - from_mean * moments[1, column], 0.0)
+        moments[1, column] = mean[column] + from_mean
 
 
-_count_kernel = kernel(_count, "the buckets of numbers")
+_encode_kernel = kernel(_encode, "the encoding of numbers")
+"""Write what `NumberEncoder` makes of `numbers` `[batch, n]`: `standardized`, and `vectors` `[batch, n, dim]`, the rows
+of `embedding` `[n × (buckets + 1), dim]` at `places`. And the batch's `moments` `[3, n]`: beyond `reach` of `mean` a
+number counts as one there."""
 
 
-def _edges_below(numbers: Tensor, edges: Tensor) -> Tensor:
-    """How many edges `[n, e]` of their column numbers `[batch, n]` are above, int64; 0 of NaN."""
-    if numbers.device.type != "cpu" or numbers.dtype not in NUMPY_DTYPES or is_traced():
-        return (numbers.unsqueeze(2) > edges).sum(2)
-    counts = torch.empty(numbers.shape, dtype=torch.int64)  # the comparisons' many bytes cost torch six times as much
-    _count_kernel(array_of(numbers.contiguous()), array_of(edges), array_of(counts))
-    return counts
+def _add_by_place(gradients: Any, places: Any, sums: Any) -> None:
+    for row in range(places.shape[0]):
+        for column in range(places.shape[1]):
+            for element in range(sums.shape[1]):
+                sums[places[row, column], element] += gradients[row, column, element]
+
+
+_add_by_place_kernel = kernel(_add_by_place, "the gradient of numbers' buckets")
+"""Add `gradients` `[batch, n, dim]` to the rows `[rows, dim]` of `sums` at `places`, in the order of the batch."""
+
+
+class _Encoded(torch.autograd.Function):
+    """What an encoder makes of numbers on the CPU, by compiled kernels; also the moments of the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, embedding: Tensor, numbers: Tensor, encoder: "NumberEncoder") -> tuple[Tensor, ...]:
+        standardized, places = torch.empty_like(numbers), torch.empty(numbers.shape, dtype=torch.int64)
+        vectors, moments = embedding.new_empty(*numbers.shape, encoder.dim), torch.empty_like(encoder.of_batch)
+        spread, reach = encoder._spread(1.0), LIMIT * encoder._spread(torch.inf)
+        scales = (encoder.signed_log, encoder.unit, encoder.mean, spread, reach)
+        _encode_kernel(
+            *map(array_of, (numbers, encoder.edges, *scales)), LIMIT, array_of(embedding.flatten(0, 1)),
+            *map(array_of, (standardized, places, vectors, moments)),
+        )  # fmt: skip
+        ctx.save_for_backward(places)
+        ctx.shape = embedding.shape
+        ctx.mark_non_differentiable(standardized, moments)
+        return standardized, vectors, moments
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (places,), gradient = ctx.saved_tensors, gradients[1]
+        sums = gradient.new_zeros(math.prod(ctx.shape[:2]), ctx.shape[2])
+        if torch.is_grad_enabled():  # for second derivatives
+            sums = sums.index_add(0, places.flatten(), gradient.flatten(0, 1))
+        else:
+            _add_by_place_kernel(*map(array_of, (gradient.contiguous(), places, sums)))
+        return sums.view(ctx.shape), None, None
 
 
 class NumberEncoder(RunningStatistics):
@@ -118,18 +179,15 @@ class NumberEncoder(RunningStatistics):
         """
         if numbers.ndim != 2 or numbers.shape[1] != self.numbers:
             raise ValueError(f"numbers must be [batch, {self.numbers}], got {list(numbers.shape)}")
-        update = self.training and self.is_fitted
+        update = self.training and self.is_fitted and self.standardize
         if self.training and not self.is_fitted:
             self.fit(numbers)
-        missing = numbers.isnan()
-        vectors = self._vectors(numbers, missing)
-        if not self.standardize:
-            return torch.where(missing, 0.0, numbers), vectors
-        transformed = self._transformed(numbers.detach().double())
-        standardized = ((transformed - self.mean) / self._spread(1.0)).clamp(-LIMIT, LIMIT)
-        standardized = torch.where(missing, 0.0, standardized).to(numbers.dtype)
+        if self._has_kernels(numbers):
+            found = _Encoded.apply(self.embedding, numbers.detach().contiguous(), self)  # type: ignore[no-untyped-call]
+        else:
+            found = self._encoded(numbers, update)
+        standardized, vectors, moments = found
         if update:
-            moments = self._moments(transformed)
             if self.is_shared:
                 self.of_batch.copy_(moments)
             else:
@@ -172,10 +230,27 @@ class NumberEncoder(RunningStatistics):
             return self.of_batch.new_full((self.numbers,), torch.nan)
         return torch.where(self.signed_log, self.mean.sign() * self.unit * self.mean.abs().expm1(), self.mean)
 
+    def _has_kernels(self, numbers: Tensor) -> bool:
+        if not (self.buckets and self.standardize) or numbers.device.type != "cpu" or is_traced():
+            return False
+        return numbers.dtype in NUMPY_DTYPES and numbers.dtype == self.edges.dtype == self.embedding.dtype
+
+    def _encoded(self, numbers: Tensor, with_moments: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """As `_Encoded`, by torch's operators; the moments are empty unless they are needed."""
+        missing = numbers.isnan()
+        vectors, moments = self._vectors(numbers.detach(), missing), self.of_batch[:0]
+        if not self.standardize:
+            return torch.where(missing, 0.0, numbers), vectors, moments
+        transformed = self._transformed(numbers.detach().double())
+        if with_moments:
+            moments = self._moments(transformed)
+        standardized = ((transformed - self.mean) / self._spread(1.0)).clamp(-LIMIT, LIMIT)
+        return torch.where(missing, 0.0, standardized).to(numbers.dtype), vectors, moments
+
     def _vectors(self, numbers: Tensor, missing: Tensor) -> Tensor:
         if not self.buckets:
             return numbers.new_zeros(numbers.shape[0], 0, self.dim)
-        above = _edges_below(numbers.detach(), self.edges)
+        above = (numbers.unsqueeze(2) > self.edges).sum(2)
         bucket = torch.where(missing, self.buckets, above) + self.first
         rows = self.embedding.flatten(0, 1).index_select(0, bucket.flatten())
         return rows.view(-1, self.numbers, self.dim)
