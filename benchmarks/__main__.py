@@ -40,6 +40,10 @@ BENCHMARKS = {
         *("race.py", "--data", DATA, "--limit", "90", "--threads", "1"),
         *("--contenders", "ours", "logistic", "vw", "DCN", "LightGBM"),
     ),
+    "race_whole": (
+        *("race.py", "--rows", "45800000", "--limit", "600"),
+        *("--contenders", "ours", "logistic", "vw", "DCN"),  # the trees' matrices would not fit into 24 GB
+    ),
     "memory": ("memory.py",),
     "size_at_scale": ("size_at_scale.py",),
     "field_split": ("field_split.py", "--data", DATA),
