@@ -1,13 +1,17 @@
 """The compiled passes of a network against autograd's."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from over import over
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.kernels.cpu.network import NetworkPasses, parts_of, torch_blas
+from sparsegroup.kernels.cpu.network import NetworkPasses, parts_of, residuals_of, torch_blas
 from sparsegroup.models import DCN, MLP, DCNv2
+from sparsegroup.objectives import Logistic
 
 pytestmark = pytest.mark.skipif(torch_blas() is None, reason="torch has another BLAS than MKL")
 
@@ -22,6 +26,7 @@ NETWORKS = {
     "dcnv2": lambda: DCNv2(5, 4, 3),
     "dcnv2_stacked": lambda: DCNv2(5, 4, cross_layers=3, stacked=True, outputs=2),
     "dcnv2_of_low_rank": lambda: DCNv2(5, 4, 3, rank=2, hidden=()),
+    "dcnv2_of_higher_rank": lambda: DCNv2(9, 4, 3, rank=16, hidden=(24, 17)),
 }
 
 
@@ -41,32 +46,93 @@ def passes(kernels: NetworkPasses, network: MLP | DCN | DCNv2, rows: int) -> tup
     return [found, *gradients, of_embeddings], [logits, *expected]
 
 
-def made(name: str) -> tuple[NetworkPasses, MLP | DCN | DCNv2]:
+def rounded(values: Tensor) -> Tensor:
+    return values.bfloat16().to(values.dtype)
+
+
+class RoundedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(rounded(left), rounded(right))
+        return rounded(left) @ rounded(right).T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        left, right = ctx.saved_tensors
+        return rounded(gradient) @ right, rounded(gradient).T @ left
+
+
+class RoundedProducts(TorchFunctionMode):
+    """Layers of at least 16 rows, inputs and outputs multiply in bfloat16, exactly."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if function is torch.nn.functional.linear and min(len(arguments[0]), *arguments[1].shape) >= 16:
+            product = RoundedProduct.apply(*arguments[:2])
+            return product if arguments[2] is None else product + arguments[2]
+        return function(*arguments, **(keywords or {}))
+
+
+def made(name: str, rounds: bool = False) -> tuple[NetworkPasses, MLP | DCN | DCNv2]:
     torch.manual_seed(0)
     network = NETWORKS[name]()
     for parameter in network.parameters():
         parameter.data += torch.randn_like(parameter) / 10
-    return NetworkPasses(network, list(network.parameters())), network
+    return NetworkPasses(network, list(network.parameters()), rounds), network
 
 
 @over("name", NETWORKS)
 def test_logits_and_gradients_are_those_of_autograd(name: str) -> None:
     kernels, network = made(name)
-    for rows in (1, 37, 512, 37):
+    for rows in (1, 37, 4096, 37):  # 4,096 are 32 parts, two a piece
         for found, expected in zip(*passes(kernels, network, rows), strict=True):
             torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@over("name", ["mlp", "dcnv2", "dcnv2_stacked", "dcnv2_of_higher_rank"])
+def test_rounded_passes_are_those_of_a_network_that_rounds_what_it_multiplies(name: str) -> None:
+    kernels, network = made(name, rounds=True)
+    for rows in (37, 512, 37):
+        with RoundedProducts():
+            cases = zip(*passes(kernels, network, rows), strict=True)
+        for found, expected in cases:  # few numbers are rounded the other way, because they are summed in float32
+            assert (found - expected).norm() < 1e-3 * expected.norm()
+
+
+def step(kernels: NetworkPasses, network: MLP | DCN | DCNv2, rows: int, rounds: bool = False) -> list[Tensor]:
+    """Logits and gradients of a loss by both passes in one, checked against one pass after the other."""
+    draw = torch.Generator().manual_seed(rows)
+    embeddings = torch.randn(rows, network.fields, network.dim, generator=draw)
+    numbers = torch.randn(rows, network.numbers, generator=draw) if network.numbers else None
+    labels, factors = torch.rand(rows, generator=draw), torch.rand(rows, generator=draw) / rows
+    residuals = residuals_of(Logistic.residual), 0.0
+    logits, gradients, of_embeddings = kernels.step(embeddings, numbers, residuals, labels, factors)
+    found = [logits, *(one.clone() for one in gradients), of_embeddings]
+    other = kernels.forward(embeddings, numbers)
+    gradients, of_embeddings = kernels.backward((other.sigmoid().view(-1) - labels) * factors)
+    for one, expected in zip(found, [other, *gradients, of_embeddings], strict=True):
+        assert (one - expected).norm() <= (1e-3 if rounds else 1e-5) * expected.norm()
+    return found
+
+
+@over("name", [name for name in NETWORKS if "several_outputs" not in name and "stacked" not in name])
+def test_both_passes_in_one_are_one_after_the_other(name: str) -> None:
+    kernels, network = made(name)
+    for rows in (1, 37, 4096, 37):
+        step(kernels, network, rows)
+
+
 @pytest.mark.usefixtures("two_threads")
 @over("name", ["dcn", "dcnv2"])
-def test_bits_are_the_same_on_any_number_of_threads(name: str) -> None:
-    assert parts_of(1024, 1_000) > 2
-    kernels, network = made(name)
-    shared, _ = passes(kernels, network, 1024)
-    threads.set_num_threads(1)
-    alone, _ = passes(kernels, network, 1024)
-    for one, other in zip(shared, alone, strict=True):
-        assert torch.equal(one, other)
+@over("rounds", [False, True])
+def test_bits_are_the_same_on_any_number_of_threads(name: str, rounds: bool) -> None:
+    assert parts_of(1024, 1_000)[1] > 2
+    kernels, network = made(name, rounds)
+    found = []
+    for number in (2, 1, 3):
+        threads.set_num_threads(number)
+        found.append([*passes(kernels, network, 1024)[0], *step(kernels, network, 4096, rounds)])
+    for one, *others in zip(*found, strict=True):
+        assert all(torch.equal(one, other) for other in others)
 
 
 @over("name", ["mlp", "dcn", "dcnv2"])

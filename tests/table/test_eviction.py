@@ -168,6 +168,7 @@ embedding: Callable[..., HashEmbedding] = partial(HashEmbedding, 8)
 def test_bad_arguments_are_refused(make: Callable[..., object], options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         make(**options)
+    assert MinCount(255, sketch_bytes=4096).k == 255  # the highest
 
 
 # While gradients are due, and from other threads

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -309,7 +308,7 @@ def test_many_bad_keys_are_counted_and_some_are_named() -> None:
     with pytest.raises(FloatingPointError) as error:
         optimizer.step()
     assert len(str(error.value)) < 2000
-    assert re.search(r"5000|49\d\d more", str(error.value).replace(",", ""))
+    assert "and 4,995 more" in str(error.value)
     assert any(str(key) in str(error.value) for key in keys.tolist())
     assert_identical(table.lookup(keys), table.initial(keys))
     assert skipping.skipped_rows == 0

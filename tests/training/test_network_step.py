@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparsegroup import HashEmbedding
 from sparsegroup.data.batches import Batch
+from sparsegroup.kernels.cpu.network import torch_blas
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import DCN, MLP, OPNN, DCNv2, DeepFM, NumberEncoder, WithNumbers, XDeepFM
 from sparsegroup.training import network_step
@@ -235,6 +236,28 @@ def test_what_a_default_says_is_of_no_matter_to_kernels() -> None:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found, expected)
     assert same([one.grad for one in network.parameters()], gradients, atol=1e-7)
+
+
+@pytest.mark.skipif(torch_blas() is None, reason="torch has another BLAS than MKL")
+def test_products_are_rounded_as_torch_or_the_caller_says_where_the_cpu_has_amx(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trained(**options: Any) -> list[Tensor | None]:
+        network = made(MLP)
+        return trained_on(NetworkStep(network, **options), network, batch())
+
+    monkeypatch.setattr(network_step, "has_amx", lambda: True)
+    exact, rounded = trained(), trained(matmul_precision="medium")
+    assert not same(rounded, exact)
+    assert same(rounded, exact, atol=3e-3)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert same(trained(), rounded)
+        assert same(trained(matmul_precision="highest"), exact)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    monkeypatch.setattr(network_step, "has_amx", lambda: False)
+    assert same(trained(matmul_precision="medium"), exact)
 
 
 class Twins(MLP):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.kernels.cpu.network import Tape
+from sparsegroup.kernels.cpu.tape import Tape
 from sparsegroup.models.layers import Network, by_row, hidden_layers, record_hidden
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.kernels.cpu.network import Tape, Value
+from sparsegroup.kernels.cpu.tape import Tape, Value
 from sparsegroup.models.layers import Network, hidden_layers, record_hidden
 
 

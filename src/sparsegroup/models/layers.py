@@ -7,7 +7,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.kernels.cpu.network import NotRecordableError, Tape, Value
+from sparsegroup.kernels.cpu.tape import NotRecordableError, Tape, Value
 
 
 class Network(nn.Module):

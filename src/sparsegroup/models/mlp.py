@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from sparsegroup.kernels.cpu.network import Tape
+from sparsegroup.kernels.cpu.tape import Tape
 from sparsegroup.models.layers import Network, hidden_layers, record_hidden
 
 

@@ -432,6 +432,8 @@ class TrainingSettings(StrictSettings):
     """Points of the history along all epochs."""
     compile: Literal["auto", "always", "never"] = setting("auto")
     """torch.compile for a network without kernels of this library; auto: with a C++ compiler, for a long training."""
+    matmul_precision: Literal["highest", "medium"] = setting("highest", TRAINING)
+    """Precision of the network's matrix products in training, as in torch: medium takes bfloat16 on a CPU with AMX."""
     baseline: bool = setting(True, TRAINING, words="yes")
     """Train a logistic regression on the same rows for comparison."""
 

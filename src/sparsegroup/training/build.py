@@ -534,6 +534,7 @@ class Config(Settings):
             target=self.optimizer.target(optimizer, **plan.target_steps),
             window=window,
             compile=self.training.compiles(plan.samples),
+            matmul_precision=self.training.matmul_precision,
             callbacks=callbacks,
         )
 

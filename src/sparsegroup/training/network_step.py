@@ -16,15 +16,17 @@ from types import FunctionType
 from typing import Any, cast
 
 import torch
+from numba.core.errors import NumbaError
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.kernels.cpu.network import NetworkPasses, NotRecordableError, Recordable
+from sparsegroup.kernels.cpu.network import NetworkPasses, Recordable, Residuals, has_amx, residuals_of
+from sparsegroup.kernels.cpu.tape import NotRecordableError
 from sparsegroup.models import WithNumbers, WithPairs, WithPooling
 from sparsegroup.models.layers import Network, by_row, check_inputs
-from sparsegroup.objectives import LOGISTIC, Objective
+from sparsegroup.objectives import LOGISTIC, Logistic, Objective
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.training.predictions import missing_number
 from sparsegroup.training.ranks import SINGLE_PROCESS, GlobalBatch, RankGroup
@@ -136,6 +138,7 @@ class NetworkStep:
 
     With `compile` a network without kernels is compiled for batches of the first one's `size`, or continues with a
     warning if that fails. With `second_order`, for second derivatives, batches stay whole, and nothing is compiled.
+    `matmul_precision` is `Trainer`'s.
     """
 
     def __init__(
@@ -145,6 +148,7 @@ class NetworkStep:
         *,
         objective: Objective = LOGISTIC,
         compile: bool = False,
+        matmul_precision: str | None = None,
         second_order: bool = False,
     ) -> None:
         self.size: int | None = None
@@ -154,7 +158,7 @@ class NetworkStep:
         self._watched, self._parameters = list(network.modules()), list(self._trunk.parameters())
         self._weights = sum(parameter.numel() for parameter in self._parameters)
         self._is_samplewise = is_samplewise(self._trunk)
-        self._kernels = self._passes_of_kernels()
+        self._kernels = self._passes_of_kernels(matmul_precision or torch.get_float32_matmul_precision())
         self._compiles = compile and not second_order and self._kernels is None
         if self._compiles and not has_compiler():
             self._leave_uncompiled("there is no C++ compiler")
@@ -213,8 +217,23 @@ class NetworkStep:
         embeddings, numbers, labels, weights = columns
         trunk = cast(Network, self._trunk)
         check_inputs(embeddings, numbers, trunk.fields, trunk.dim, trunk.numbers)
+        if residuals := self._residuals():
+            factors = torch.full((len(labels),), factor / count) if weights is None else weights * (factor / count)
+            labels = self._objective.in_scores(labels)
+            logits, totals, of_embeddings = self._kernels.step(embeddings, numbers, residuals, labels, factors)
+            return by_row(logits), totals, of_embeddings
         logits = by_row(self._kernels.forward(embeddings, numbers))
         return logits, *self._kernels.backward(logit_gradient(self._objective, logits, labels, weights, factor, count))
+
+    def _residuals(self) -> Residuals | None:
+        """For both passes in one: of an objective whose gradients are row by row, of one output."""
+        kind = type(self._objective)
+        if self._objective.outputs != 1 or kind.gradient not in (Objective.gradient, Logistic.gradient):
+            return None
+        try:
+            return residuals_of(kind.residual), self._objective.shape
+        except NumbaError:
+            return None
 
     def _in_turns(self, columns: Columns, factor: float, count: float, *, parts: int, compiles: bool) -> Gradients:
         """By torch, a micro-batch at a time."""
@@ -244,14 +263,15 @@ class NetworkStep:
         if self._ranks.is_alone:
             check_loss(loss)
 
-    def _passes_of_kernels(self) -> NetworkPasses | None:
+    def _passes_of_kernels(self, precision: str) -> NetworkPasses | None:
         # A subclass may compute something else than what its base class records.
         if not self._is_samplewise or "record" not in vars(type(self._trunk)):
             return None
         if self._objective.takes_groups or self._second_order:
             return None
         try:
-            passes = NetworkPasses(cast(Recordable, self._trunk), self._parameters)
+            rounds = precision == "medium" and has_amx()
+            passes = NetworkPasses(cast(Recordable, self._trunk), self._parameters, rounds)
         except NotRecordableError:
             return None
         return passes if passes.takes() else None

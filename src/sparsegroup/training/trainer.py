@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -140,6 +140,8 @@ class Trainer:
         window: Samples between two points of the history, at least a batch.
         compile: Compile the network by torch.compile, which takes a C++ compiler and at first some ten seconds; where
             that cannot be done, it warns and trains without.
+        matmul_precision: "highest", or "medium": a CPU with AMX multiplies the matrices of a network of this library,
+            in training, rounded to bfloat16; others take float32. None for `torch.get_float32_matmul_precision()`.
         callbacks: Are notified of what happens, in this order, see `Callback`; only one of a class that has a state.
 
     Raises:
@@ -178,6 +180,7 @@ class Trainer:
         target: SizeTarget | None = None,
         window: int = 100_000,
         compile: bool = False,
+        matmul_precision: Literal["highest", "high", "medium"] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         if window < 1:
@@ -205,8 +208,9 @@ class Trainer:
         self._model.objective = objective
         self._timed = [table for table in self._tables if table.table.config.unit == "seconds"]
         self._dense = NetworkStep(
-            network, self.ranks, objective=objective, compile=compile, second_order=self._second_order
-        )
+            network, self.ranks, objective=objective, compile=compile, matmul_precision=matmul_precision,
+            second_order=self._second_order,
+        )  # fmt: skip
         if self.optimizers:  # without, it is there to evaluate
             check_stepped({"table": table, "network": network}, self.optimizers)
         if self._second_order and not self.ranks.is_alone:
