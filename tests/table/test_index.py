@@ -1,6 +1,7 @@
 """The index against keys that somebody has chosen so that they collide."""
 
 import numpy as np
+import pytest
 from numba import njit
 
 from over import over
@@ -58,6 +59,17 @@ def test_two_indices_differ_in_order_and_agree_in_rows() -> None:
         orders.append(np.concatenate([some for some, _ in index.scan()]))
     assert not np.array_equal(*orders)
     np.testing.assert_array_equal(np.sort(orders[0]), np.sort(orders[1]))
+
+
+@over("place", [0, 1, 2, 99])
+def test_a_key_that_is_there_already_is_named_and_those_before_it_are_added(place: int) -> None:
+    keys, index = np.arange(100) * 7919, Index(huge_pages=False)
+    index.reserve(101)
+    index.insert(keys[[place]], np.array([500]))
+    with pytest.raises(ValueError, match=f"key {keys[place]} appears twice"):
+        index.insert(keys, np.arange(100))
+    np.testing.assert_array_equal(index.find(keys)[: place + 1], [*range(place), 500])
+    assert (index.find(keys)[place + 1 :] == -1).all()
 
 
 @over("count", [0, 1, 63, 64, 65, 40_000])

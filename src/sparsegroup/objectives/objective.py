@@ -28,8 +28,8 @@ class Objective(NamedChoice, ABC, kind="objective"):
     Attributes:
         name: Lower-case name: `objective="…"` is the objective at its default parameters.
         residual: A static method `residual(score, label, shape) -> dloss/dscore`, element-wise, non-decreasing in the
-            score. Like the `update` of a rule it takes its array functions from the global `xp`: the baseline compiles
-            it by Numba, training runs it on tensors.
+            score. Like the `update` of a rule it takes its array functions from the global `xp`: the baseline and the
+            compiled passes of a network take it compiled by Numba, other networks on tensors.
         is_binary: Whether labels are 0 or 1, and predictions probabilities.
         takes_classes: Whether labels are numbers of classes, from 0.
         outputs: How many scores it takes of a row: scores are `[n]`, or, of several, `[n, outputs]`.
