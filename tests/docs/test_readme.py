@@ -159,6 +159,14 @@ def test_the_documentation_shows_the_race_on_one_core() -> None:
         assert f" {line(*cells)}" in MEASURED, name
 
 
+def test_the_documentation_shows_the_race_on_all_rows() -> None:
+    figures = measured("race_whole")
+    for name in ("ours", "logistic", "vw", "DCN"):
+        assert f" {line(*firsts(figures, 'synthetic', name, (0.775, 0.78, 0.783, 0.785, 0.7853, 0.7875)))}" in MEASURED
+    assert figures["synthetic.ours_first_beyond_linear"] == 1
+    assert f"{figures['synthetic.ours_over_vw']:.2f}".lstrip("0") + " of vw's seconds on 45.8M rows" in joined(MEASURED)
+
+
 def test_the_documentation_shows_the_measured_serving() -> None:
     figures, text = measured("serving"), joined(MEASURED)
     for name in ("sparse", "int8", "full", "dense_ids"):
