@@ -121,6 +121,15 @@ def test_both_passes_in_one_are_one_after_the_other(name: str) -> None:
         step(kernels, network, rows)
 
 
+def test_labels_of_other_rows_are_refused() -> None:
+    kernels, _ = made("mlp")
+    of = torch.randn(4, 5, 4), torch.randn(4, 2), (residuals_of(Logistic.residual), 0.0)
+    with pytest.raises(ValueError, match=r"labels must be \[4\], got \[3\]"):
+        kernels.step(*of, torch.zeros(3), torch.ones(4))
+    with pytest.raises(ValueError, match=r"factors must be \[4\], got \[4, 1\]"):
+        kernels.step(*of, torch.zeros(4), torch.ones(4, 1))
+
+
 @pytest.mark.usefixtures("two_threads")
 @over("name", ["dcn", "dcnv2"])
 @over("rounds", [False, True])

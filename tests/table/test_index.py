@@ -105,6 +105,21 @@ def test_keys_that_crowd_are_found_in_a_copy_and_after_a_removal() -> None:
     assert (index.find(keys[~kept]) == -1).all()
 
 
+@over("crowd", [1, 5, 300, 3_000])
+def test_an_index_grows_behind_keys_that_crowd_at_its_end(crowd: int) -> None:
+    """The last home is theirs, so that they fill a run of buckets behind it, which growing moves."""
+    last = _inverse(np.uint64(2**64 - 1) - np.arange(crowd, dtype=np.uint64))
+    keys = np.concatenate([last, np.random.default_rng(crowd).integers(-(2**63), 2**63, COUNT)])
+    index = Index(huge_pages=False, secret=NO_SECRET)
+    for start in range(0, len(keys), 500):
+        some = keys[start : start + 500]
+        index.reserve(start + len(some))
+        index.insert(some, np.arange(start, start + len(some)))
+        index.settle(len(some))
+        np.testing.assert_array_equal(index.find(last[:start]), np.arange(min(start, crowd)))
+    np.testing.assert_array_equal(index.find(keys), np.arange(len(keys)))
+
+
 @njit
 def _homes(hashes: np.ndarray, old: int, new: int, frontier: int, out: np.ndarray) -> None:
     for i in range(len(hashes)):

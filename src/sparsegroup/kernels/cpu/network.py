@@ -357,7 +357,13 @@ class NetworkPasses:
             embeddings, numbers: As `forward`.
             residuals: Those of an objective.
             labels, factors: `[n]`.
+
+        Raises:
+            ValueError: These have another shape.
         """
+        for name, one in (("labels", labels), ("factors", factors)):
+            if one.shape != embeddings.shape[:1]:
+                raise ValueError(f"{name} must be [{len(embeddings)}], got {list(one.shape)}")
         logits = self._begin(embeddings, numbers)
         layout, of_logits = self._layout, torch.empty_like(logits)
         labels, factors = (one.to(torch.float32).contiguous() for one in (labels, factors))
