@@ -5,6 +5,7 @@
     fbgemm          FBGEMM's CPU table, exact Adagrad, ready-made ids, as bags of one id each (its fastest way)
     fbgemm_sequence the same table without pooling
     dense_adam      nn.Embedding + torch.optim.Adam(fused=True), ready-made ids
+    bare            ours as memory sees it: the distinct keys' index lines read, their rows read and written, prefetched
 
 The table is Criteo's as the community embeds it: 39 fields, 33.8M rows, d = 8, batches of 512 × 39 keys, none twice.
 In a field of cardinality c the rank of a value is ⌊((c^(1-a) - 1) U + 1)^(1/(1-a))⌋ - 1, a = 1.05, U uniform; a random
@@ -33,10 +34,14 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor, nn
 
 import timing
 from sparsegroup import GroupAdam, HashEmbedding, TargetRate
+from sparsegroup.kernels.cpu.jit import load, prefetch, store
+from sparsegroup.table.directory.buckets import AHEAD, bucket_address, find, hash_of, home, secret_of
+from sparsegroup.table.directory.buckets import measure as measure_of
 
 DIM, BATCH, ZIPF = 8, 512, 1.05
 # fmt: off
@@ -154,6 +159,42 @@ def fbgemm_steps(rows: int, ids: Tensor, gradient: Tensor) -> dict[str, Callable
     return {"fbgemm": training_step(bags), "fbgemm_sequence": training_step(sequence)}
 
 
+@njit
+def _locate(keys, state, index, pages, shift, row_bytes, places):  # type: ignore[no-untyped-def]
+    """Where the index looks for each key first, and where its row is."""
+    now, secret = measure_of(state), secret_of(state)
+    for i in range(len(keys)):
+        hashed = hash_of(keys[i], secret)
+        row = find(keys[i], hashed, now, index)
+        places[i, 0] = bucket_address(home(hashed, now), index)
+        places[i, 1] = pages[row >> shift] + (row & ((1 << shift) - 1)) * row_bytes
+
+
+@njit
+def _touch(places, row_bytes):  # type: ignore[no-untyped-def]
+    total = 0
+    for i in range(len(places)):
+        if i + AHEAD < len(places):
+            prefetch(places[i + AHEAD, 0])
+            for at in range(0, row_bytes, 64):
+                prefetch(places[i + AHEAD, 1] + at)
+        total += load(places[i, 0])
+        for at in range(0, row_bytes, 64):
+            store(places[i, 1] + at, load(places[i, 1] + at))
+    return total
+
+
+def bare_access(table: HashEmbedding, batches: Tensor) -> Callable[[int], None]:
+    index, rows = table.table.directory.index, table.table.storage.rows
+    places = []
+    for batch in batches:
+        keys = batch.unique().numpy()
+        places.append(np.empty((len(keys), 2), np.int64))
+        pages = rows.pages.addresses, rows.shift, rows.row_bytes
+        _locate(keys, index.state, index.pages, *pages, places[-1])
+    return lambda number: _touch(places[number], rows.row_bytes)
+
+
 def stages(table: HashEmbedding, optimizer: GroupAdam, batches: Tensor, gradient: Tensor) -> dict[str, float]:
     """Median ms of the stages of our step."""
     marks = []
@@ -202,7 +243,7 @@ def measure(pages: str, arguments: Namespace) -> dict[str, float]:
     gradient = torch.randn(*values.shape[1:], DIM) / 100
     rows, distinct = int(clicks.cardinalities.sum()), float(np.mean([len(batch.unique()) for batch in ids]))
     table, optimizer = ours(clicks, pages == "huge")
-    contenders = {"ours": training_step(table, optimizer, keys, gradient)}
+    contenders = {"ours": training_step(table, optimizer, keys, gradient), "bare": bare_access(table, keys)}
     sparse, dense = embedding(rows, sparse=True), embedding(rows, sparse=False)
     contenders["sparse_adam"] = training_step(sparse, torch.optim.SparseAdam(sparse.parameters()), ids, gradient)
     contenders |= fbgemm_steps(rows, ids, gradient)
