@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsegroup import HashEmbedding
 from sparsegroup.data.batches import Batch
-from sparsegroup.kernels.cpu.network import torch_blas
+from sparsegroup.kernels.cpu.network import residuals_of, torch_blas
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import DCN, MLP, OPNN, DCNv2, DeepFM, NumberEncoder, WithNumbers, XDeepFM
 from sparsegroup.training import network_step
@@ -258,6 +258,14 @@ def test_products_are_rounded_as_torch_or_the_caller_says_where_the_cpu_has_amx(
         torch.set_float32_matmul_precision("highest")
     monkeypatch.setattr(network_step, "has_amx", lambda: False)
     assert same(trained(matmul_precision="medium"), exact)
+
+
+def test_an_objective_that_cannot_be_compiled_is_learnt_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert residuals_of(lambda score, label, shape: torch.sigmoid(score) - label) is None  # not by `xp`
+    expected = trained_on(NetworkStep(network := made(MLP)), network, batch(weighted=True))
+    monkeypatch.setattr(network_step, "residuals_of", lambda residual: None)
+    found = trained_on(NetworkStep(network := made(MLP)), network, batch(weighted=True))
+    assert same(found, expected, atol=1e-6, rtol=1e-4)
 
 
 class Twins(MLP):

@@ -134,6 +134,8 @@ def test_an_empty_stream_trains_nothing_and_evaluates_to_nothing() -> None:
     assert np.isnan(trainer.evaluate([]).auc)
     with pytest.raises(ValueError, match="window must be >= 1, got 0"):
         Trainer(HashEmbedding(2), DCN(1, 2), (), window=0)
+    with pytest.raises(ValueError, match="matmul_precision must be 'highest', 'high' or 'medium', got 'low'"):
+        Trainer(HashEmbedding(2), DCN(1, 2), (), matmul_precision="low")  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

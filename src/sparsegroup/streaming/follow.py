@@ -139,6 +139,7 @@ class Follower:
             target=config.optimizer.target(optimizer, None),
             window=max(1, WINDOW // size) * size,
             compile=config.training.compiles(1 << 62),
+            matmul_precision=config.training.matmul_precision,
             callbacks=[_Recorder(self), *([BaselineCallback(baseline)] if is_compared else [])],
         )
         self._journal = Journal(run.path / JOURNAL)

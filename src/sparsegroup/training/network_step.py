@@ -16,7 +16,6 @@ from types import FunctionType
 from typing import Any, cast
 
 import torch
-from numba.core.errors import NumbaError
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -226,14 +225,12 @@ class NetworkStep:
         return logits, *self._kernels.backward(logit_gradient(self._objective, logits, labels, weights, factor, count))
 
     def _residuals(self) -> Residuals | None:
-        """For both passes in one: of an objective whose gradients are row by row, of one output."""
+        """For both passes in one: those of an objective of one output whose gradients are row by row."""
         kind = type(self._objective)
         if self._objective.outputs != 1 or kind.gradient not in (Objective.gradient, Logistic.gradient):
             return None
-        try:
-            return residuals_of(kind.residual), self._objective.shape
-        except NumbaError:
-            return None
+        address = residuals_of(kind.residual)
+        return None if address is None else (address, self._objective.shape)
 
     def _in_turns(self, columns: Columns, factor: float, count: float, *, parts: int, compiles: bool) -> Gradients:
         """By torch, a micro-batch at a time."""

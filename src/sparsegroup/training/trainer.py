@@ -140,14 +140,14 @@ class Trainer:
         window: Samples between two points of the history, at least a batch.
         compile: Compile the network by torch.compile, which takes a C++ compiler and at first some ten seconds; where
             that cannot be done, it warns and trains without.
-        matmul_precision: "highest", or "medium": a CPU with AMX multiplies the matrices of a network of this library,
-            in training, rounded to bfloat16; others take float32. None for `torch.get_float32_matmul_precision()`.
+        matmul_precision: With "medium", a CPU with AMX multiplies the matrices of MLP, DCN and DCNv2, in training,
+            rounded to bfloat16; otherwise float32. None for `torch.get_float32_matmul_precision()`.
         callbacks: Are notified of what happens, in this order, see `Callback`; only one of a class that has a state.
 
     Raises:
         TypeError: `table` holds no table, or `optimizer` is something else.
-        ValueError: A window < 1, or no optimizer has a table's rows (it warns if they lack other parameters); tables on
-            different ranks; `GroupAdaHessian` on several ranks.
+        ValueError: A window < 1, or an unknown precision; no optimizer has a table's rows (it warns if they lack other
+            parameters); tables on different ranks; `GroupAdaHessian` on several ranks.
 
     Attributes:
         samples: Trained on so far, by all ranks.
@@ -185,6 +185,8 @@ class Trainer:
     ) -> None:
         if window < 1:
             raise ValueError(f"window must be >= 1, got {window}")
+        if matmul_precision not in (None, "highest", "high", "medium"):
+            raise ValueError(f"matmul_precision must be 'highest', 'high' or 'medium', got {matmul_precision!r}")
         check_table(table, "Trainer(table, network, optimizer)")
         self.table, self.network, self.window = table, network, window
         self.ranks = RankGroup.of(table)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from llvmlite.binding import get_host_cpu_features
 from numba import types
+from numba.core.errors import NumbaError
 from torch import Tensor
 
 from sparsegroup.kernels import rounding
@@ -471,14 +472,13 @@ def parts_of(rows: int, weights: int) -> tuple[int, int]:
 
 
 @cache
-def residuals_of(residual: Callable[..., Any]) -> int:
-    """The address of the residuals of an objective, for `NetworkPasses.step`.
-
-    Raises:
-        NumbaError: It cannot be compiled.
-    """
+def residuals_of(residual: Callable[..., Any]) -> int | None:
+    """The address of the residuals of an objective, for `NetworkPasses.step`; None if Numba cannot compile them."""
     signature = types.void(*(types.int64,) * 4, types.float64, types.int64)
-    return address_of(_residuals, signature, {"_residual": inline(residual)}, residual.__qualname__)
+    try:
+        return address_of(_residuals, signature, {"_residual": inline(residual)}, residual.__qualname__)
+    except NumbaError:
+        return None
 
 
 class Blas(NamedTuple):
