@@ -105,9 +105,10 @@ def put(key: Any, row_plus_1: Any, hashed: Any, state: Any, pages: Any) -> bool:
     bucket = home(hashed, measure(state))
     while bucket < state[PHYSICAL] - 1:  # the last one stays empty: there every search ends
         if not is_full(bucket, pages):
-            slot = bucket_address(bucket, pages)
-            while load(slot + 8) != 0:
-                slot += 16
+            address = bucket_address(bucket, pages)
+            # The slots before the first empty one, added up without branches, which could not be predicted.
+            taken = (load(address + 8) != 0) + (load(address + 24) != 0) + (load(address + 40) != 0)
+            slot = address + (taken << 4)
             store(slot, key)
             store(slot + 8, row_plus_1)
             return True
@@ -133,17 +134,16 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
             last += 1
         if last + (end - begin) + 2 >= state[PHYSICAL]:
             return False
-        memory = allocate(64 * (end - begin))
+        memory = allocate(64 * (end - begin) + 16)
         if memory == 0:
             raise MemoryError
-        taken = array_at(memory, 8 * (end - begin), np.int64(0))
+        taken = array_at(memory, 8 * (end - begin) + 2, np.int64(0))
         count = 0
         for bucket in range(begin, end):
             slot = bucket_address(bucket, pages)
             for _ in range(4):
-                if load(slot + 8) != 0:
-                    taken[2 * count], taken[2 * count + 1] = load(slot), load(slot + 8)
-                    count += 1
+                taken[2 * count], taken[2 * count + 1] = load(slot), load(slot + 8)  # over an empty slot goes the next
+                count += load(slot + 8) != 0
                 store(slot, 0)
                 store(slot + 8, 0)
                 slot += 16

@@ -7,7 +7,7 @@ its home bucket full is in the next one that is not.
 A key's home is `hash · buckets / 2³²`, so the table is in the order of its hashes, and a larger table is the same
 order stretched: every home moves up. It can therefore grow where it is, from its upper end down. Homes below the
 *frontier* are still in the old measure, those above it in the new one; each insertion moves the frontier a few buckets
-further. Nothing is copied aside, no step pays for the whole, and a large table is between 60 % and 75 % full whatever
+further. Nothing is copied aside, no step pays for the whole, and a large table is between 50 % and 75 % full whatever
 its size.
 
 The hash has a secret that each index draws for itself, so that no forged log can make its keys share homes. No
@@ -51,7 +51,7 @@ from sparsegroup.table.rows.pages import MappedPages
 Int64s = npt.NDArray[np.int64]
 
 
-KEYS_PER_BUCKET, _GROWTH, _FIRST_BUCKETS = 0.75 * 4, 1.25, 1 << 10
+KEYS_PER_BUCKET, _GROWTH, _FIRST_BUCKETS = 0.75 * 4, 1.5, 1 << 10
 _SPEED = 4
 """Buckets that the frontier moves per key inserted: it arrives long before the next stretch is due."""
 
