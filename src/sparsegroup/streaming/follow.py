@@ -131,16 +131,12 @@ class Follower:
         baseline = baseline_for(config.objective, numbers=len(log.numbers), pairs=None)
         is_compared = config.training.baseline and baseline is not None
         self._live = LiveRecord(run.path, log, model.objective)
-        self.trainer = Trainer(
-            model.embedding,
-            model.network,
+        self.trainer = config.trainer(
+            model,
             optimizer,
-            objective=model.objective,
-            target=config.optimizer.target(optimizer, None),
+            None,
+            [_Recorder(self), *([BaselineCallback(baseline)] if is_compared else [])],
             window=max(1, WINDOW // size) * size,
-            compile=config.training.compiles(1 << 62),
-            matmul_precision=config.training.matmul_precision,
-            callbacks=[_Recorder(self), *([BaselineCallback(baseline)] if is_compared else [])],
         )
         self._journal = Journal(run.path / JOURNAL)
         settings = config.checkpoint

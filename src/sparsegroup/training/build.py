@@ -519,21 +519,35 @@ class Config(Settings):
         return model, self.optimizer.make(model)
 
     def trainer(
-        self, model: ClickModel, optimizer: GroupOptimizer, plan: EpochPlan, callbacks: Sequence[Callback] = ()
+        self,
+        model: ClickModel,
+        optimizer: GroupOptimizer,
+        plan: EpochPlan | None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        window: int = 100_000,
     ) -> Trainer:
-        """The trainer of a model and its optimizer, whose target and learning rates follow the steps of a plan."""
-        window = max(1, math.ceil(plan.samples / plan.batch_size / self.training.windows)) * plan.batch_size
-        if share := self.training.average:
-            callbacks = [AveragedNetwork(plan.epoch_steps, share), *callbacks]
+        """The trainer of a model and its optimizer, whose target, learning rates and window follow a plan.
+
+        Without one the training has no end, the same learning rates throughout, and windows of this many samples.
+        """
+        if plan is None:
+            scheduler, target, samples = None, self.optimizer.target(optimizer, None), 1 << 62
+        else:
+            scheduler, samples = self.optimizer.scheduler(optimizer, plan.steps), plan.samples
+            target = self.optimizer.target(optimizer, **plan.target_steps)
+            window = max(1, math.ceil(samples / plan.batch_size / self.training.windows)) * plan.batch_size
+            if share := self.training.average:
+                callbacks = [AveragedNetwork(plan.epoch_steps, share), *callbacks]
         return Trainer(
             model.embedding,
             model.network,
             optimizer,
             objective=model.objective,
-            scheduler=self.optimizer.scheduler(optimizer, plan.steps),
-            target=self.optimizer.target(optimizer, **plan.target_steps),
+            scheduler=scheduler,
+            target=target,
             window=window,
-            compile=self.training.compiles(plan.samples),
+            compile=self.training.compiles(samples),
             matmul_precision=self.training.matmul_precision,
             callbacks=callbacks,
         )
