@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from client_cases import assert_trains_as_sparse_embeddings
-from client_example import run_example
 from sparsegroup import GroupAdam, HashEmbedding, TableEmbedding, convert, param_groups, to_embeddings
 
 pytest.importorskip("deepctr_torch")
@@ -103,10 +102,3 @@ def test_a_shared_embedding_is_one_table_and_its_state_is_saved(tmp_path) -> Non
     other.load_state_dict(torch.load(tmp_path / "model.pt"))
     np.testing.assert_array_equal(other.predict(clicks()[0]), wanted)
     assert isinstance(other.embedding_dict["item"], TableEmbedding)
-
-
-def test_the_example_learns_and_has_the_size_that_was_asked_for() -> None:
-    auc, rate, printed = run_example("deepctr_torch_model")
-    assert auc > 0.8
-    assert rate == pytest.approx(0.1, abs=0.001)
-    assert f"AUC {auc:.4f} without tables" in printed

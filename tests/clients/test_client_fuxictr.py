@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from client_cases import assert_trains_as_sparse_embeddings
-from client_example import run_example
 from sparsegroup import HashEmbedding, TableEmbedding, convert, to_embeddings
 
 pytest.importorskip("fuxictr")
@@ -81,9 +80,3 @@ def test_new_rows_start_by_its_initializer_and_its_regularizer_of_embeddings_is_
     assert table.table.config.std == pytest.approx(1e-4, rel=0.03)
     with pytest.raises(ValueError, match=r"embedding_regularizer='l2\(1e-5\)' .*embedding_regularizer=None"):
         convert(dcn("l2(1e-5)"))
-
-
-def test_the_example_learns_and_ends_sparse() -> None:
-    auc, rate, _ = run_example("fuxictr_model")
-    assert auc > 0.85
-    assert 0.03 < rate < 0.2

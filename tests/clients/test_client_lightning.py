@@ -1,4 +1,4 @@
-"""Lightning: the example, a compiled model, a checkpoint, clipped gradients, averaged weights."""
+"""Lightning: a compiled model, a checkpoint, clipped gradients, averaged weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from client_cases import KEYS, TableModel, clicks
-from client_example import run_example
 from sparsegroup import GroupAdam, GroupMomentum, GroupOptimizer, keep_zeros, param_groups
 
 lightning = pytest.importorskip("lightning")
@@ -51,12 +50,6 @@ def trainer(folder: Path, **options: Any) -> Any:
 
 def batches() -> DataLoader[Any]:
     return DataLoader(TensorDataset(*clicks()), BATCH)
-
-
-def test_the_example() -> None:
-    auc, rate, _ = run_example("lightning_module")
-    assert auc > 0.74
-    assert rate <= 0.101
 
 
 def test_a_compiled_model_trains_the_rows_of_an_eager_one(tmp_path: Path) -> None:

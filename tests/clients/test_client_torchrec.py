@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from client_cases import assert_trains_as_sparse_embeddings
-from client_example import run_example
 from sparsegroup import HashEmbedding, HashEmbeddingBag, convert, to_embeddings
 
 pytest.importorskip("torchrec")
@@ -144,10 +143,3 @@ def test_half_precision_asks_for_a_dtype() -> None:
         convert(bags(data_type=DataType.FP16))
     model = convert(bags(data_type=DataType.FP16), dtype=torch.float32)
     assert torch.allclose(model(features())["tag"], bags(data_type=DataType.FP16)(features())["tag"], atol=1e-3)
-
-
-@pytest.mark.parametrize("example", ["torchrec_model", "torchrec_sharded"])
-def test_the_example_learns_and_has_the_size_that_was_asked_for(example: str) -> None:
-    auc, rate, _ = run_example(example)
-    assert auc > 0.75
-    assert rate == pytest.approx(0.1, abs=0.01)

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer: the example, torch_compile=True, resuming, clipped gradients of tables."""
+"""The Hugging Face Trainer: torch_compile=True, resuming, clipped gradients of tables."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from client_cases import KEYS, TableModel, clicks
-from client_example import run_example
 from sparsegroup import GroupAdam
 
 transformers = pytest.importorskip("transformers")
@@ -57,12 +56,6 @@ def trained(folder: Path, resume: bool = False, **options: Any) -> tuple[ClickMo
     )
     trainer.train(resume_from_checkpoint=resume)
     return model, [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry], norms.noted
-
-
-def test_the_example() -> None:
-    auc, rate, _ = run_example("transformers_trainer")
-    assert auc > 0.74
-    assert rate <= 0.101
 
 
 def test_torch_compile_trains_the_rows_of_eager_training(tmp_path: Path) -> None:
