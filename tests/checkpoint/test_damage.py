@@ -1,5 +1,9 @@
-"""Whatever happens to the files of a checkpoint: it loads, or an error names the file and nothing has changed."""
+"""Whatever happens to the files of a checkpoint: it loads, or an error names the file and nothing has changed.
 
+Where a disk is full, what there is stays, and nothing of what was begun counts.
+"""
+
+import errno
 import pickle
 import random
 import shutil
@@ -12,8 +16,21 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from checkpoint_cases import MANIFEST, STATE, TABLE, Training, clicks, forge, fresh_facts, last, unchanged, write_chain
+from checkpoint_cases import (
+    MANIFEST,
+    STATE,
+    TABLE,
+    Training,
+    bits,
+    clicks,
+    forge,
+    fresh_facts,
+    last,
+    unchanged,
+    write_chain,
+)
 from forgery import forged_arrays, seal_file, with_array
+from full_disk import FullDisk
 from over import over
 from sparsegroup.checkpoint import CheckpointError, Checkpoints
 from sparsegroup.checkpoint.manifest import CHECKPOINT
@@ -177,18 +194,13 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
         f"the file {name!r}": lambda content, name=name: rename_file(content, name)
         for name in ("../../x", "/dev/zero", "a\0b", "", ".")
     },
-    "no files": lambda content: content.update(files={}),
     "no state": lambda content: content["files"].pop(STATE),
-    "no tables": lambda content: content.update(tables={}),
     "a table without a file": lambda content: content["files"].pop(TABLE),
     "another table": lambda content: content["tables"][TABLE].__setitem__(0, "others"),
     "a table twice": lambda content: content["tables"][TABLE].__setitem__(0, "deep.of/items.0"),
-    "another dim": of_table(dim=4),
     "another dtype": of_table(dtype="float64"),
-    "another seed": of_table(seed=1),
     "other parts": of_table(parts={"a": 0.0, "b": 0.0, "c": 0.0}),
     "parts of words": of_table(parts={"u": "x", "exp_avg": 0.0, "exp_avg_sq": 0.0}),
-    "infinite parts": of_table(parts={"u": float("inf"), "exp_avg": 0.0, "exp_avg_sq": 0.0}),
     "many rows": of_table(rows=1 << 60),
     "many rows written": of_table(written=1 << 31),
     "fewer keys seen than rows": of_table(seen=1),
@@ -296,3 +308,41 @@ def test_changes_that_change_one_another(folder: Path, victim: Training) -> None
     for path in Checkpoints(folder).paths():
         with unchanged(victim), pytest.raises(CheckpointError, match=path.name):
             victim.load(path)
+
+
+@over("whole", [False, True])
+def test_full_at_every_operation(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """The training is unchanged by a save that fails, and the next one writes what this one has not."""
+    training, disk = clicks(), FullDisk(monkeypatch)
+    checkpoints = Checkpoints(tmp_path_factory.mktemp("disk") / "checkpoints", keep=1)
+    training.step()
+    first = checkpoints.save(1, training.model, training.optimizers)
+    expected = bits(training.facts())
+    training.step()
+    now = bits(training.facts())
+    for allowed in range(100):
+        disk.left = allowed
+        error = None
+        try:
+            with unchanged(training):
+                saved = checkpoints.save(2, training.model, training.optimizers, whole=whole)
+        except OSError as raised:
+            error = raised
+        disk.left = float("inf")
+        if error is None:
+            break
+        assert error.errno == errno.ENOSPC
+        assert str(error.filename).startswith(str(checkpoints.folder))
+        if checkpoints.paths() != [first]:  # full when all was written
+            assert fresh_facts(checkpoints.folder / "step-000000000002") == now
+            saved = checkpoints.save(3, training.model, training.optimizers)
+            break
+        assert checkpoints.latest() == first
+        assert not checkpoints.skipped
+        assert list(checkpoints.folder.iterdir()) == [first]
+        assert fresh_facts(first) == expected
+    assert allowed > 10
+    assert fresh_facts(saved) == now
+    assert checkpoints.latest() == saved

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from forgery import write_sealed
-from sparsegroup import GroupAdam, HashEmbedding
+from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding
 from sparsegroup.checkpoint import Checkpoints, LoadResult, load_checkpoint, save_checkpoint
 from sparsegroup.checkpoint.manifest import CHECKPOINT, CheckpointManifest
 
@@ -59,11 +59,14 @@ class Training:
             optimizer.zero_grad()
         logits = self.model(keys)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, (keys % 2 == 0).to(logits.dtype))
-        loss.backward()  # type: ignore[no-untyped-call]
+        hessian = any(isinstance(optimizer, GroupAdaHessian) for optimizer in self.optimizers)
+        loss.backward(create_graph=hessian)  # type: ignore[no-untyped-call]
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        if self.scheduler is not None:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(loss.detach())
+        elif self.scheduler is not None:
             self.scheduler.step()
         return keys
 

@@ -15,7 +15,6 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: float = float("inf")
-        self.done = 0
         for name in ("write", "sync", "rename"):
             self._wrap(monkeypatch, folder, name)
         self._wrap(monkeypatch, tensor_file, "save_file")
@@ -28,7 +27,6 @@ class FullDisk:
                 paths = [argument for argument in arguments if isinstance(argument, Path)]
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths[0] if paths else arguments[0].name))
             self.left -= 1
-            self.done += 1
             return real(*arguments)
 
         monkeypatch.setattr(module, name, wrapped)
