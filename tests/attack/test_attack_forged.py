@@ -1,4 +1,7 @@
-"""Whatever stands in a file, right checksums included: it is read as what it says, or refused with the file's name."""
+"""Whatever stands in a file, right checksums included: it is read as what it says, or refused with the file's name.
+
+No process ends of it.
+"""
 
 import json
 import random
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 from attack_driver import attack
 from attack_targets import TARGETS, Target
+from damaged_logs import FORMATS
 from safetensors.numpy import load_file
 
 from command import Run
@@ -30,13 +34,15 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of a proce
 
 
 @on_linux
-def test_some_forged_files(folders: Path) -> None:
+def test_some_forged_files_and_damaged_logs(folders: Path) -> None:
     counts = {kind: len(Target(folders, kind).forgeries) for kind in TARGETS}
     jobs = [(kind, at) for kind, count in counts.items() for at in random.Random(0).sample(range(count), 3)]
-    outcomes = attack(folders, jobs)
-    assert {one.counts.total() for one in outcomes.values()} == {3}
+    logs = [(name, number) for name in FORMATS for number in range(4)]
+    outcomes = attack(folders, jobs + logs)
     assert not (failures := [failure for one in outcomes.values() for failure in one.failures]), "\n".join(failures)
-    assert sum(one.counts["refused"] for one in outcomes.values()) > len(TARGETS)
+    assert outcomes.keys() == {*TARGETS, *FORMATS}
+    assert all(one.counts.total() == (3 if name in TARGETS else 4) for name, one in outcomes.items())
+    assert sum(outcomes[kind].counts["refused"] for kind in TARGETS) > len(TARGETS)
 
 
 @pytest.mark.slow

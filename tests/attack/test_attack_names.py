@@ -12,7 +12,6 @@ from originals import PATH, TINY, TUNE, Originals, contents
 
 from command import Run
 from sparsegroup.data import ClickLogError, open_log
-from sparsegroup.data.raw.files import short_name
 from sparsegroup.serving.opening import open_trained
 
 AT_ONCE, LONGEST, NO_UTF8 = "s3:[red]* ?'\"$x_{y}$\n%41:smile:", "n" * 255, os.fsdecode(b"a\xff\xfeb")
@@ -128,19 +127,6 @@ def test_the_home_folder_is_not_meant(ok: Run, tmp_path: Path) -> None:
     ok("synthesize", "~root.csv", "--rows", "200")
     assert (tmp_path / "~root.csv").is_file()
     assert len(open_log("~root.csv")) == 200
-
-
-def test_a_path_that_exists_is_no_uri_and_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = "label,c\n1,a\n0,b\n"
-    for path in ("s3://bucket/log.csv", "[a].csv", "a.csv", "x*/b.csv"):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text + "1,b\n" * (path == "a.csv"))
-    assert [len(open_log(path)) for path in ("s3://bucket/log.csv", "[a].csv", "x*", "x*/b.csv")] == [2, 2, 2, 2]
-    Path("[a].csv").unlink()
-    assert len(open_log("[a].csv")) == 3  # now it is a pattern
-    assert short_name("[a].csv") == tmp_path.name
-    assert (short_name("x*"), short_name("x*/b.csv")) == ("x*", "b")
 
 
 def test_of_a_folder_the_name_that_is_no_text_is_told(tmp_path: Path) -> None:
