@@ -19,12 +19,10 @@ from sparsegroup.serving.frozen import FrozenTable
 from sparsegroup.serving.inspection import inspect
 from sparsegroup.serving.rows import (
     BUCKET_CAPACITY,
-    FINGERPRINT_BITS,
     SCALES,
     Embeddings,
     bits_for,
     bucket_of,
-    buckets_in,
     difference,
     fields_in,
     load_embeddings,
@@ -242,16 +240,6 @@ def test_a_row_takes_at_most_twelve_bytes(dtype: Dtype, most: float, count: int,
     assert (tmp_path / "rows").stat().st_size <= most * count + 2_000
     state = FrozenTable(rows).state_dict()
     assert sum(tensor.nbytes for tensor in state.values()) <= (most + 0.5) * count + 20_000
-
-
-def test_bits_follow_the_rows_and_those_of_a_base_remain_while_there_is_room() -> None:
-    for count, expected in ((0, 0), (11, 0), (12, 1), (22, 1), (23, 2), (11_264, 10), (11_265, 11)):
-        bits = bits_for(random_keys(2 * count, fields=1)[:count])
-        assert bits[0] - FINGERPRINT_BITS == expected
-        assert buckets_in(bits) == (1 << expected) + 255
-    base = bits_for(random_keys(10_000, fields=1))
-    for count, fields, remain in ((3_000, 1, True), (16_384, 1, True), (16_385, 1, False), (16_000, 2, False)):
-        assert torch.equal(bits_for(random_keys(count, fields=fields), base), base) == remain
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

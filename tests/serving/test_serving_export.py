@@ -1,9 +1,7 @@
 """Exports and deltas: what is in them, what they weigh, and that a damaged one is never taken for whole."""
 
-import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,14 +64,12 @@ def test_an_export_holds_the_live_rows_and_opens_as_a_model(dtype: Any, tmp_path
             assert getattr(small, name) == getattr(manifest, name), name
 
 
-@pytest.mark.parametrize(("dtype", "vector", "formats"), [("int8", 8 + 1, ["onnx"]), ("bfloat16", 16, [])])
-def test_files_are_as_large_as_their_rows(dtype: Any, vector: int, formats: Any, tmp_path: Path) -> None:
+@over(("dtype", "vector"), [("int8", 8 + 1), ("bfloat16", 16)])
+def test_files_are_as_large_as_their_rows(dtype: Dtype, vector: int, tmp_path: Path) -> None:
     opened = opened_model("mlp", rows=50_000, dim=8, hidden=(4,))
-    manifest = export_trained(opened, tmp_path / "out", dtype, formats)
-    rows = manifest.live_rows * (vector + 8)
-    assert 1 <= manifest.files["embeddings.safetensors"].bytes / rows < 1.01
-    assert not formats or 1 <= manifest.files["model.onnx"].bytes / rows < 1.15
-    written = {name: (tmp_path / "out" / name).stat().st_size for name in manifest.files}
+    manifest = export_trained(opened, tmp_path / dtype, dtype)
+    assert 1 <= manifest.files["embeddings.safetensors"].bytes / (manifest.live_rows * (vector + 8)) < 1.01
+    written = {name: (tmp_path / dtype / name).stat().st_size for name in manifest.files}
     assert written == {name: file.bytes for name, file in manifest.files.items()}
 
 
@@ -90,7 +86,7 @@ def test_rows_that_a_format_rounds_to_zero_are_left_out_and_counted(tmp_path: Pa
 
 
 def test_the_same_model_gives_the_same_bytes_and_nothing_is_written_over_or_left_behind(tmp_path: Path) -> None:
-    out, mine = tmp_path / "out", tmp_path / "mine"
+    out = tmp_path / "out"
     out.mkdir()
     before = export_trained(opened_model(), out)  # an empty folder is free
     assert export_trained(opened_model(), tmp_path / "same") == before == read_export(out).manifest
@@ -105,15 +101,7 @@ def test_the_same_model_gives_the_same_bytes_and_nothing_is_written_over_or_left
     after = export_trained(opened_model(seed=1), out, overwrite=True)
     assert after == read_export(out).manifest
     assert after.id != before.id
-    mine.mkdir()
-    for folder, message in (
-        (mine, "holds no export that could be overwritten"),
-        (out, r"holds thesis\.txt, which is no part of an export"),
-    ):
-        (folder / "thesis.txt").write_text("all of it")
-        with pytest.raises(ExportError, match=message):
-            export_trained(opened_model(), folder, overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["int8", "mine", "out", "same"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["int8", "out", "same"]
 
 
 @over(("wrong", "name"), [(["onnx"], "onnx"), (["training"], "training"), (["export", "onnx"], "export")])
@@ -125,40 +113,6 @@ def test_a_probability_that_is_no_number_in_one_of_the_models_fails_the_self_tes
     batches = random_batches(torch.arange(4), LogSchema(("a", "b"), (), ()), 8)
     with pytest.raises(ExportError, match=f"^{name} gives a prediction that is no number"):
         compare(batches, {of: scorer(of) for of in dict.fromkeys([*wrong, "export"])}, torch.nn.Identity())
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 4
-    path.write_bytes(content)
-
-
-def edit(folder: Path, **values: object) -> None:
-    path = folder / MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-EMBEDDINGS, NETWORK, MANIFEST = "embeddings.safetensors", "network.safetensors", "manifest.json"
-DAMAGE: list[tuple[Callable[[Path], object], str]] = [
-    (lambda at: flip(at / EMBEDDINGS), rf"{EMBEDDINGS}: damaged \(its checksum is"),
-    (lambda at: flip(at / NETWORK), rf"{NETWORK}: damaged \(its checksum is"),
-    (lambda at: (at / EMBEDDINGS).write_bytes(b"12345"), rf"{EMBEDDINGS}: damaged \(5 bytes, 5,880 were written"),
-    (lambda at: (at / NETWORK).unlink(), f"{NETWORK}: missing"),
-    (lambda at: (at / MANIFEST).unlink(), f"{MANIFEST} is missing"),
-    (lambda at: (at / MANIFEST).write_text((at / MANIFEST).read_text()[:500]), f"{MANIFEST}: damaged"),
-    (lambda at: edit(at, live_rows=3), rf"{MANIFEST}: damaged \(its checksum"),
-    (lambda at: edit(at, format=99), rf"{MANIFEST}: damaged \(impossible format 99\)"),
-    (lambda at: edit(at, version=99), f"{MANIFEST}: written by a newer version .* update"),
-]
-
-
-def test_damage_is_found_and_named(tmp_path: Path) -> None:
-    export_trained(opened_model(), tmp_path / "whole")
-    for number, (damage, message) in enumerate(DAMAGE):
-        damaged = shutil.copytree(tmp_path / "whole", tmp_path / str(number))
-        damage(damaged)
-        with pytest.raises(ExportError, match=message):
-            read_export(damaged)
 
 
 # Exports of a limited size
@@ -190,6 +144,9 @@ def rows_of(opened: TrainedModel, count: int = 400) -> TestRows:
 def test_it_fits_keeps_the_largest_rows_and_is_the_best_candidate(settings: dict[str, Any], tmp_path: Path) -> None:
     opened = opened_model("mlp", rows=3_000, **settings)
     folder, norms, rows = tmp_path / "-".join(settings), norms_of(opened), rows_of(opened)
+    with pytest.raises(ExportError, match="has 1 test rows; a choice by `bytes` needs two"):
+        export_within(opened, folder, 10**6, rows_of(opened, 1))
+    assert not folder.exists()
     whole = export_within(opened, folder / "whole", 10**9, rows)
     assert whole.live_rows == len(norms)
     for more in (12_000, 30_000):
@@ -203,15 +160,6 @@ def test_it_fits_keeps_the_largest_rows_and_is_the_best_candidate(settings: dict
         assert all(one.rows == len(norms) or one.bytes > 0.97 * limit for one in manifest.candidates)
         kept = norms_of(open_trained(out))
         torch.testing.assert_close(kept, norms[: len(kept)], rtol=0.1, atol=0.02)
-
-
-def test_a_limit_below_the_network_is_refused_with_the_least_size(tmp_path: Path) -> None:
-    opened = opened_model("mlp")
-    with pytest.raises(ExportError, match=r"`bytes`: 1\.0 kB are too few: the network and the files without a row"):
-        export_within(opened, tmp_path / "out", 1_000, rows_of(opened))
-    with pytest.raises(ExportError, match="has 1 test rows; a choice by `bytes` needs two"):
-        export_within(opened, tmp_path / "out", 10**6, rows_of(opened, 1))
-    assert not list(tmp_path.iterdir())
 
 
 # Deltas: all of them lead to the export made at once, in their order only

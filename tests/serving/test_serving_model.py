@@ -4,13 +4,17 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from onnxruntime.quantization import quantize_dynamic
+from torch.export import ExportedProgram
 
 from over import over
 from serving_cases import batch_of, opened_model, random_keys, rounded, serving, sizes_of
@@ -23,13 +27,17 @@ from sparsegroup.serving.rows import Embeddings, bits_for
 from sparsegroup.serving.tracing import load_program, save_program
 from sparsegroup.settings.names import ModelName
 
-CASES: list[tuple[str, bool, bool, str, str, dict[str, Any]]] = [  # network, lists, numbers, formats, settings
-    ("deepfm", True, True, "int8", "full", {"number_buckets": 5}),  # which is also FM
-    ("opnn", False, True, "float16", "full", {"standardize": True}),
-    ("dcn", True, True, "bfloat16", "full", {"attention": {"words": "hour"}, "number_buckets": 3, "standardize": True}),
-    ("mlp", True, False, "int4", "fingerprints", {"dims": {"user": 2, "tags": 3}, "fallback": True}),
-    ("xdeepfm", True, True, "float32", "full", {"fallback": True}),
-]
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # network: formats of vectors and keys, settings
+    "deepfm": ("int8", "full", {"lists": True, "numbers": True, "number_buckets": 5}),  # which is also FM
+    "opnn": ("float16", "full", {"numbers": True, "standardize": True, "hidden": [16]}),
+    "dcn": (
+        "bfloat16",
+        "full",
+        {"lists": True, "numbers": True, "attention": {"words": "hour"}, "number_buckets": 3, "standardize": True},
+    ),
+    "mlp": ("int4", "fingerprints", {"lists": True, "dims": {"user": 2, "tags": 3}, "fallback": True}),
+    "xdeepfm": ("float32", "full", {"lists": True, "numbers": True, "fallback": True}),
+}
 EXTREMES = torch.tensor([[math.nan, 1.0], [1e5, -3.0], [math.inf, -math.inf], [1e30, -1e30], [0.0, math.nan]])
 """Numbers of a log that standardizing makes finite."""
 
@@ -51,65 +59,131 @@ def test_it_gives_what_the_trained_model_gives_and_leaves_that_as_it_is(name: st
     assert torch.allclose(model(*model.arguments(batch)), trained(opened, batch), rtol=0, atol=1e-6)
 
 
-def saved(model: ServingModel, path: Path) -> bytes:
-    outputs = model.model.objective.output_names
-    save_onnx(model.trace(), path, model.inputs, outputs, metadata=model.metadata())
-    return path.read_bytes()
+class Exported(NamedTuple):
+    """A model that has the vectors of the export's format, what serves it, and that as a program and in ONNX."""
+
+    opened: TrainedModel
+    model: ServingModel
+    program: ExportedProgram
+    path: Path
+
+    def assert_near(self, found: Any, expected: torch.Tensor) -> None:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize(("name", "lists", "numbers", "dtype", "keys", "settings"), CASES)
-def test_onnx_and_program_give_the_same_for_any_batch_and_any_rows(
-    name: str, lists: bool, numbers: bool, dtype: str, keys: str, settings: dict[str, Any], tmp_path: Path
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+    """A case, exported once for all tests."""
+
+    @cache
+    def of(name: str) -> Exported:
+        dtype, keys, settings = CASES[name]
+        opened = opened_model(name, **settings)
+        model, path = serving(opened, dtype, keys), tmp_path_factory.mktemp(name) / "model.onnx"
+        program = model.trace()
+        save_onnx(program, path, model.inputs, metadata=model.metadata() | {"export": "abc"})
+        rounded(opened.model, dtype)
+        return Exported(opened, model, program, path)
+
+    return of
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_onnx_and_program_give_what_the_model_gives_for_any_batch(
+    name: str, exported: Callable[[str], Exported]
 ) -> None:
-    opened = opened_model(name, lists=lists, numbers=numbers, **settings)
-    model, path = serving(opened, dtype, keys), tmp_path / "model.onnx"
-    traced = model.trace()
-    save_onnx(traced, path, model.inputs, metadata=model.metadata() | {"export": "abc"})
-    runs, programs = OnnxModel(path), []
+    of = exported(name)
+    runs, programs = OnnxModel(of.path), []
     if name == "dcn":  # ONNX is made of the program
-        save_program(traced, tmp_path / "model.pt2")
-        programs.append(load_program(tmp_path / "model.pt2"))
-    rounded(opened.model, dtype)
-    tolerance = 5e-6 if settings else 1e-6
-    for size in (1, 2, 37) if lists else (0, 1, 2, 37):
-        batch = batch_of(opened, size)
-        if settings.get("standardize"):
+        save_program(of.program, of.path.with_suffix(".pt2"))
+        programs.append(load_program(of.path.with_suffix(".pt2")))
+    for size in (1, 2, 37) if of.opened.columns.lists else (0, 1, 2, 37):
+        batch = batch_of(of.opened, size)
+        if "standardize" in CASES[name][2]:
             batch.numbers[:5] = EXTREMES[:size]
-        arguments = model.arguments(batch)
-        expected = trained(opened, batch) if keys == "full" else model(*arguments)
-        np.testing.assert_allclose(runs(arguments)[0], expected, rtol=0, atol=tolerance)
+        elif name == "xdeepfm":  # which has the numbers as they are
+            batch.numbers[:1, 0] = math.nan
+        arguments = of.model.arguments(batch)
+        expected = trained(of.opened, batch) if CASES[name][1] == "full" else of.model(*arguments)
+        assert expected.isfinite()[1:].all()
+        assert expected.isfinite()[:1].all() != (name == "xdeepfm")
+        of.assert_near(runs(arguments)[0], expected)
         for program in programs:
             assert torch.allclose(program(*arguments), expected, rtol=0, atol=1e-6)
-    check_graph(onnx.load(path), model)
+    check_graph(onnx.load(of.path), of.model)
     root = str(Path(__file__).parents[2]).encode()
-    assert not any(root in file.read_bytes() for file in tmp_path.iterdir())  # no paths of this machine
-    first, graph = path.read_bytes(), graph_of(path.read_bytes())
+    assert not any(root in file.read_bytes() for file in of.path.parent.iterdir())  # no paths of this machine
+
+
+def other_rows(name: str, rows: int) -> tuple[TrainedModel, ServingModel]:
+    """A model of a case with other rows, and what serves it."""
+    dtype, keys, settings = CASES[name]
+    other = opened_model(name, rows=rows, seed=5, **settings)
+    for fallback in [one for named, one in other.model.named_parameters() if named.endswith(".fallback")]:
+        fallback.data.normal_()
+    return other, serving(other, dtype, keys)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_rows_go_into_a_file_without_tracing(
+    name: str, exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    of, path = exported(name), tmp_path / "model.onnx"
+    first, graph = of.path.read_bytes(), graph_of(of.path.read_bytes())
     assert len(graph) < 130_000
-    for rows in (0, 3_000):  # without tracing
-        other = opened_model(name, lists=lists, numbers=numbers, rows=rows, seed=5, **settings)
-        for fallback in [one for named, one in other.model.named_parameters() if named.endswith(".fallback")]:
-            fallback.data.normal_()
-        served, batch = serving(other, dtype, keys), batch_of(other if rows else opened, 100)
-        expected = served(*served.arguments(batch))
-        for template in (first, graph):
-            made = with_rows(template, served)
-            assert made is not None
-            path.write_bytes(made)
-            np.testing.assert_allclose(OnnxModel(path)(served.arguments(batch))[0], expected, rtol=0, atol=tolerance)
+    for rows in (0, 3_000):
+        other, served = other_rows(name, rows)
+        arguments = served.arguments(batch_of(other if rows else of.opened, 100))
+        expected = served(*arguments)
+        made = with_rows(graph, served)
+        assert made == with_rows(first, served)
+        path.write_bytes(made)
+        of.assert_near(OnnxModel(path)(arguments)[0], expected)
         session = session_for(graph, served)  # as a server does
         assert session is not None
-        given = {each: one.numpy() for each, one in zip(served.inputs, served.arguments(batch), strict=True)}
-        np.testing.assert_allclose(session.run(None, given)[0], expected, rtol=0, atol=tolerance)
-    if name == "opnn":
-        onnx.checker.check_model(path, full_check=True)
-        again, fresh = onnx.load_from_string(made), onnx.load_from_string(saved(served, path))
-        assert again.graph.node == fresh.graph.node
-        assert {entry.key: entry.value for entry in again.metadata_props} == served.metadata()
-        tensors = [
-            {each.name: (each.dims, each.data_type, onnx.numpy_helper.to_array(each).tobytes()) for each in one}
-            for one in (again.graph.initializer, fresh.graph.initializer)
-        ]
-        assert tensors[0] == tensors[1]
+        given = {each: one.numpy() for each, one in zip(served.inputs, arguments, strict=True)}
+        of.assert_near(session.run(None, given)[0], expected)
+
+
+def test_a_file_with_other_rows_is_that_of_a_new_export_which_runs_elsewhere_with_its_large_weights(
+    exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    of, (other, served) = exported("opnn"), other_rows("opnn", 3_000)
+    new, moved = tmp_path / "new", tmp_path / "moved"
+    new.mkdir()
+    save_onnx(served.trace(), new / "model.onnx", served.inputs, metadata=served.metadata(), external_bytes=1)
+    new.rename(moved)
+    assert (moved / "model.onnx.data").stat().st_size > served.model.embedding.vectors.nbytes  # type: ignore[union-attr,operator]
+    arguments = served.arguments(batch_of(other, 16))
+    of.assert_near(OnnxModel(moved / "model.onnx")(arguments)[0], served(*arguments))
+    content = with_rows(of.path.read_bytes(), served)
+    assert content is not None
+    (tmp_path / "made.onnx").write_bytes(content)
+    onnx.checker.check_model(tmp_path / "made.onnx", full_check=True)
+    made, fresh = onnx.load(tmp_path / "made.onnx"), onnx.load(moved / "model.onnx")
+    assert made.graph.node == fresh.graph.node
+    assert {entry.key: entry.value for entry in made.metadata_props} == served.metadata()
+    tensors = [
+        {each.name: (each.dims, each.data_type, onnx.numpy_helper.to_array(each).tobytes()) for each in one}
+        for one in (made.graph.initializer, fresh.graph.initializer)
+    ]
+    assert tensors[0] == tensors[1]
+    large, serves_it = other_rows("opnn", 200_000)
+    size = len(with_rows(content, serves_it)) / large.model.embedding.num_live
+    assert 16 < size < 1.15 * 16, "a key of 8 bytes and 4 numbers of 2"
+
+
+def test_a_quantized_network_looks_up_the_same_rows(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    """A rounded factor of a product of matrices in the lookup would be another row."""
+    of = exported("xdeepfm")  # with all kinds of products
+    graph = onnx.load(of.path).graph
+    of_the_lookup = [node for node in graph.node if any("embedding" in value for value in node.input)]
+    assert of_the_lookup
+    assert not {"MatMul", "Gemm"} & {node.op_type for node in of_the_lookup}
+    quantize_dynamic(of.path, tmp_path / "small.onnx", op_types_to_quantize=["MatMul"])
+    arguments = of.model.arguments(batch_of(of.opened, 200))
+    exact, small = (OnnxModel(file)(arguments)[0] for file in (of.path, tmp_path / "small.onnx"))
+    assert 0 < np.abs(exact - small).max() < 0.1
 
 
 def check_graph(model: onnx.ModelProto, served: ServingModel) -> None:
@@ -130,18 +204,19 @@ def check_graph(model: onnx.ModelProto, served: ServingModel) -> None:
     assert (about["hash"], about["export"]) == ("xxh3_64", "abc")
 
 
-def test_other_operators_are_noticed(tmp_path: Path) -> None:
-    first = saved(serving(opened_model()), tmp_path / "first.onnx")
+def test_other_operators_are_noticed(exported: Callable[[str], Exported]) -> None:
+    first, like = exported("opnn").path.read_bytes(), CASES["opnn"][2]
+    assert with_rows(first, serving(opened_model("opnn", **like), "float16")) is not None
     others = {
-        "network": serving(opened_model("mlp")),
-        "width": serving(opened_model(hidden=[8])),
-        "vectors": serving(opened_model(dim=5)),
-        "format": serving(opened_model(), "int8"),
-        "keys": serving(opened_model(), "float32", "fingerprints"),
-        "tables": serving(opened_model(dims={"user": 2})),
-        "fallback": serving(opened_model(fallback=True)),
-        "lists": serving(opened_model(lists=True)),
-        "numbers": serving(opened_model(numbers=True)),
+        "network": serving(opened_model("mlp", **like), "float16"),
+        "width": serving(opened_model("opnn", **{**like, "hidden": [8]}), "float16"),
+        "vectors": serving(opened_model("opnn", dim=5, **like), "float16"),
+        "format": serving(opened_model("opnn", **like), "int8"),
+        "keys": serving(opened_model("opnn", **like), "float16", "fingerprints"),
+        "tables": serving(opened_model("opnn", dims={"user": 2}, **like), "float16"),
+        "fallback": serving(opened_model("opnn", fallback=True, **like), "float16"),
+        "lists": serving(opened_model("opnn", lists=True, **like), "float16"),
+        "numbers": serving(opened_model("opnn"), "float16"),
     }
     assert {name: with_rows(first, other) for name, other in others.items()} == dict.fromkeys(others)
 
@@ -165,20 +240,6 @@ def test_the_operators_of_hashed_keys_do_not_depend_on_their_number_and_crowded_
     items = list(table.items(7))
     assert torch.equal(torch.cat([keys for keys, _ in items]), dense)
     assert torch.equal(torch.cat([vectors for _, vectors in items]), table(dense))
-
-
-def test_onnx_runs_elsewhere_with_large_weights_beside_the_file(tmp_path: Path) -> None:
-    opened = opened_model(numbers=True)
-    model, batch = serving(opened), batch_of(opened, 16)
-    save_onnx(model.trace(), tmp_path / "model.onnx", model.inputs, metadata={}, external_bytes=1)
-    data = tmp_path / "model.onnx.data"
-    assert data.stat().st_size > model.model.embedding.vectors.nbytes  # type: ignore[union-attr,operator]
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    for path in (tmp_path / "model.onnx", data):
-        path.rename(moved / path.name)
-    (found,) = OnnxModel(moved / "model.onnx")(model.arguments(batch))
-    assert np.abs(found - trained(opened, batch).numpy()).max() <= 1e-6
 
 
 def test_missing_packages_and_damaged_files_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
