@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 
 from checkpoint_cases import LAMBDAS, Training, bits, clicks, unchanged
 from over import over
@@ -80,6 +80,25 @@ def test_another_training_is_refused(saved: Path, other: Callable[[], Training],
     with pytest.raises(CheckpointError, match="exists already"):
         training.save(saved)
     assert {path: path.read_bytes() for path in saved.iterdir()} == before
+
+
+def test_the_second_optimizer_does_not_fit_and_the_first_stays_as_it_was(tmp_path: Path) -> None:
+    def make(second: int) -> Training:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        training = Training(
+            model, [Adam([model.weight]), Adam([model.bias, nn.Parameter(torch.zeros(second))][:second])]
+        )
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        for optimizer in training.optimizers:
+            optimizer.step()
+        return training
+
+    make(1).save(tmp_path / "one")
+    other = make(2)
+    with unchanged(other), pytest.raises(CheckpointError, match="the optimizer's state does not fit"):
+        other.load(tmp_path / "one")
 
 
 def test_a_load_hook_of_the_model_that_fails_leaves_nothing_changed(tmp_path: Path) -> None:
