@@ -109,4 +109,5 @@ def test_without_regularizer_it_is_the_base_optimizer(case: str, dtype: torch.dt
             their_path.append(b.detach().clone())
 
     assert (0.0 in rates) == (scheduler == "to 0 and back")
+    assert "u" not in ours.state[a]
     assert relative_error(torch.stack(our_path), torch.stack(their_path)) < TOLERANCE[dtype]
