@@ -41,8 +41,7 @@ def trained(name: str, dtype: torch.dtype, l21: float, steps: int, lowest_rate: 
     (group,) = optimizer.param_groups
     visited = []
     for t, g in enumerate(gradients()[:steps].to(dtype)):
-        # The Hessian is 1 for AdaHessian, and its gradient still fixed.
-        parameter.grad = g + (parameter - parameter.detach()) if member.second_order else g
+        parameter.grad = g
         cosine = (1 + math.cos(math.pi * (t % 250) / 249)) / 2
         group["lr"] = member.lr * (lowest_rate + (1 - lowest_rate) * cosine)
         optimizer.step()
@@ -51,7 +50,7 @@ def trained(name: str, dtype: torch.dtype, l21: float, steps: int, lowest_rate: 
     return torch.stack(visited)
 
 
-@over("name", ["sgd", "adagrad", "adam", "adahessian"])
+@over("name", ["sgd", "adagrad", "adam"])
 @over(
     ("dtype", "exact", "l21", "steps", "lowest_rate", "error"),
     [

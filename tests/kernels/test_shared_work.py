@@ -10,7 +10,7 @@ import torch
 
 from over import over
 from sparsegroup.kernels.cpu import jit, threads
-from sparsegroup.kernels.cpu.threads import Backoff, in_turns, set_num_threads
+from sparsegroup.kernels.cpu.threads import in_turns, set_num_threads
 from table_cases import threads as threads_of_torch
 
 PIECES = 500
@@ -72,19 +72,6 @@ def test_one_who_comes_late_does_nothing_and_one_at_work_is_waited_for():
     count(state, 8, np.zeros((2, 8), np.int64), early)
     assert not threads.is_settled(state)
     assert threads.was_shared(state)
-
-
-def test_what_does_not_pay_is_done_ever_more_seldom_until_it_pays():
-    backoff, done = Backoff(), []
-    for time in range(400):
-        if backoff.should_try():
-            done.append(time)
-            backoff.note(paid=False)
-    assert np.diff(done).tolist() == [2, 4, 8, 16, 32, 64, 64, 64, 64, 64]
-    while not backoff.should_try():
-        pass
-    backoff.note(paid=True)
-    assert all(backoff.should_try() for _ in range(9))
 
 
 def test_the_number_of_threads_is_torchs_unless_it_is_set(monkeypatch: pytest.MonkeyPatch):

@@ -48,8 +48,6 @@ SEED = step_seed(3)
 SHIFT = 2
 """Pages of a table have 2**SHIFT rows."""
 
-every_rule = over("rule", RULES)
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -299,18 +297,15 @@ def by_table(case: Case, alignment: int = 16) -> Parts:
 
 
 WAYS = (by_tensor, by_many, by_rows, by_runs, by_table)
-every_way = over("way", WAYS)
 
 
-def rules_and_ways(
-    of: Sequence[Rule], without: Callable[..., Parts] | None = None, by_each: Sequence[Rule] = (rules.ADAM,)
-) -> Callable[[Any], Any]:
-    """Some rules by each way, but for second inputs, which are not for runs; others as a tensor and as a table."""
+def rules_and_ways(of: Sequence[Rule], without: Callable[..., Parts] | None = None) -> Callable[[Any], Any]:
+    """Adam by each way, other rules as a tensor and as a table."""
     pairs = [
         (rule, way)
         for rule in of
-        for way in (WAYS if rule in by_each else (by_tensor, by_table))
-        if way is not without and not (rule.has_second_input and way is by_runs)
+        for way in (WAYS if rule is rules.ADAM else (by_tensor, by_table))
+        if way is not without
     ]
     return over(("rule", "way"), pairs)
 
@@ -367,15 +362,14 @@ def assert_step(case: Case, after: Parts, expected: eager.Block | None = None) -
         assert_same_bits(after.x[~touched], before.x[~touched], "x of groups without a gradient")
 
 
-def vast(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Zeros, which on the CPU take no memory until they are written; a test is skipped where a GPU has too little."""
-    assert dtype.itemsize == 2
+def vast(*shape: int) -> Tensor:
+    """Zeros in bfloat16, without memory on the CPU until they are written; skipped where a GPU has too little."""
     size = int(np.prod(shape)) * 2
     if DEVICE.type == "cpu":
-        return torch.from_numpy(np.zeros(shape, np.int16)).view(dtype)
+        return torch.from_numpy(np.zeros(shape, np.int16)).view(torch.bfloat16)
     if torch.cuda.mem_get_info()[0] < size + (1 << 30):
         pytest.skip(f"takes {size >> 30} GiB of the GPU's memory")
-    return torch.zeros(shape, dtype=dtype, device=DEVICE)
+    return torch.zeros(shape, dtype=torch.bfloat16, device=DEVICE)
 
 
 def with_float32_state(one: Case) -> Case:

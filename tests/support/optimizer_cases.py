@@ -16,7 +16,6 @@ from sparsegroup import GroupOptimizer
 ALL = tuple(member.optimizer for member in FAMILY.values())
 KINDS = tuple(FAMILY[name].optimizer for name in ("sgd", "adam", "ftrl", "adahessian"))
 """Optimizers without state, with two moments, with a σ at the start, and of second order: one of each kind."""
-FIRST_ORDER = tuple(cls for cls in ALL if not cls.rule.second_order)
 
 # torch says so on every `backward(create_graph=True)`, which AdaHessian needs; its `step()` breaks the cycle.
 ALLOW_CREATE_GRAPH = pytest.mark.filterwarnings(r"ignore:Using backward\(\) with create_graph=True:UserWarning")
