@@ -1,6 +1,5 @@
 """GroupAdaHessian: without λ it is AdaHessian as published; its random vectors, averages and the graph it frees."""
 
-import gc
 import math
 import weakref
 
@@ -197,7 +196,6 @@ def test_step_lets_go_of_the_graph(sparse):
         return weakref.ref(marker)
 
     marker = graph()
-    gc.collect()
     assert marker() is not None, "the gradient keeps its graph until the step"
     optimizer.step()
     assert marker() is None, "freed immediately, not by the garbage collector"
@@ -232,20 +230,6 @@ def test_a_linear_parameter_has_curvature_0_and_a_block_must_divide_the_row():
     with refused(optimizer, ValueError, r"spatial_average_block_size.* 3 .* 5"):
         optimizer.step()
     assert curved.grad.grad_fn is not None, "the gradients can still be used"
-
-
-def test_other_parameters_of_the_model_need_not_be_the_optimizers():
-    """Only the diagonal blocks of its own parameters are computed, with one more parameter in the same graph."""
-    x, other = parameter(4, 3), parameter(3, 4)
-    optimizer = GroupAdaHessian([x], generator=generator(0))
-    backward(optimizer, (x @ other).square().sum())
-    optimizer.step()
-    assert other.grad.grad_fn is not None
-    expected = 2 * (other @ other.t()).detach()  # the Hessian of each row of x
-    v = (2 * torch.randint(0, 2, (4, 3), generator=generator(0)) - 1).double()
-    diagonal = (v * (v @ expected)).abs().mean(1, keepdim=True).expand(4, 3)
-    torch.testing.assert_close(hessian_estimate(optimizer, x), diagonal)
-    other.grad = None
 
 
 @over("power", [0.5, 1.5])

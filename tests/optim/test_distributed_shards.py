@@ -80,14 +80,6 @@ def test_fsdp2_trains_as_one_process(ranks: Ranks, name, options):
         assert_same(found, alone)
 
 
-def test_state_in_bfloat16(ranks: Ranks):
-    options = {"lr": 0.05, "l21": 0.3, "state_dtype": torch.bfloat16}
-    alone = fsdp_training("GroupAdam", options)
-    for found in ranks.call(fsdp_training, "GroupAdam", options):
-        assert found["0.weight u"].dtype == found["0.weight exp_avg"].dtype == torch.bfloat16
-        torch.testing.assert_close(found["0.weight x"], alone["0.weight x"], rtol=0.05, atol=0.02)
-
-
 def placed(placements: list[Placement], gradient_placements: list[Placement], options: dict) -> dict[str, Tensor]:
     """Three steps of a 6 × 4 parameter whose gradient is laid out in a way of its own."""
     torch.manual_seed(3)

@@ -218,6 +218,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "adagrad with σ = 0": ("adagrad", {"eps": 0.0}),
     "adagrad with a start and decay": ("adagrad", {"initial_accumulator_value": 0.1, "lr_decay": 0.05}),
     "adam with σ = 0": ("adam", {"eps": 0.0}),
+    "adam with weight decay": ("adam", {"weight_decay": 0.1}),
     "adam with other betas": ("adam", {"betas": (0.0, 0.7)}),
     "amsgrad with σ = 0 and a short memory": ("amsgrad", {"eps": 0.0, "betas": (0.9, 0.8)}),
     "adahessian with σ = 0": ("adahessian", {"eps": 0.0}),

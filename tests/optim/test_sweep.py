@@ -50,12 +50,10 @@ def trained(build: Any = adam, **options: Any) -> tuple[HashEmbedding, GroupOpti
 
 CASES = [
     *(("adam", norm, penalty) for norm, penalty in zip(NORMS, PENALTIES, strict=True)),
-    ("adam", "s", "hard"),
     ("ftrl", "s_tilde", "lasso"),
-    ("adahessian", "s", "mcp"),
     ("rowwise_adagrad", "metric", "mcp"),
 ]
-"""Each norm, each penalty, and a rule of each kind: what a rule adds to a sweep is compiled for each rule."""
+"""Each norm, each penalty, and rules of two moments, with a σ at the start, and with a number for each row."""
 
 
 @over(("name", "norm", "penalty"), CASES)

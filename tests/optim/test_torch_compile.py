@@ -110,18 +110,6 @@ def test_tables_of_several_widths_compile_with_breaks() -> None:
     same(model, eager)
 
 
-def test_hooks_of_the_weight_are_called_and_gradients_add_up() -> None:
-    table, seen = HashEmbedding(DIM), []
-    forward = compiled(lambda keys: table(keys).sum(), fullgraph=True)
-    forward(torch.arange(3)).backward()
-    table.weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.grad))
-    forward(torch.arange(2, 5)).backward()
-    assert table.weight.grad is not None
-    assert len(seen) == 1
-    assert seen[0] is table.weight.grad
-    assert table.weight.grad.coalesce().values()[:, 0].tolist() == [1, 1, 2, 1, 1]
-
-
 def test_evaluation_no_grad_and_copies_insert_as_they_do_without() -> None:
     table = HashEmbedding(DIM)
     forward = compiled(table, fullgraph=True)
