@@ -19,7 +19,7 @@ from sparsegroup.models.layers import merged_moments
 from sparsegroup.models.number_encoder import LIMIT, bucket_edges, has_heavy_tails, log_unit
 from sparsegroup.serving import open_trained
 from sparsegroup.training import Trainer
-from sparsegroup.training.network_step import NetworkStep, has_compiler
+from sparsegroup.training.network_step import NetworkStep
 from sparsegroup.training.predictions import as_batch
 from sparsegroup.training.ranks import GlobalBatch
 
@@ -253,28 +253,6 @@ def test_the_hessian_goes_through() -> None:
     Trainer(table, network, optimizer).fit(stream)
     assert not torch.equal(network.encoder.embedding, before)
     assert network.encoder.count.tolist() == [64, 64]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
-@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
-@pytest.mark.whole
-def test_compiled_it_ends_with_the_same_statistics() -> None:
-    def trained(compile: bool) -> dict[str, Tensor]:
-        torch.manual_seed(0)
-        table, generator, network = HashEmbedding(3, seed=1), torch.Generator().manual_seed(2), with_numbers()
-        table.requires_grad_(False)
-        stream = []
-        for size in (16, 16, 16, 9):
-            keys = torch.randint(9, (size, 1), generator=generator)
-            numbers = torch.randn(size, 2, generator=generator)
-            stream.append((keys, numbers, torch.randint(2, (size,), generator=generator)))
-        Trainer(table, network, torch.optim.SGD(network.parameters(), lr=0.1), compile=compile).fit(stream)
-        return network.state_dict()
-
-    eager, compiled = trained(False), trained(True)
-    assert eager["encoder.count"].tolist() == [57, 57]  # the first batch is the sample
-    for name, value in eager.items():
-        assert torch.allclose(value, compiled[name], atol=1e-6), name
 
 
 def test_compiling_a_whole_network_leaves_the_first_batch_to_be_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:

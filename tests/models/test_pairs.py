@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsegroup import HashEmbedding
 from sparsegroup.data.synthetic import keys_of_values
-from sparsegroup.models import LR, PairKeys, WithPairs
-from sparsegroup.training.model import LookupModel
+from sparsegroup.models import PairKeys
 
 
 def all_combinations(count: int) -> torch.Tensor:
@@ -29,15 +27,6 @@ def test_each_combination_has_another_key_also_of_small_numbers_and_bits_are_eve
     assert len(PairKeys([(0, 1)], 2)(numbers)[:, 2].unique()) == 300**2
     ones = torch.stack([(found[:, 2] >> bit) & 1 for bit in range(56)]).double().mean(1)
     assert (ones - 0.5).abs().max() < 0.01  # six standard deviations of 90,000 fair bits
-
-
-def test_a_model_looks_the_pairs_up() -> None:
-    torch.manual_seed(0)
-    table, keys = HashEmbedding(1, field_bits=8), all_combinations(4)
-    model = LookupModel(table, WithPairs(PairKeys([(0, 1)], 2), LR(fields=3))).train()
-    model(keys)
-    assert table.num_rows == 4 + 4 + 16
-    assert {field: count.rows for field, count in table.field_counts().items()} == {0: 4, 1: 4, 2: 16}
 
 
 @pytest.mark.parametrize("first", [2, 127, 254])

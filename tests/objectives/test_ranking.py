@@ -1,4 +1,4 @@
-"""Ranking within groups: losses and metrics against double loops and scikit-learn, and training."""
+"""Ranking within groups: losses and metrics against double loops and scikit-learn."""
 
 import math
 from typing import Any
@@ -64,7 +64,7 @@ def test_losses_are_those_of_a_loop_over_pairs_and_gradients_their_differences(
     losses = objective.losses(scores, labels, groups)
     np.testing.assert_allclose(losses, slow_losses(objective, scores.numpy(), LABELS, GROUPS), rtol=1e-12)
     gradient, step = objective.gradient(scores, labels, groups), 1e-6
-    for row in range(0, ROWS, 7):  # so small a step changes no place
+    for row in range(0, ROWS, 17):  # so small a step changes no place
         up, down = scores.clone(), scores.clone()
         up[row] += step
         down[row] -= step
@@ -137,41 +137,6 @@ def test_metrics_are_means_over_groups_of_the_rows_that_count(objective: Pairwis
     assert math.isnan(measure(objective, np.ones(ROWS), SCORES, None, GROUPS).loss)
 
 
-class LevelOfGroups(FrameLog):
-    """Users of different levels, whose taste is common: `taste` `[30]` orders the films of each."""
-
-    def __init__(self, rows: int, seed: int) -> None:
-        draw = np.random.default_rng(seed)
-        self.users, self.films = draw.integers(rows // 20, size=rows), draw.integers(30, size=rows)
-        level, taste = draw.normal(0, 3, rows // 20), draw.normal(size=30)
-        labels = np.round(np.clip(4 + level[self.users] + taste[self.films] + draw.normal(0, 0.3, rows), 0, 9))
-        frame = {"user": [f"u{user}" for user in self.users], "film": [f"f{film}" for film in self.films]}
-        super().__init__(pl.DataFrame(frame), labels.astype(np.float32))
-
-
-@pytest.mark.parametrize("objective", ["pairwise", "lambdarank"])
-def test_training_learns_the_order_within_groups_and_batches_hold_whole_groups(objective: str) -> None:
-    log = LevelOfGroups(4_000, 0)
-    config = Config.of(objective=objective, group="user", batch_size=100, epochs=2).resolved_for(log)
-    model, optimizer = config.build(log)
-    plan, windows = config.training.plan(log.train_rows), list[PredictionWindow]()
-
-    class Windows(Callback):
-        def on_window(self, trainer: Trainer, window: PredictionWindow) -> None:
-            windows.append(window)
-
-    trainer = config.trainer(model, optimizer, plan, [Windows()])
-    trainer.fit_plan(plan, log)
-    groups = torch.cat([torch.from_numpy(window.groups()) for window in windows])[: log.train_rows]
-    assert int((groups[1:] != groups[:-1]).sum()) == len(groups.unique()) - 1  # in an epoch's order
-    first, last = (point.metrics for point in (trainer.history[0], trainer.history[-1]))
-    assert isinstance(first, RankMetrics)
-    assert isinstance(last, RankMetrics)
-    assert last.gauc > 0.9 > first.gauc
-    assert last.relative_loss < 0.4
-    assert not plan.recalibrate
-
-
 def test_a_resumed_window_has_its_groups() -> None:
     keys, states, groups = torch.from_numpy(DRAW.integers(5, size=(100, 2))), list[dict[str, Any]](), []
 
@@ -200,14 +165,6 @@ def test_a_resumed_window_has_its_groups() -> None:
 
 
 def test_what_does_not_go_with_a_group_is_named() -> None:
-    log = LevelOfGroups(100, 1)
-    for settings, words in (
-        ({"objective": "pairwise"}, "pairwise learns the order of rows within a group: give the field"),
-        ({"objective": "lambdarank", "group": "usr"}, "'usr' is not a field; did you mean 'user'"),
-        ({"objective": "squared", "group": "user"}, "squared learns each row alone: choose the"),
-    ):
-        with pytest.raises(SettingsError, match=words):
-            Config.of(**settings).build(log)
     letters = list("abcde" * 40)
     columns = {"a": letters, "tags": [["p", letter] for letter in letters], "n": np.arange(200) / 7}
     lists = FrameLog(pl.DataFrame(columns), [0.5] * 200)

@@ -8,7 +8,6 @@ import torch
 
 from sparsegroup.data import FrameLog
 from sparsegroup.objectives import LOGISTIC, Objective, Softmax
-from sparsegroup.settings.names import ModelName
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.training import Config, network_step
 from sparsegroup.training.baseline import LinearBaselines, baseline_for
@@ -86,24 +85,6 @@ def classes_of_values(rows: int = 3_000) -> tuple[FrameLog, np.ndarray]:
     labels = np.where(draw.random(rows) < 0.9, values % 3, draw.integers(3, size=rows))
     frame = pl.DataFrame({"value": [f"v{value}" for value in values], "noise": draw.normal(size=rows)})
     return FrameLog(frame, labels, classes=("low", "middle", "high")), values % 3
-
-
-@pytest.mark.parametrize("name", ["lr", "mlp", "xdeepfm"])
-def test_a_network_learns_which_class_a_value_has(name: ModelName) -> None:
-    log, best = classes_of_values()
-    config = Config.of(model=name, objective="softmax", l21=1e-3, optimizer="adagrad", lr=0.1, batch_size=64, epochs=3)
-    config = config.resolved_for(log)
-    assert config.training.classes == ("low", "middle", "high")
-    model, optimizer = config.build(log)
-    plan = config.training.plan(log.train_rows)
-    trainer = config.trainer(model, optimizer, plan)
-    (whole,) = log.batches(0, len(log), len(log))
-    assert (trainer.predict([whole]).argmax(1) == best).mean() < 0.99
-    trainer.fit_plan(plan, log)
-    found = trainer.predict([whole])
-    np.testing.assert_allclose(found.sum(1), 1)
-    assert (found.argmax(1) == best).mean() > 0.99
-    assert trainer.evaluate([whole]).normalized_entropy < 0.6
 
 
 def test_the_baseline_is_a_model_of_each_class_against_the_others() -> None:
