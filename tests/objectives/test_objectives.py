@@ -1,8 +1,5 @@
 """Objectives: their derivatives, links and deviances against autograd and scikit-learn, and training with each."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import polars as pl
 import pytest
@@ -42,17 +39,6 @@ OBJECTIVES = [
 ]  # fmt: skip
 DRAW = np.random.default_rng(0)
 NUMBERS, WEIGHTS = DRAW.gamma(2.0, 3.0, 400), DRAW.random(400) + 0.1
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """As in training, where threads take micro-batches in turns."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def labels_for(objective: Objective) -> np.ndarray:
@@ -155,8 +141,7 @@ def test_parts_of_a_batch_and_compiled_passes_have_the_gradients_of_the_whole(
             torch.randn(64, 3, 4, requires_grad=True),
         )
         step = NetworkStep(network, objective=objective, compile=compiles)
-        with one_torch_thread():
-            logits, loss = step.backward(vectors, None, GlobalBatch(batch, 64))
+        logits, loss = step.backward(vectors, None, GlobalBatch(batch, 64))
         found.append([logits, loss, vectors.grad, *(parameter.grad for parameter in network.parameters())])
         compiled.append(step._compiled_passes is not None and step._compiles)
     assert compiled == [False, False, has_compiler()]

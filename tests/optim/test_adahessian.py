@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer, lr_scheduler
 
-from fixed_gradients import relative_error
+from fixed_gradients import relative_error, rests_at_0
 from optimizer_cases import (
     ALLOW_CREATE_GRAPH,
     Hold,
@@ -77,10 +77,6 @@ def fixed_quadratic(parameters: list[Tensor], g: Tensor, H: Tensor) -> list[Tens
     moved = x - x.detach()
     # Not `backward(create_graph=True)`, which warns that it leaves a reference cycle behind.
     return list(torch.autograd.grad(g @ moved + moved @ H @ moved / 2, parameters, create_graph=True))
-
-
-def rests_at_0(epoch: int) -> float:
-    return max(0.0, abs(epoch % 60 - 30) / 30 - 0.1)
 
 
 def test_without_regularizer_it_is_adahessian_as_published() -> None:

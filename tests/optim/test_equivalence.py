@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer, RMSprop, SparseAdam, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from fixed_gradients import relative_error
+from fixed_gradients import relative_error, rests_at_0
 from over import over
 from rmsprop import GroupRMSprop
 from sparsegroup import GroupAdagrad, GroupAdam, GroupAMSGrad, GroupMomentum, GroupSGD
@@ -46,10 +46,6 @@ def one_cycle(optimizer: Optimizer) -> LRScheduler:
     defaults = optimizer.defaults
     cycles = "betas" in defaults or bool(defaults.get("momentum"))
     return lr_scheduler.OneCycleLR(optimizer, max_lr=defaults["lr"], total_steps=STEPS, cycle_momentum=cycles)
-
-
-def rests_at_0(epoch: int) -> float:
-    return max(0.0, abs(epoch % 60 - 30) / 30 - 0.1)
 
 
 SCHEDULERS: Mapping[str, Callable[[Optimizer], LRScheduler]] = {

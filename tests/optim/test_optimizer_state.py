@@ -1,7 +1,6 @@
 """State: saving, loading, resuming, copying; states of torch.optim; what is refused."""
 
 import copy
-import io
 import pickle
 from functools import partial
 from typing import Any
@@ -32,17 +31,11 @@ from sparsegroup import (
     GroupMomentum,
     GroupSGD,
 )
+from table_cases import through_a_file
 
 pytestmark = ALLOW_CREATE_GRAPH
 REGULARIZED = {"l1": 0.01, "l21": 0.02, "l2": 0.01}
 BATCHES = [[0, 1, 1], [4, 2], [0, 4], [], [3, 0], [1, 2, 3], [2], [0, 1, 2, 3, 4]]
-
-
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @over("cls", KINDS)

@@ -1,6 +1,5 @@
 """The shapes of the group threshold: what each closed form minimizes; penalties as objects."""
 
-import io
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from over import over
 from sparsegroup import MCP, GroupAdam, GroupMomentum, Penalty
 from sparsegroup.penalties import Hard, Lasso, MetricNorm, Norm
 from sparsegroup.training import Config
+from table_cases import through_a_file
 
 SIZE = 3
 TAU_PER_L21 = math.sqrt(SIZE)
@@ -109,10 +109,7 @@ def test_a_name_belongs_to_one_penalty() -> None:
 def test_a_state_dict_and_a_config_hold_plain_values_and_bring_the_penalty_back(penalty: Any) -> None:
     optimizer = GroupAdam([parameter(4, 3)], l21=0.5, penalty=penalty, norm=MetricNorm())
     train(optimizer, 3)
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
+    loaded = through_a_file(optimizer.state_dict())
     other = GroupAdam([parameter(4, 3)])
     other.load_state_dict(loaded)
     group = other.param_groups[0]
