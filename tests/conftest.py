@@ -49,9 +49,9 @@ WHOLE = {"run", "ranks", "four_ranks", "driver", "originals", "folders"}
 LONG = (
     *("bfloat16", "gpu_kernels", "table_equivalence", "serving_model", "compiled_step", "objective_option"),
     *("module_export", "multi_task", "kill", "experiments", "sharded_command", "tutorial", "cli", "sharded_trainer"),
-    *("network_step", "model", "sharded_checkpoints", "damage", "trials", "epoch_resume", "estimator_checks"),
+    *("network_step", "model", "sharded_checkpoints", "damage", "trials", "epoch_resume", "estimator_tools"),
     *("continuous_page", "follow_command", "serve_command", "publisher_kills", "message_sources", "joined_source"),
-    *("sharded_training", "autograd", "resume_kinds", "gpu_optimizer", "cli_size", "estimator", "cli_columns"),
+    *("sharded_training", "autograd", "interrupted_runs", "gpu_optimizer", "cli_size", "estimator", "cli_columns"),
 )
 """Files of tests that take the most seconds: they begin first, so that no worker is left with one at the end.
 

@@ -4,14 +4,13 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import textwrap
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-
-from sparsegroup.cli import main
 
 WORLD = 2
 PATIENCE = 300  # seconds, on a machine that does much else
@@ -47,21 +44,6 @@ def in_a_new_process(script: str) -> None:
     process.kill()
     process.join()
     assert not error, error
-
-
-def begun(folder: Path, *arguments: object) -> ForkServerProcess:
-    """A process of `forking` in which `sparsegroup` runs, in a folder; it prints into `stdout` and `stderr` there."""
-    process = forking().Process(target=_command, args=(folder, list(map(str, arguments))))
-    process.start()
-    return process
-
-
-def _command(folder: Path, arguments: list[str]) -> None:
-    os.chdir(folder)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-    sys.argv = ["sparsegroup", *arguments]
-    main()
 
 
 def _execute(script: str, pipe: Connection) -> None:

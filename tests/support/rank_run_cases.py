@@ -18,7 +18,7 @@ from sparsegroup.models.attention import Dice
 from sparsegroup.training import Config, Session, Trainer
 from sparsegroup.training.ranks import RankGroup
 
-ROWS, BATCH, EPOCHS = 800, 61, 2
+ROWS, EPOCHS = 800, 2
 STEPS = 11
 """Of an epoch: the first nine tenths are trained on, but for a tenth of them."""
 
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     "target_rate": 0.3,
     "lr": 0.1,
     "network_lr": 0.03,
-    "batch_size": BATCH,
+    "batch_size": 61,
     "windows": 7,
     "epochs": EPOCHS,
     "validation": 0.1,
@@ -97,15 +97,8 @@ PLACES: dict[str, tuple[Any, str, bool]] = {
     "save": (save, "_written_tables", True),
     "checkpoint": (Session, "checkpoint", True),
     "validation": (Trainer, "predictions", False),
-    "best": (Session, "restore", True),
 }
-"""Place → the function in whose calls it is, and whether it is at their end."""
-
-
-def cut(patch: pytest.MonkeyPatch, place: str, at: int) -> None:
-    """Let the at-th call of a function be the last thing that a process does."""
-    owner, name, after = PLACES[place]
-    cut_off_at(patch, owner, name, at, after=after)
+"""Place → the function whose at-th call is the last thing that a process does, and whether it is at its end."""
 
 
 def cut_off(folder: Path, name: str, settings: dict[str, Any], cuts: list[tuple[str, int]]) -> None:
@@ -113,7 +106,8 @@ def cut_off(folder: Path, name: str, settings: dict[str, Any], cuts: list[tuple[
     for place, at in cuts:
         with pytest.MonkeyPatch.context() as patch:
             without_pictures(patch)
-            cut(patch, place, at)
+            owner, called, after = PLACES[place]
+            cut_off_at(patch, owner, called, at, after=after)
             session = begun_or_resumed(folder, name, settings)
             with pytest.raises(CutOffError):
                 session.train()
