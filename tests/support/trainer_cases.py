@@ -15,7 +15,7 @@ from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP, NumberEncoder, WithNumbers
 from sparsegroup.objectives import LOGISTIC, Objective, Softmax, Tasks
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training import Callback, Trainer
+from sparsegroup.training import Callback, HistoryPoint, Trainer
 from sparsegroup.training.baseline import BaselineCallback, baseline_for
 
 FIELDS, DIM, ROWS = 3, 4, 40
@@ -95,6 +95,16 @@ def own_batches(case: TrainerCase, ends: Sequence[int]) -> Iterator[Batch]:
             yield batch if ranks == 1 else part_of(case, batch, rank, ranks)
 
 
+class Points(Callback):
+    """Keeps the samples of the points that it gets."""
+
+    def __init__(self) -> None:
+        self.samples: list[int] = []
+
+    def on_point(self, trainer: Trainer, point: HistoryPoint) -> None:
+        self.samples.append(point.samples)
+
+
 def new_trainer(case: TrainerCase) -> Trainer:
     torch.manual_seed(3 + (dist.get_rank() if dist.is_initialized() else 0))  # networks are made equal by the trainer
     model: nn.Module = MLP(FIELDS + case.numbers, DIM, case.numbers, hidden=(8,), outputs=case.objective.outputs)
@@ -136,10 +146,11 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
 
 
 def trained(case: TrainerCase, ends: Sequence[int] = ALL_BATCHES) -> dict[str, Any]:
-    trainer = new_trainer(case)
+    trainer, points = new_trainer(case), Points()
+    trainer.callbacks.append(points)
     trainer.fit(own_batches(case, ends))
     metrics = trainer.evaluate(own_batches(case, ends))
-    return outcome(trainer) | {"auc": getattr(metrics, "auc", metrics.loss)}
+    return outcome(trainer) | {"auc": getattr(metrics, "auc", metrics.loss), "reported": points.samples}
 
 
 def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
@@ -159,18 +170,6 @@ def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
     assert compiled_for[0] == compiled_for[1]
     second.fit(left)
     return outcome(second) | {"auc": second.evaluate(own_batches(case, ALL_BATCHES)).auc, "own": 0}
-
-
-def reported(case: TrainerCase) -> tuple[list[int], list[int]]:
-    """Of two calls of `fit`: the samples of the points that a callback gets, and those of the history."""
-    trainer = new_trainer(case)
-    found: list[int] = []
-    points = Callback()
-    points.on_point = lambda trainer, point: found.append(point.samples)  # type: ignore[method-assign]
-    trainer.callbacks.append(points)
-    for _ in range(2):
-        trainer.fit(own_batches(case, ALL_BATCHES))
-    return found, [point.samples for point in trainer.history]
 
 
 def refused(case: TrainerCase) -> str:

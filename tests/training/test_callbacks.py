@@ -65,28 +65,6 @@ def trainer_with(*callbacks: Callback) -> Trainer:
     return Trainer(table, model, optimizer, window=20, callbacks=callbacks)
 
 
-def test_callbacks_are_notified_in_order_and_change_nothing_and_the_end_also_where_training_fails() -> None:
-    recorder, other = Recorder(), Recorder()
-    trainer = trainer_with(recorder, other)
-    points = trainer.fit(stream(), epochs=2)
-
-    def epoch(first: int) -> Iterator[tuple[str, int]]:
-        for step in range(1, 7):
-            yield "batch", 10
-            if step in (2, 4):
-                yield "point", first + 10 * step
-            yield "between", step
-        yield "point", first + 60  # after the validation, if there is any
-
-    assert recorder.calls == [("begin", 0), *epoch(0), ("between", 0), *epoch(60), ("end", 120)]
-    assert other.calls == recorder.calls
-    assert points == trainer_with().fit(stream(), epochs=2)
-    broken: list[Any] = [*stream(2), ("no tensors",)]
-    with pytest.raises(TypeError):
-        trainer.fit(broken)
-    assert recorder.calls[-1][0] == "end"
-
-
 class Evaluation(Callback):
     """Measures the model on other keys after each batch."""
 
@@ -98,48 +76,27 @@ class Evaluation(Callback):
         trainer.predict([(torch.randint(90, 99, (3, 2)), torch.randint(2, (3,)))])
 
 
-def test_a_training_whose_callback_predicts_in_between_learns_the_same() -> None:
-    plain, measured = trainer_with(), trainer_with(Evaluation())
-    points = plain.fit(stream(), epochs=2)
-    assert measured.fit(stream(), epochs=2) == points
-    assert measured.table.keys.tolist() == plain.table.keys.tolist()
+def test_callbacks_are_notified_in_order_and_change_nothing_and_the_end_also_where_training_fails() -> None:
+    """Also one that predicts in between changes nothing that is learnt."""
+    recorder = Recorder()
+    trainer, plain = trainer_with(Evaluation(), recorder), trainer_with()
+    points = trainer.fit(stream(), epochs=2)
 
+    def epoch(first: int) -> Iterator[tuple[str, int]]:
+        for step in range(1, 7):
+            yield "batch", 10
+            if step in (2, 4):
+                yield "point", first + 10 * step
+            yield "between", step
+        yield "point", first + 60  # after the validation, if there is any
 
-class Counter(Callback):
-    """Counts batches, also over a training that is resumed."""
-
-    batches = 0
-
-    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
-        self.batches += 1
-
-    def state_dict(self) -> int:
-        return self.batches
-
-    def load_state_dict(self, trainer: Trainer, states: Sequence[Any]) -> None:
-        if not all(isinstance(state, int) for state in states):
-            raise ValueError(f"a number is expected, got {states}")
-        self.batches = states[trainer.ranks.rank]
-
-
-def test_a_checkpoint_keeps_what_a_callback_asks_for() -> None:
-    first, second, late = Counter(), Counter(), Counter()
-    trainer = trainer_with(first)
-    trainer.fit(stream(4))
-    resumed = trainer_with(second)
-    resumed.load_state_dict(trainer.state_dict())
-    resumed.fit(stream(2))
-    assert (first.batches, second.batches) == (4, 6)
-    later = trainer_with()
-    later.load_state_dict(trainer.state_dict())
-    later.callbacks.append(late)  # as a session does
-    for batches in (6, 8):
-        later.fit(stream(2))
-        assert late.batches == batches
-    state = trainer.state_dict()
-    state["ranks"][0]["callbacks"]["Counter"] = "many"
-    with pytest.raises(ValueError, match=r"callbacks\.Counter: a number is expected"):
-        trainer_with(Counter()).load_state_dict(state)
+    assert recorder.calls == [("begin", 0), *epoch(0), ("between", 0), *epoch(60), ("end", 120)]
+    assert points == plain.fit(stream(), epochs=2)
+    assert trainer.table.keys.tolist() == plain.table.keys.tolist()
+    broken: list[Any] = [*stream(2), ("no tensors",)]
+    with pytest.raises(TypeError):
+        trainer.fit(broken)
+    assert recorder.calls[-1][0] == "end"
 
 
 def test_figures_that_are_not_defined_are_left_out() -> None:
@@ -248,28 +205,38 @@ def test_mlflow_gets_each_point_once_and_later_those_that_it_misses_while_it_is_
     assert [step for _, step, _ in expected] == [20, 40, 60, 80]
 
 
-def test_a_run_is_logged_with_settings_metrics_and_report(tmp_path: Path, ok: Run, mlflow: MLflowDouble) -> None:
-    log = click_log(tmp_path / "log.csv", 1_000)
-    options = ["--out", "run", "--mlflow", "clicks", "--lr", 0.05, "--set", "training.windows=3", *FAST]
-    ok("train", log, *options, "--checkpoint-steps", 4)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_is_logged_with_settings_metrics_and_report_and_resumed(
+    tmp_path: Path, ok: Run, mlflow: MLflowDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # TensorBoard reads its files by name, where the tenth of a process and second stands before the ninth
+    files = pytest.importorskip("tensorboard.summary.writer.event_file_writer", reason="tensorboard")
+    monkeypatch.setattr(files, "_global_uid", files.AtomicCounter(9))
+    log, folder = click_log(tmp_path / "log.csv", 1_000), tmp_path / "run"
+    options = ["--out", "run", "--lr", 0.05, "--set", "training.windows=3", *FAST, "--checkpoint-steps", 4]
+    ok("train", log, *options, "--mlflow", "clicks", "--tensorboard", "auto")
     (logged,) = mlflow.runs.values()
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    test = json.loads((folder / "summary.json").read_text())["test"]
     assert (logged["name"], logged["status"], mlflow.uri) == ("run", "FINISHED", None)
-    assert ("test/auc", 900, summary["test"]["auc"]) in logged["metrics"]
+    assert ("test/auc", 900, test["auc"]) in logged["metrics"]
     assert (logged["params"]["optimizer.lr"], logged["params"]["model.name"]) == ("0.05", "dcn")
     assert logged["artifacts"] == ["config.yaml", "summary.json", "report.html"]
     # Cut off behind its last point, it goes on with the same MLflow run from the checkpoint before.
     steps = mlflow.steps()
     assert steps == [300, 600, 900]
-    (tmp_path / "run" / "summary.json").unlink()
-    last = max((tmp_path / "run" / "checkpoints").iterdir())
-    for file in last.iterdir():
+    (folder / "summary.json").unlink()
+    for file in max((folder / "checkpoints").iterdir()).iterdir():
         file.unlink()
-    resumed = ok("train", "--resume", "run")
-    assert "resumed at row 800" in resumed.stderr
+    assert "resumed at row 800" in ok("train", "--resume", "run").stderr
     assert list(mlflow.runs) == ["run0"]
-    assert mlflow.steps() == steps
-    assert logged["status"] == "FINISHED"
+    assert (mlflow.steps(), logged["status"]) == (steps, "FINISHED")
+    events = events_of(folder / "tensorboard")
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert events["progressive/log_loss"] == [(one["samples"], pytest.approx(one["log_loss"])) for one in history]
+    assert events["test/auc"][-1] == (900, pytest.approx(test["auc"]))
+    ok("train", log, *options, "--overwrite", "--tensorboard", "events")
+    assert not (folder / "tensorboard").exists()
+    assert [path.name for path in (tmp_path / "events").iterdir()] == ["run"]
 
 
 def test_a_run_that_fails_is_marked_and_a_server_that_cannot_be_reached_is_an_error_at_once(
@@ -282,35 +249,6 @@ def test_a_run_that_fails_is_marked_and_a_server_that_cannot_be_reached_is_an_er
     done = run("train", log, "--mlflow", "http://nowhere:5000")
     assert done.returncode == 2
     assert "error: MLflow at http://nowhere:5000, experiment 'sparsegroup': no route to host" in done.stderr
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_run_writes_events_into_its_folder_and_resumes_them(
-    tmp_path: Path, ok: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # TensorBoard reads its files by name, where the tenth of a process and second stands before the ninth
-    files = pytest.importorskip("tensorboard.summary.writer.event_file_writer", reason="tensorboard")
-    monkeypatch.setattr(files, "_global_uid", files.AtomicCounter(9))
-    log = click_log(tmp_path / "log.csv", 1_000)
-    options = ["--lr", 0.05, "--set", "training.windows=3", *FAST, "--checkpoint-steps", 4]
-    ok("train", log, "--out", "run", "--tensorboard", "auto", *options)
-    folder = tmp_path / "run"
-    (folder / "summary.json").unlink()
-    for file in max((folder / "checkpoints").iterdir()).iterdir():
-        file.unlink()
-    ok("train", "--resume", "run")
-    logged = events_of(folder / "tensorboard")
-    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert logged["progressive/log_loss"] == [(one["samples"], pytest.approx(one["log_loss"])) for one in history]
-    test = json.loads((folder / "summary.json").read_text())["test"]
-    assert logged["test/auc"][-1] == (900, pytest.approx(test["auc"]))
-    ok("train", log, "--out", "run", "--overwrite", "--tensorboard", "auto", *options)
-    assert events_of(folder / "tensorboard")["progressive/log_loss"] == logged["progressive/log_loss"]
-    ok("train", log, "--out", "run", "--overwrite", *options)
-    assert not (folder / "tensorboard").exists()
-    for name in ("first", "second"):
-        ok("train", log, "--tensorboard", "events", "--out", name, *FAST)
-    assert {path.name for path in (tmp_path / "events").iterdir()} == {"first", "second"}
 
 
 def test_what_is_not_installed_is_said_before_anything_is_read(
@@ -329,5 +267,4 @@ def test_an_experiment_or_a_tracking_uri(tmp_path: Path, mlflow: MLflowDouble) -
     uris = {uri: ("sparsegroup", uri) for uri in ("http://here:5000", "file:runs", "databricks")}
     for given, expected in {"ads: June": ("ads: June", None), **uris}.items():
         (callback,) = tracking_callbacks(TrackingSettings(mlflow=given), tmp_path / "run")
-        assert isinstance(callback, MLflowCallback)
         assert (callback.experiment, callback.tracking_uri) == expected

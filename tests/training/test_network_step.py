@@ -20,6 +20,7 @@ from sparsegroup.training.network_step import NetworkStep, has_compiler, is_samp
 from sparsegroup.training.ranks import GlobalBatch
 
 BATCH, FIELDS, DIM, NUMBERS = 64, 3, 4, 2
+INPUTS = FIELDS * DIM + NUMBERS
 compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
 
@@ -46,14 +47,13 @@ def batch(seed: int = 0, samples: int = BATCH, *, weighted: bool = False) -> Bat
 
 
 def trained_on(step: NetworkStep, network: nn.Module, of: Batch, *, times: int = 1) -> list[Tensor | None]:
-    """Logits, loss, and the gradients of the table's rows and of the parameters."""
+    """Logits, loss, and the gradients of the table's rows and of the parameters, of some times the same step."""
     network.zero_grad()
     table = HashEmbedding(DIM, std=0.5, seed=1)
     for _ in range(times):
         logits, loss = step.backward(table(of.keys), of.numbers, GlobalBatch(of, len(of)))
     assert not logits.requires_grad
     assert not loss.requires_grad
-    assert table.weight.grad is not None
     return [logits, loss, table.weight.grad.coalesce().values(), *(one.grad for one in network.parameters())]
 
 
@@ -66,8 +66,8 @@ def same(one: list[Tensor | None], other: list[Tensor | None], **tolerance: floa
     )
 
 
-def made(kind: Callable[..., nn.Module] = DCN) -> nn.Module:
-    torch.manual_seed(1)
+def made(kind: Callable[..., nn.Module] = DCN, seed: int = 1) -> nn.Module:
+    torch.manual_seed(seed)
     return kind(FIELDS, DIM, NUMBERS)
 
 
@@ -101,12 +101,13 @@ def test_parts_give_what_the_whole_gives_and_bits_do_not_depend_on_threads(
 ) -> None:
     assert micro_batches(BATCH, sum(one.numel() for one in made(kind).parameters())) > 1
     network = made(kind)
-    whole, encoder = trained_on(step_of(network, whole=True), network, batch(weighted=True)), _encoder_of(network)
+    of = batch(weighted=True)
+    whole, encoder = trained_on(step_of(network, whole=True), network, of, times=2), _encoder_of(network)
     found = []
     for number in (1, 3):
         threads(number)
         network = made(kind)
-        found.append(trained_on(step_of(network, whole=False), network, batch(weighted=True)))
+        found.append(trained_on(step_of(network, whole=False), network, of, times=2))
     assert same(found[0], whole, atol=1e-6, rtol=1e-4)
     assert same(*found)
     assert all(map(torch.equal, encoder, _encoder_of(network)))  # it sees the batch as one
@@ -129,64 +130,27 @@ def test_one_part_has_the_bits_of_autograd(kind: Callable[..., nn.Module], monke
     assert same(found, expected)
 
 
-def test_gradients_add_up_until_they_are_set_to_none() -> None:
-    network = made(DCN)
-    step, of = NetworkStep(network), [batch(seed) for seed in range(4)]
-    alone = [trained_on(NetworkStep(network), network, one) for one in of]
-    network.zero_grad()
-    table = HashEmbedding(DIM, std=0.5, seed=1)
-    for first in (0, 2):
-        for one in of[first : first + 2]:
-            step.backward(table(one.keys), one.numbers, GlobalBatch(one, len(one)))
-        for found, a, b in zip(network.parameters(), alone[first][3:], alone[first + 1][3:], strict=True):
-            assert a is not None
-            assert b is not None
-            torch.testing.assert_close(found.grad, a + b)
-        network.zero_grad()
+CHANGES: dict[str, Callable[[MLP], object]] = {
+    "another layer": lambda network: network.hidden.__setitem__(1, nn.Identity()),
+    "one without bias": lambda network: network.hidden.__setitem__(
+        0, nn.Linear(FIELDS * DIM + NUMBERS, 64, bias=False)
+    ),
+    "another output": lambda network: setattr(network, "output", nn.Linear(16, 1)),
+    "other weights": lambda network: network.load_state_dict(made(MLP, seed=2).state_dict(), assign=True),
+    "a normalized output": lambda network: nn.utils.parametrizations.weight_norm(network.output),
+    "another forward": lambda network: setattr(network, "forward", lambda *of: 2 * MLP.forward(network, *of)),
+    "one layer more": lambda network: setattr(network, "extra", nn.Linear(2, 2)),
+}
 
 
-def other_layer(network: MLP) -> None:
-    network.hidden[1] = nn.Identity()
-
-
-def without_bias(network: MLP) -> None:
-    network.hidden[0] = nn.Linear(FIELDS * DIM + NUMBERS, 64, bias=False)
-
-
-def of_another_size(network: MLP) -> None:
-    network.output.weight.data, network.output.bias.data = torch.randn(2, 16), torch.randn(2)
-
-
-def another_output(network: MLP) -> None:
-    network.output = nn.Linear(16, 1)
-
-
-def assigned(network: MLP) -> None:
-    weights = {name: torch.randn_like(value) for name, value in network.state_dict().items()}
-    network.load_state_dict(weights, assign=True)
-
-
-def normalized(network: MLP) -> None:
-    torch.nn.utils.parametrizations.weight_norm(network.output)
-
-
-def patched(network: MLP) -> None:
-    network.forward = lambda *inputs: 2 * MLP.forward(network, *inputs)  # type: ignore[method-assign]
-
-
-def one_more(network: MLP) -> None:
-    network.extra = nn.Linear(2, 2)
-
-
-@pytest.mark.parametrize("change", [other_layer, without_bias, another_output, assigned, normalized, patched, one_more])
-def test_a_network_that_is_changed_is_trained_as_it_is(change: Callable[[MLP], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_network_that_is_changed_is_trained_as_it_is(change: str) -> None:
     of, vectors = batch(), torch.randn(BATCH, FIELDS, DIM)
     for before in (False, True):
         network = made(MLP)
-        assert isinstance(network, MLP)
         step = NetworkStep(network)
         step.backward(vectors, of.numbers, GlobalBatch(of, BATCH))
-        change(network)
+        CHANGES[change](network)
         step = NetworkStep(network) if before else step
         network.zero_grad()
         own = vectors.clone().requires_grad_()
@@ -199,11 +163,10 @@ def test_a_network_that_is_changed_is_trained_as_it_is(change: Callable[[MLP], N
 
 
 def test_a_weight_of_another_size_is_an_error() -> None:
-    network, of = made(MLP), batch()
-    assert isinstance(network, MLP)
-    step, vectors = NetworkStep(network), torch.randn(BATCH, FIELDS, DIM)
+    network, of, vectors = made(MLP), batch(), torch.randn(BATCH, FIELDS, DIM)
+    step = NetworkStep(network)
     step.backward(vectors, of.numbers, GlobalBatch(of, BATCH))
-    of_another_size(network)
+    network.output.weight.data, network.output.bias.data = torch.randn(2, 16), torch.randn(2)
     with pytest.raises(RuntimeError, match="size"):
         step.backward(vectors, of.numbers, GlobalBatch(of, BATCH))
 
@@ -266,45 +229,6 @@ def test_an_objective_that_cannot_be_compiled_is_learnt_all_the_same(monkeypatch
     monkeypatch.setattr(network_step, "residuals_of", lambda residual: None)
     found = trained_on(NetworkStep(network := made(MLP)), network, batch(weighted=True))
     assert same(found, expected, atol=1e-6, rtol=1e-4)
-
-
-class Twins(MLP):
-    """Two parameters of one sum, for whose gradients autograd gives the same tensor."""
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
-        self.one, self.other = (nn.Parameter(torch.zeros(1)) for _ in range(2))
-
-    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
-        return super().forward(embeddings, numbers) + (self.one + self.other)
-
-
-def test_gradients_are_tensors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, whoever clips the one would clip the other, too."""
-    monkeypatch.setattr(network_step, "is_samplewise", lambda network: True)
-    network = made(Twins)
-    assert isinstance(network, Twins)
-    of = batch()
-    logits, *_ = trained_on(NetworkStep(network), network, of)
-    assert logits is not None
-    assert network.one.grad is not None
-    assert network.other.grad is not None
-    expected = (logits.sigmoid() - of.labels).mean().view(1)
-    torch.testing.assert_close(network.one.grad, expected)
-    torch.testing.assert_close(network.other.grad, expected)
-    assert network.one.grad.data_ptr() != network.other.grad.data_ptr()
-
-
-def test_a_loss_that_is_not_finite_gives_no_gradients() -> None:
-    network = made()
-    assert isinstance(network, DCN)
-    nn.init.constant_(network.output.bias, torch.nan)
-    of = batch()
-    vectors = torch.randn(BATCH, FIELDS, DIM, requires_grad=True)
-    with pytest.raises(FloatingPointError, match="the loss of the next batch is nan"):
-        NetworkStep(network).backward(vectors, of.numbers, GlobalBatch(of, len(of)))
-    assert vectors.grad is None
-    assert all(parameter.grad is None for parameter in network.parameters())
 
 
 class Unknown(MLP):

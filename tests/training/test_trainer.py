@@ -1,16 +1,20 @@
-"""The trainer against a loop written out, on streams with weights, bags and plain tensors; and what it measures."""
+"""The trainer against a loop written out, on streams with weights, bags and plain tensors; what it measures; what it
+refuses: parameters that no optimizer has, labels other than 0 and 1."""
 
+import copy
 import re
+from collections.abc import Callable
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from over import over
 from plain_settings import plain
-from sparsegroup import GroupAdam, HashEmbedding
+from sparsegroup import FieldTables, GroupAdam, HashEmbedding
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import DCN, MLP
@@ -18,13 +22,21 @@ from sparsegroup.serving.frozen import FrozenTable, live_rows
 from sparsegroup.serving.frozen_model import frozen_copy
 from sparsegroup.settings.names import OptimizerName
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training import (
-    ClickModel,
-    Trainer,
-    evaluate,
-    prune_rows,
-)
+from sparsegroup.training import ClickModel, Trainer, evaluate, prune_rows
 from sparsegroup.training.predictions import logits_over
+
+KEYS = torch.arange(12).view(4, 3)
+LABELS = torch.tensor([0, 1, 1, 0])
+
+
+def parts() -> tuple[MLP, HashEmbedding]:
+    torch.manual_seed(0)
+    return MLP(fields=3, dim=2, hidden=(4,)), HashEmbedding(2)
+
+
+def made() -> Trainer:
+    model, table = parts()
+    return Trainer(table, model, GroupAdam([*table.parameters(), *model.parameters()]))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +89,6 @@ def test_fit_is_the_loop_that_one_would_write_with_a_bag_as_the_mean_of_its_vect
         ]
         vectors = torch.cat([singles.view(len(batch), 2, 4), torch.stack(means)[:, None]], dim=1)
         losses = binary_cross_entropy_with_logits(plain(vectors, batch.numbers), batch.labels, reduction="none")
-        assert batch.weights is not None
         for optimizer in plain_optimizers:
             optimizer.zero_grad()
         (batch.weights * losses).mean().backward()
@@ -168,9 +179,7 @@ def test_long_passes_are_compiled_if_that_is_left_to_the_trainer() -> None:
 
 
 def test_a_model_is_recalibrated_on_a_stream() -> None:
-    torch.manual_seed(0)
-    table, network = HashEmbedding(3), MLP(fields=3, dim=3, hidden=(4,))
-    trainer = Trainer(table, network, GroupAdam([*table.parameters(), *network.parameters()], lr=0.1))
+    trainer = made()
     stream = [(torch.randint(50, (64, 3)), (torch.rand(64) < 0.2).float()) for _ in range(6)]
     trainer.fit(stream)
     later = [(keys, torch.rand(64).lt(0.6).float()) for keys, _ in stream]
@@ -218,3 +227,71 @@ def test_logits_while_the_next_keys_are_looked_up_are_those_of_the_model(
     next(scoring)
     scoring.close()  # given up: nothing stays on the model
     assert not model.embedding._forward_hooks
+
+
+def test_a_network_in_the_tables_place_is_an_error_that_gives_the_order() -> None:
+    model, table = parts()
+    with pytest.raises(TypeError, match=r"got MLP: the order is Trainer\(table, network, optimizer\)"):
+        Trainer(model, table, GroupAdam(model.parameters()))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got MLP: the order is ClickModel\(table, network\)"):
+        ClickModel(model, table)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer, such as GroupAdam, got 'adam'"):
+        Trainer(table, model, "adam")  # type: ignore[arg-type]
+
+
+def test_parameters_that_no_optimizer_has_are_an_error_or_a_warning_unless_frozen() -> None:
+    model, table = parts()
+    with pytest.raises(ValueError, match=r"no optimizer has table\.weight, so that it would never be trained"):
+        Trainer(table, model, GroupAdam(model.parameters()))
+    with pytest.raises(ValueError, match=r"give its module's parameters\(\) to one"):
+        Trainer(table, model, torch.optim.Adam(model.parameters()))
+    tables = FieldTables(2, {0: 2, 1: 1})
+    with pytest.raises(ValueError, match=r"no optimizer has table\.dim_1\.weight, so"):
+        Trainer(tables, model, GroupAdam([*model.parameters(), *tables.tables["dim_2"].parameters()]))
+    with pytest.warns(UserWarning, match=r"no optimizer has network\.\S+, .* these stay as they are") as warned:
+        Trainer(table, model, GroupAdam(table.parameters()))
+    assert warned[0].filename == __file__
+    with_fallback = HashEmbedding(2, fallback=True)
+    with pytest.warns(UserWarning, match=r"no optimizer has table\.fallback: these stay as they are"):
+        Trainer(with_fallback, model, GroupAdam([with_fallback.weight, *model.parameters()]))
+    Trainer(table, model, [GroupAdam(table.parameters()), torch.optim.Adam(model.parameters())])
+    Trainer(table.requires_grad_(False), model, GroupAdam(model.parameters()))
+    model, table = parts()
+    Trainer(table, model.requires_grad_(False), GroupAdam(table.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("sample", "error", "message"),
+    [
+        ((np.zeros((4, 3), np.int64), np.zeros(4)), TypeError, r"numbers, labels\), got \['ndarray', 'ndarray'\]"),
+        ({"keys": torch.zeros(4, 3)}, TypeError, r"got \['dict'\]"),
+        ((KEYS,), TypeError, r"a batch is a Batch, \(keys, labels\) or \(keys, numbers, labels\), got 1 parts"),
+        ((torch.zeros(4, 3), torch.zeros(4), torch.ones(4)), ValueError, r"must be \[batch, numbers\], got \[4\]"),
+    ],
+)
+def test_a_batch_of_another_kind_is_named(sample: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        made().fit([sample])
+
+
+@over("use", [Trainer.fit, Trainer.evaluate])
+@over("value", ["2", "-1", "nan", "inf", "0.5"])
+def test_labels_other_than_0_and_1_are_named_with_their_place(value: str, use: Callable[..., object]) -> None:
+    trainer = made()
+    before = copy.deepcopy(trainer.network.state_dict())
+    wrong = torch.tensor([0, 1, float(value), 0])
+    wrong = wrong if wrong[2] != wrong[2].round() or wrong[2].isinf() else wrong.long()
+    message = rf"labels must be 0 or 1, got {value} in row 2 of batch 1 of the stream"
+    with pytest.raises(ValueError, match=message):
+        use(trainer, [(KEYS, LABELS), (KEYS + 100, wrong)])
+    assert not trainer.table.contains(KEYS + 100).any()
+    for name, tensor in trainer.network.state_dict().items():
+        assert torch.equal(tensor, before[name]), "nothing was trained with the batch before it"
+
+
+def test_0_and_1_may_have_any_dtype_and_a_prediction_needs_no_labels() -> None:
+    trainer = made()
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float64):
+        trainer.fit([(KEYS, LABELS.to(dtype))])
+    assert trainer.samples == 16
+    assert np.isfinite(trainer.predict([(KEYS, torch.full((4,), float("nan")))])).all()
