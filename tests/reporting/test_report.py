@@ -244,18 +244,11 @@ def test_fields_stand_in_order_of_features_seen() -> None:
 @over(
     ("shown", "expected"),
     [
-        (count(1_234_567), "1,234,567"),
         (short(9_999), "9,999"),
-        (short(33_812_345), "33.8M"),
-        (per_second(85_712.3), "85.7k/s"),
-        (percent(0.02311), "2.31 %"),
         (percent(1e-6), "<0.01 %"),
         (percent(0.0), "0.00 %"),
-        (size(6_123_456_789), "6.1 GB"),
-        (metric(0.79312), "0.7931"),
         (duration(4.21), "4.2 s"),
         (duration(59.97), "1 min 00 s"),
-        (duration(458.3), "7 min 38 s"),
         (duration(3599.6), "1 h 00 min"),
         *((show(NAN), "–") for show in (count, short, per_second, percent, size, metric, duration)),
     ],

@@ -1,14 +1,16 @@
-"""What users see of the settings stays as it is: `--help` of each command, and what a log decides.
+"""What users see of the settings stays as it is: `--help` of each command, `help()`, and what a log decides.
 
 `SNAPSHOTS=write python -m pytest -n 0 tests/settings/test_declared.py` writes the texts in `snapshots/` anew.
 """
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,7 +78,8 @@ def test_what_a_log_decides(tmp_path: Path) -> None:
             file.write_text(resolved.as_yaml())
             assert read_config(file, {}).resolved_for(LOGS["short"]) == resolved
             again = resolved.resolved_again_for(LOGS["short"])
-            settings = flat(resolved)
+            settings, before = flat(resolved), flat(config)
+            assert {key for key, value in settings.items() if value != before[key]} <= set(RULES)
             shown[f"{name}, {log_name} log"] = {
                 "settings": {key: value for key, value in settings.items() if not first or value != first[key]},
                 "given": resolved.given_sections(),
@@ -99,3 +102,20 @@ def test_a_setting_is_open_exactly_if_a_rule_decides_it_and_each_is_on_the_page_
         assert default is None or key not in RULES
         assert f"| `{key}` |" in page
         assert one.help.endswith((".", ")")), key
+
+
+ROOMS = ("rules", "penalties", "optim", "table", "checkpoint", "models", "data", "training", "serving", "estimator")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_constructor_has_the_docstring_of_its_class(room: str) -> None:
+    package = import_module(f"sparsegroup.{room}")
+    for name in package.__all__:
+        value = getattr(package, name)
+        init = vars(value).get("__init__") if isinstance(value, type) else None
+        if isinstance(init, FunctionType) and init.__qualname__.startswith(name):  # a protocol shares another's
+            said, of_class = inspect.getdoc(init), inspect.getdoc(value)
+            assert said is not None, name
+            assert of_class is not None, name
+            assert of_class.startswith(said) or "Args:" in said, f"{name}.__init__ says {said.splitlines()[0]!r}"
+            assert ">>>" not in said

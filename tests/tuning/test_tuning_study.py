@@ -1,4 +1,4 @@
-"""Studies: the first trial, halving, the best one, time, and going on where one was cut off."""
+"""Studies: what is searched, the first trial, halving, the best one, time, and going on where one was cut off."""
 
 import json
 from contextlib import contextmanager
@@ -6,27 +6,27 @@ from dataclasses import replace
 from itertools import count
 from zlib import crc32
 
+import numpy as np
 import optuna
+import polars as pl
 import pytest
+import torch
 
 from following import Each
-from sparsegroup.data import SyntheticConfig, synthetic_log
+from sparsegroup.data import FrameLog, SyntheticConfig, synthetic_log
+from sparsegroup.data.order import LogPart
 from sparsegroup.reporting.run_record import Metrics
+from sparsegroup.settings.declared import SHORT
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training import Config
+from sparsegroup.training import NETWORKS, Config
 from sparsegroup.training.selection.sizes import ModelScore, train_and_test
-from sparsegroup.tuning import Study, TuningError, space
+from sparsegroup.tuning import SearchSpace, Study, TuningError, space
 from sparsegroup.tuning import study as study_module
+from sparsegroup.tuning.space import SEARCHED, Choice, Condition, Span
 
 LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
 GIVEN = {"model": "lr", "optimizer": "adagrad", "batch_size": 64, "shuffle_buffer": 0, "epochs": 1, "compile": "never"}
-KEYS = {
-    "model.name": "lr",
-    "optimizer.name": "adagrad",
-    "training.batch_size": 64,
-    "training.shuffle_buffer": 0,
-    "training.epochs": 1,
-}
+KEYS = {SHORT[name]: value for name, value in GIVEN.items()}
 
 
 class KilledError(BaseException):
@@ -232,8 +232,18 @@ def test_what_later_trials_fail_by_is_noted_and_the_study_continues(tmp_path, to
         begin(tmp_path / "other").run(trials=2, seconds=60)
 
 
-def test_another_space_is_refused(tmp_path, monkeypatch):
-    begin(tmp_path / "study").close()
+def test_a_study_is_of_one_space_one_log_and_one_process(tmp_path, monkeypatch):
+    study, folder = begin(tmp_path / "study"), tmp_path / "study"
+    with pytest.raises(TuningError, match="another process"):
+        Study(folder, LOG)
+    study.close()
+    Study(folder, LOG).close()
+    with pytest.raises(TuningError, match="is not what it was when the study began"):
+        Study(folder, synthetic_log(SyntheticConfig(rows=1_100), seed=0))
+    with pytest.raises(TuningError, match="no study"):
+        Study(tmp_path, LOG)
+    with pytest.raises(TuningError, match="not empty"):
+        begin(folder)
     wider = tuple(replace(one, high=99.0) if one.key == "optimizer.lr" else one for one in space.SEARCHED)
     for searched, error, message in (
         ((), SettingsError, "nothing is left to search"),
@@ -241,25 +251,11 @@ def test_another_space_is_refused(tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(space, "SEARCHED", searched)
         with pytest.raises(error, match=message):
-            Study(tmp_path / "study", LOG)
-
-
-def test_a_study_is_of_one_log_and_of_one_process(tmp_path):
-    study = begin(tmp_path / "study")
-    with pytest.raises(TuningError, match="another process"):
-        Study(tmp_path / "study", LOG)
-    study.close()
-    Study(tmp_path / "study", LOG).close()
-    with pytest.raises(TuningError, match="is not what it was when the study began"):
-        Study(tmp_path / "study", synthetic_log(SyntheticConfig(rows=1_100), seed=0))
-    with pytest.raises(TuningError, match="no study"):
-        Study(tmp_path, LOG)
-    with pytest.raises(TuningError, match="not empty"):
-        begin(tmp_path / "study")
-    file = tmp_path / "study" / "study.json"
+            Study(folder, LOG)
+    file = folder / "study.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "seed": 7}))
     with pytest.raises(TuningError, match="damaged"):
-        Study(tmp_path / "study", LOG)
+        Study(folder, LOG)
 
 
 @pytest.mark.parametrize(
@@ -270,3 +266,111 @@ def test_rows_that_are_too_few_or_too_many_are_said(tmp_path, rows, held_out, me
     with pytest.raises(TuningError, match=message):
         begin(tmp_path / "study", tune_rows=rows, held_out=held_out)
     assert not (tmp_path / "study").exists()
+
+
+PLACES = np.arange(100)
+NUMBERED = FrameLog(pl.DataFrame({"field": (PLACES % 7).astype(str), "a": PLACES / 4}), PLACES % 3 == 0)
+
+
+def space_of(log=LOG, **given):
+    return SearchSpace.excluding({SHORT[name] for name in given}, Config.of(**given).resolved_for(log), log)
+
+
+def draws(space, number=60):
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    return [space.draw(study.ask()) for _ in range(number)]
+
+
+def test_what_is_drawn_lies_within_the_bounds_of_the_table_goes_with_the_network_and_can_be_built():
+    space = space_of(NUMBERED)
+    names = next(one for one in space.parameters if one.key == "model.name").values
+    found = draws(space)
+    for number, settings in enumerate(found):
+        assert settings.keys() == set(space.keys)
+        assert settings["model.name"] in names
+        rate = next(one for one in space.parameters if one.key == "optimizer.lr" and one.is_active(settings))
+        assert rate.low <= settings["optimizer.lr"] <= rate.high
+        assert float(f"{settings['optimizer.lr']:.3g}") == settings["optimizer.lr"]
+        assert 0.029 <= settings["optimizer.network_lr"] / settings["optimizer.lr"] <= 3.02
+        assert settings["model.number_buckets"] >= 0
+        dim = settings["model.dim"]
+        assert dim is None if settings["model.name"] == "lr" else 4 <= dim <= 32
+        if number < 30:
+            model, optimizer = space.config(settings).build_for(NUMBERED.schema)
+            assert optimizer.param_groups[0]["lr"] == settings["optimizer.lr"]
+            assert isinstance(model.network, torch.nn.Module)
+    without_layers = [one for one in found if one["model.name"] in ("lr", "fm")]
+    assert without_layers
+    assert all(one["model.hidden"] is None and one["model.dropout"] is None for one in without_layers)
+
+
+def test_a_condition_names_a_parameter_that_stands_before_it_and_is_left_out_where_it_always_holds():
+    before: set[str] = set()
+    for one in SEARCHED:
+        assert one.only is None or one.only.key in before
+        before.add(one.key)
+    assert len({one.name for one in SEARCHED}) == len(SEARCHED)
+    assert [one.only for one in space_of(optimizer="adam").parameters if one.key == "optimizer.lr"] == [None]
+    assert str(Condition("a", ("b", "c"))) == "a is b, c"
+    rates = [one for one in json.loads(json.dumps(space_of().as_plain())) if one["key"] == "optimizer.lr"]
+    assert len(rates) == 3
+    assert all(one["kind"] == "span" and one["only"]["key"] == "optimizer.name" for one in rates)
+
+
+@pytest.mark.parametrize(
+    ("log", "given", "searched", "fixed", "unsuited"),
+    [
+        (LOG, {}, {"model.name", "model.dim", "optimizer.lr"}, {"model.number_buckets"}, set()),
+        (NUMBERED, {}, {"model.number_buckets"}, set(), set()),
+        (LOG, {"model": "dcn", "lr": 0.1}, {"model.dim", "model.hidden"}, {"model.name", "optimizer.lr"}, None),
+        (LOG, {"model": "lr"}, {"optimizer.name"}, {"model.dim", "model.hidden", "model.dropout"}, None),  # no layers
+        (LOG, {"hidden": (16,)}, set(), {"model.hidden"}, {"lr", "fm"}),
+        (LOG, {"dim": 8}, set(), {"model.dim"}, {"lr"}),
+        (LOG, {"target_rate": 0.07}, set(), {"optimizer.target_rate", "optimizer.l21"}, set()),
+    ],
+)
+def test_what_is_given_or_has_no_effect_and_networks_that_do_not_go_with_it_are_not_searched(
+    log, given, searched, fixed, unsuited
+):
+    space = space_of(log, **given)
+    assert searched <= set(space.keys)
+    assert fixed.isdisjoint(space.keys)
+    if unsuited is not None:
+        names = next(one for one in space.parameters if one.key == "model.name").values
+        assert set(names) == set(NETWORKS) - unsuited - {"mmoe", "ple"}  # which are for several labels
+    for settings in draws(space, 10):
+        config = space.config(settings)
+        assert config.model.name == given.get("model", config.model.name)
+        assert config.optimizer.lr == given.get("lr", config.optimizer.lr)
+        if "target_rate" in given:
+            optimizer = config.optimizer
+            assert (optimizer.target_rate, optimizer.l21, optimizer.penalty.plain) == (0.07, 0.0, "hard")
+
+
+def test_the_search_begins_with_the_settings_of_train_which_are_among_the_values():
+    base = Config.of(model="mlp", lr=0.5, batch_size=100, optimizer="adagrad").resolved_for(LOG)
+    space = SearchSpace.excluding((), base, LOG)
+    study = optuna.create_study()
+    study.enqueue_trial(space.initial)
+    drawn = space.config(space.draw(study.ask()))
+    assert drawn.model.name == "mlp"
+    assert drawn.model.vector_dim == NETWORKS["mlp"].default_dim
+    assert drawn.optimizer.arguments == base.optimizer.arguments
+    assert drawn.training == base.training
+    assert space.config({}) == base
+    assert Choice(key="a.b", values=(1, 2)).initial_at(5).values == (5, 1, 2)
+    assert Choice(key="a.b", times_default=(0.5, 1, 2)).initial_at(1).values == (1, 2)
+    wider = Span(key="a.b", low=1.0, high=2.0).initial_at(8.0)
+    assert (wider.low, wider.high) == (1.0, 8.0)
+
+
+def test_a_part_of_a_log_is_of_training_rows_alone_the_last_in_the_place_of_a_test_set():
+    part = LogPart(LOG, first=200, train_rows=100, test_rows=20)
+    assert (len(part), part.train_rows, part.fields) == (120, 100, LOG.fields)
+    whole = torch.cat([batch.keys for batch in LOG.batches(200, 320, 7)])
+    assert torch.equal(torch.cat([batch.keys for batch in part.batches(0, 120, 11)]), whole)
+    assert sum(len(batch) for batch in part.batches(100, 500, 11)) == 20  # no row behind it
+    assert LOG.train_rows == 900
+    for rows in ((-1, 10, 10), (0, 0, 10), (0, 10, -1), (0, 800, 101)):
+        with pytest.raises(ValueError, match="are not all training rows"):
+            LogPart(LOG, *rows)
