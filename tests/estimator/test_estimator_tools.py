@@ -1,4 +1,4 @@
-"""The classifier in scikit-learn's pipelines, searches and folds, copied and kept."""
+"""The estimators by scikit-learn's own checks, and in its pipelines, searches and folds; copied and kept."""
 
 import copy
 import io
@@ -10,15 +10,17 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from sklearn.base import BaseEstimator
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
 from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.utils.estimator_checks import check_classifiers_train, parametrize_with_checks
 
 from estimator_cases import rows, small
-from sparsegroup.estimator import Classifier
+from sparsegroup.estimator import EXPECTED_FAILED_CHECKS, Classifier, Regressor
 
 POLARS, SERIES = rows()
 FRAME, LABELS = POLARS.to_pandas(), SERIES.to_pandas()
@@ -77,3 +79,22 @@ def test_the_columns_that_say_something_are_chosen_by_scikit_learn() -> None:
         apart = Classifier(columns=model.columns, epochs=2).fit(X, y)
     assert apart.predict_proba(X).tolist() == whole.predict_proba(X).tolist()
     assert not apart.feature_importances_.any()
+
+
+CHECKED = {"dim": 2, "hidden": (8,), "lr": 0.05, "l21": 0.0, "batch_size": 32, "epochs": 4, "number_buckets": 8}
+MODEL = Classifier(**CHECKED)
+
+
+@parametrize_with_checks(
+    [MODEL, Regressor(**CHECKED)],
+    expected_failed_checks=lambda estimator: {**EXPECTED_FAILED_CHECKS},
+    xfail_strict=True,
+)
+def test_scikit_learn_finds_an_estimator(estimator: BaseEstimator, check: Any) -> None:
+    check(estimator)
+
+
+def test_as_it_is_by_default_it_learns_less_of_300_rows_and_says_so() -> None:
+    assert Classifier().__sklearn_tags__().classifier_tags.poor_score
+    assert not MODEL.__sklearn_tags__().classifier_tags.poor_score
+    check_classifiers_train("Classifier", Classifier())

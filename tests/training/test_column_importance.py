@@ -193,8 +193,7 @@ def test_says_is_a_mapping_that_holds_in_later_rows() -> None:
 def test_planted_noise_is_left_out(run: Run) -> None:
     frame, labels = drawn()
     frame.with_columns(pl.Series("label", labels.astype(int))).write_csv("log.csv")
-    arguments = ("log.csv", "--seeds", 2)
-    done = run("select", *arguments, "--out", "columns.yaml", "--json")
+    done = run("select", "log.csv", "--seeds", 2, "--out", "columns.yaml", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     kept = {one["name"] for one in found["columns"] if one["is_kept"]}
@@ -204,10 +203,10 @@ def test_planted_noise_is_left_out(run: Run) -> None:
     assert found["kept"]["metrics"]["log_loss"] < found["whole"]["metrics"]["log_loss"] + 0.005
     assert found["kept"]["live_rows"] < found["whole"]["live_rows"]
     assert open_log("log.csv", schema=Path("columns.yaml")).made_of().keys() == kept
-    again = run("select", *arguments, "--out", "columns.yaml")
+    again = run("select", "log.csv", "--out", "columns.yaml")
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
-    shown = run("select", "log.csv", "--seeds", 1)
+    shown = run("select", "log.csv", "--seeds", 1, "--model", "lr", "--epochs", 1)
     assert re.search(r"Without these \d of 5 columns, on 600 test rows: AUC", shown.stdout)
     assert "sparsegroup train log.csv --exclude=" in shown.stdout
 
@@ -215,7 +214,7 @@ def test_planted_noise_is_left_out(run: Run) -> None:
 def test_columns_that_settings_name_are_kept_and_too_little_is_refused(run: Run) -> None:
     frame, labels = drawn()
     log = FrameLog(frame, labels)
-    config = Config.of(model="fm", dims={"noise": 4, "id": 2}, baseline=False)
+    config = Config.of(model="fm", dims={"noise": 4, "id": 2}, epochs=1, baseline=False)
     found = select_columns(config, log, seeds=1)
     assert not {"noise", "id"} & {*found.left_out}
     assert (found.rows, found.has_test_rows) == (1_200, False)
