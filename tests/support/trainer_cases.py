@@ -172,7 +172,7 @@ def cut_off_and_resumed(case: TrainerCase, at: int) -> dict[str, Any]:
     return outcome(second) | {"auc": second.evaluate(own_batches(case, ALL_BATCHES)).auc, "own": 0}
 
 
-def refused(case: TrainerCase) -> str:
+def refused() -> str:
     """What a trainer says to tables of which some lie on ranks and others do not."""
     model = MLP(fields=FIELDS, dim=DIM, hidden=(8,))
     table = torch.nn.ModuleList([HashEmbedding(4, process_group=dist.group.WORLD), HashEmbedding(4)])
