@@ -64,6 +64,15 @@ def test_values_are_clamped_when_rows_have_been_summed(lookups, foreach):
     torch.testing.assert_close(flat(model), before.clamp(-bound, bound), rtol=0, atol=0)
 
 
+def test_a_norm_that_is_not_finite_raises_before_anything_is_changed():
+    model = Model(1)
+    model.dense.weight.grad[0, 0] = math.nan
+    before = flat(model)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        clip_grad_norm_([model.dense.weight, model.table.weight], 1.0, error_if_nonfinite=True)
+    assert torch.equal(flat(model).nan_to_num(), before.nan_to_num())
+
+
 def test_the_gradient_of_a_table_is_a_tensor():
     """It can be read, copied, sent, set, summed, clipped without a list, made zero and deleted."""
     table = HashEmbedding(DIM)

@@ -89,6 +89,24 @@ def test_a_model_moved_to_another_dtype_trains_on(cls):
         assert x.isfinite().all()
 
 
+@over("cls", KINDS)
+def test_a_group_added_in_the_middle_starts_at_step_1_with_its_own_arguments(cls):
+    early, late = parameter(4, 3, seed=1), parameter(4, 3, seed=2)
+    optimizer = make(cls, [early], **REGULARIZED)
+    train(optimizer, 3)
+    group = {"params": [late], "lr": 0.05, "l21": 0.5, "groups": "columns"}
+    optimizer.add_param_group(group)
+    assert group.keys() == {"params", "lr", "l21", "groups"}
+    train(optimizer, 2, start=3)
+    assert [optimizer.state[p]["step"] for p in (early, late)] == [5, 2]
+
+    # As a fresh optimizer would train it, behind a parameter that shifts its loss as `early` does.
+    alone = parameter(4, 3, seed=2)
+    separate = make(cls, [{"params": [parameter(4, 3)]}, {**group, "params": [alone]}], **REGULARIZED)
+    train(separate, 2, start=3)
+    assert_identical(late, alone)
+
+
 # Learning rates that vanish and restart.
 
 

@@ -88,6 +88,22 @@ class TestItLands:
         assert target.rate == pytest.approx(0.1, rel=0.02)
         assert (embedding.weight[~seen] != 0).all()
 
+    def test_in_dense_layers(self) -> None:
+        torch.manual_seed(0)
+        first, last = nn.Linear(50, 64), nn.Linear(64, 1)
+        columns = {"params": [first.weight], "l21": 1e-3, "groups": "columns"}
+        optimizer = GroupAdam([columns, {"params": [first.bias, *last.parameters()]}], lr=1e-2)
+        target = TargetRate(optimizer, 0.2, steps=60)
+        x = torch.randn(256, 50)
+        for _ in range(60):
+            optimizer.zero_grad()
+            (last(first(x).relu()).squeeze(1) - x[:, :10].sum(1)).square().mean().backward()
+            optimizer.step()
+            target.step()
+        live = (first.weight != 0).any(0)
+        assert int(live.sum()) == 10
+        assert live[:10].sum() >= 9  # the inputs that matter
+
     @pytest.mark.parametrize("rates", [(0.1,), (0.05, 0.2)])
     def test_over_two_tables_together_and_apart(self, rates: tuple[float, ...]) -> None:
         a, b = HashEmbedding(4, std=0.1), HashEmbedding(8, std=0.1, seed=1)
