@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer_cases import backward
-from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding
+from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding
 
 INT64 = torch.iinfo(torch.int64)
 EDGES = (0, -1, INT64.min, INT64.max, 1, INT64.min + 1, INT64.max - 1, 2**32, -(2**32), 2**62, -(2**62))
@@ -123,10 +123,15 @@ def keys_in(steps: Iterable[Iterable[Lookup]]) -> Tensor:
     return torch.cat([lookup.keys.flatten() for lookups in steps for lookup in lookups]).unique()
 
 
+def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step on new gradients of the loss."""
+    backward(optimizer, loss)
+    optimizer.step()
+
+
 def learn(module: nn.Module, optimizer: torch.optim.Optimizer, lookups: Sequence[Lookup]) -> None:
     """One step on the sum of the losses."""
-    backward(optimizer, sum((lookup.loss(module(lookup.keys)) for lookup in lookups), torch.zeros(())))
-    optimizer.step()
+    take_step(optimizer, sum((lookup.loss(module(lookup.keys)) for lookup in lookups), torch.zeros(())))
 
 
 def pull(keys: Tensor, dim: int, size: float = 1.0) -> list[Lookup]:
@@ -183,11 +188,3 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def kill(table: HashEmbedding, keys: Tensor) -> None:
-    """Make the rows of `keys` zero."""
-    optimizer = GroupSGD([table.weight], lr=0.1, l21=1e9)
-    learn(table, optimizer, pull(keys, table.weight.shape[1]))
-    optimizer.zero_grad()
-    assert not table.lookup(keys).any()
