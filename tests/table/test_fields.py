@@ -9,13 +9,7 @@ from torch import Tensor, nn
 
 from optimizer_cases import backward
 from over import over
-from sparsegroup import (
-    FieldTables,
-    GroupSGD,
-    HashEmbedding,
-    HashEmbeddingBag,
-    field_keys,
-)
+from sparsegroup import FieldTables, GroupSGD, HashEmbedding, HashEmbeddingBag, convert, field_keys
 from sparsegroup.data.keys import fields_of, keys_of
 from sparsegroup.serving import export, load_export
 from table_cases import random_keys
@@ -152,13 +146,25 @@ def test_counts_copies_and_state_dicts_are_those_of_all_tables() -> None:
     assert "place" not in tables.state_dict()
 
 
+class Both(nn.Module):
+    """Tables of several widths, and an embedding that has become a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields = embedding(dtype=torch.float32, fallback=True)
+        self.item = convert(nn.Embedding(50, DIM, padding_idx=0))
+        self.head = nn.Linear(8 * DIM, 1)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return self.head(torch.cat([self.fields(keys), self.item(keys & 31)], dim=1).flatten(1))
+
+
 @pytest.mark.whole
-def test_a_module_with_it_is_exported(tmp_path: Path) -> None:
-    model = nn.Sequential(embedding(dtype=torch.float32, fallback=True), nn.Flatten(), nn.Linear(4 * DIM, 1))
-    keys = drawn_keys(9, 4)
+def test_a_module_with_them_or_with_a_converted_embedding_is_exported(tmp_path: Path) -> None:
+    model, keys = Both(), drawn_keys(9, 4)
     model(keys)
     manifest = export(model, tmp_path / "out", (keys,), formats=["program"])
-    assert set(manifest.tables) == {"0.dim_2", "0.dim_4", "0.dim_6"}
+    assert set(manifest.tables) == {"fields.dim_2", "fields.dim_4", "fields.dim_6", "item.table"}
     program = load_export(tmp_path / "out")
     again = load_export(tmp_path / "out", copy.deepcopy(model))
     for given in (keys, keys[:1], keys[:0], drawn_keys(30, 4, seed=5), keyed(1, torch.arange(8).view(2, 4))):
@@ -179,12 +185,10 @@ ZEROS = torch.zeros(2).long()
         (lambda: field_keys(torch.zeros(2, 257).long()), r"at most 256 fields for field_bits=8, got shape \[2, 257\]"),
         (lambda: field_keys(torch.tensor(3)), r"got shape \[\]; or give the field"),
         (lambda: field_keys(ZEROS, 256), r"field \(field_bits=8\) must be in \[0, 255\], got 256"),
-        (lambda: field_keys(ZEROS, -1), r"must be in \[0, 255\], got -1"),
         (lambda: field_keys(ZEROS, 1, field_bits=0), r"field_bits must be in \[1, 16\], got 0"),
         (lambda: field_keys(torch.zeros(2), 1), "keys must be int64 or int32, got torch.float32"),
         (lambda: FieldTables(4, {}), "sizes must name at least one field"),
         (lambda: FieldTables(4, {0: 5}), "the size of field 0 must be"),
-        (lambda: FieldTables(4, {0: 0}), "the size of field 0 must be"),
         (lambda: FieldTables(4, {256: 2}), "a field in sizes must be"),
         (lambda: FieldTables(0, {0: 1}), "dim must be"),
     ],

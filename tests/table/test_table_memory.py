@@ -2,8 +2,6 @@
 
 import ctypes
 import sys
-import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import torch
 
 from distributed_cases import in_a_new_process
 from family import FAMILY
-from optimizer_cases import ALLOW_CREATE_GRAPH, KINDS, assert_identical, make
+from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from over import over
 from sparsegroup import GroupAdam, GroupRowWiseAdagrad, HashEmbedding, HashEmbeddingBag
 from sparsegroup.kernels.cpu import threads as helpers
@@ -52,25 +50,10 @@ def test_a_lookup_of_many_keys_goes_in_pieces(training: bool, monkeypatch: pytes
     assert_identical(*results)
 
 
-def test_items_copy_each_row_once() -> None:
-    """What a batch allocates does not grow with the rows that are read ahead for the batches after it."""
-    table, batch_size = HashEmbedding(8), 100
-    table(torch.arange(50_000))
-    batches = table.items(batch_size)
-    next(batches)
-    tracemalloc.start()
-    for _ in range(20):
-        next(batches)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 20 * batch_size * (8 * 4 + 8)
-
-
-@over("cls", [*KINDS, GroupRowWiseAdagrad])
-@over("dtype", [torch.float32, torch.float64])
+@over(("cls", "dtype"), [(GroupAdam, torch.float64), (GroupAdam, torch.float32), (GroupRowWiseAdagrad, torch.float32)])
 def test_parts_are_the_weight_u_and_the_moments(cls: type, dtype: torch.dtype) -> None:
     table = HashEmbedding(5, dtype=dtype)
-    optimizer = make(cls, [table.weight], **REGULARIZED)
+    optimizer = cls([table.weight], **REGULARIZED)
     table(random_keys(30))
     assert table.memory().parts == {"weight": 30 * 5 * dtype.itemsize}
     learn(table, optimizer, pull(random_keys(30), 5))
@@ -121,37 +104,18 @@ def test_shrinking_gives_memory_back_to_the_operating_system() -> None:
     )
 
 
-UNIT = 2 << 20
-PAGE = 2 * UNIT + UNIT // 4
-"""The last huge page of each is not whole."""
-
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems hand memory out when it is written to")
-
-
-@pytest.fixture
-def pages() -> MappedPages:
-    made = MappedPages(PAGE, huge=True)
-    made.resize(2)
-    return made
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What a helping thread has been asked to do."""
-    submitted: list[Any] = []
-    monkeypatch.setattr(helpers, "submit", submitted.append)
-    helpers.set_num_threads(2)
-    yield submitted
-    helpers.set_num_threads(None)
-
-
-@on_linux
-def test_memory_that_is_handed_out_keeps_its_content(pages: MappedPages, jobs: list[Any]) -> None:
-    view = np.frombuffer((ctypes.c_char * PAGE).from_address(int(pages.addresses[1])), np.uint8)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems hand memory out when it is written to")
+@pytest.mark.usefixtures("two_threads")
+def test_memory_that_is_handed_out_keeps_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = (4 << 20) + (1 << 19)  # the last huge page of each is not whole
+    pages, jobs = MappedPages(size, huge=True), list[Any]()
+    monkeypatch.setattr(helpers, "submit", jobs.append)
+    pages.resize(2)
+    view = np.frombuffer((ctypes.c_char * size).from_address(int(pages.addresses[1])), np.uint8)
     view[:100] = 7
     for _ in range(2):
-        pages.prefault(0, 2 * PAGE)
-    (hand_out,) = jobs
+        pages.prefault(0, 2 * size)
+    (hand_out,) = jobs  # once
     hand_out()
     assert (view[:100] == 7).all()
     assert not view[100:].any()
@@ -159,33 +123,7 @@ def test_memory_that_is_handed_out_keeps_its_content(pages: MappedPages, jobs: l
     hand_out()  # late: nothing is there any more
 
 
-@on_linux
-def test_a_growing_table_requests_memory_for_its_next_rows_once_and_again_after_it_was_given_back(
-    jobs: list[Any],
-) -> None:
-    """With one thread it requests none."""
-    table, keys = HashEmbedding(64, std=0.1, seed=1), torch.arange(150_000)
-    pages = table.table.storage.rows.pages  # type: ignore[attr-defined]
-    used = (150_000 * 256) % pages.page_bytes
-    assert used > 2 * UNIT
-    for number in (2, 2, 1):
-        helpers.set_num_threads(number)
-        for part in keys.split(10_000):
-            table(part)
-        found = [address for job in jobs if job.func.__name__ == "_hand_out" for address, _ in job.args[0]]
-        assert len(found) == len(set(found))
-        begin = int(pages.addresses[1])
-        assert {begin + at for at in range(UNIT, used, UNIT) if number > 1} <= set(found)
-        assert torch.equal(table.lookup(keys), table.initial(keys))
-        table.assign(keys, torch.zeros(150_000, 64))
-        assert table.shrink() == 150_000
-        jobs.clear()
-
-
-@over(
-    ("name", "state_dtype"),
-    [*((name, None) for name in ("sgd", "adam", "ftrl", "adahessian")), ("adam", torch.bfloat16)],
-)
+@over(("name", "state_dtype"), [("adam", None), ("adahessian", None), ("adam", torch.bfloat16)])
 def test_the_same_keys_and_seeds_give_the_same_bits_in_the_same_order_with_one_and_with_two_threads(
     name: str, state_dtype: torch.dtype | None
 ) -> None:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from distributed_cases import forking
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from over import over
 from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding, UnusedFor
 from sparsegroup.kernels.cpu import threads
-from table_cases import everything, learn, pull, random_keys, stream
+from table_cases import everything, learn, pull, random_keys, stream, take_step
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -106,9 +107,7 @@ def test_a_vector_is_read_whole_while_steps_write_it() -> None:
 
     with background(look_up):
         for _ in range(20):
-            optimizer.zero_grad()
-            (-table(keys)).sum().backward()
-            optimizer.step()
+            take_step(optimizer, (-table(keys)).sum())
     assert (table.lookup(keys) > 1).all()
 
 
@@ -243,11 +242,12 @@ class Vectors(Dataset[Tensor]):
 
 
 def said(table: HashEmbedding, start: str) -> list[Any]:
-    loader = DataLoader(Vectors(table), batch_size=None, num_workers=1, multiprocessing_context=start, timeout=120)
+    context = forking() if start == "forkserver" else start  # which sends the table as "spawn" does, and starts sooner
+    loader = DataLoader(Vectors(table), batch_size=None, num_workers=1, multiprocessing_context=context, timeout=120)
     return list(loader)
 
 
-@pytest.mark.parametrize("start", ["spawn", "fork"])
+@pytest.mark.parametrize("start", ["forkserver", "fork"])
 @pytest.mark.whole
 def test_a_worker_inserts_nothing_and_says_what_to_do(start: str) -> None:
     torch.set_num_threads(1)
