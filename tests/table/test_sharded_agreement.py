@@ -1,11 +1,8 @@
 """What ranks do together; what one does otherwise, what fails on one, and one that dies or hangs raises on all."""
 
-import copy
-import gc
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,11 +19,11 @@ from torch import Tensor, nn
 
 from distributed_cases import Ranks, forking
 from over import over
-from sharded_cases import first_ranks
 from sparsegroup import GroupAdaHessian, GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.checkpoint import save_checkpoint
 from sparsegroup.table import EvictionPolicy, ExchangeError
-from sparsegroup.table.sharded.exchange import Collectives, group_of_tables
+from sparsegroup.table.sharded.exchange import group_of_tables
+from table_cases import take_step
 
 KEYS = torch.arange(20) * 0x9E3779B97F4A7C1
 
@@ -170,81 +167,6 @@ def test_a_lookup_that_fails_on_one_rank_fails_on_all(ranks: Ranks) -> None:
     ]
 
 
-def failing_before_an_exchange(text: str) -> Any:
-    """Rank 0 fails in an action in which the other one exchanges; both continue. One sends what cannot be sent."""
-    table = table_of()
-    shards = table.across.shards
-
-    def action() -> None:
-        if dist.get_rank() == 0:
-            raise ValueError(text)
-        shards.totals([1], "gradients " + 400 * "of a long name ")
-
-    unsent = raised(lambda: shards.of_all([(lambda: 1) if shards.rank == 1 else 1], "parts"))
-    return raised(lambda: shards.do(action, "an action")), unsent, usable(table)
-
-
-@over("text", ["bad row", "bad row 'a\x1fb'", 2_000 * "λ"])
-def test_an_action_that_fails_before_it_exchanges_fails_on_all(text: str, ranks: Ranks) -> None:
-    (own, unsent, usable_first), (other, _, usable_second) = ranks.call(failing_before_an_exchange, text)
-    assert own == ("ValueError", text)
-    expected = f"rank 0 of 2: ValueError: {text}".replace("\x1f", " ")
-    assert other[0] == "ValueError"
-    assert other[1] == expected or (len(other[1]) > 300 and expected.startswith(other[1]))
-    assert re.match("rank 1 of 2: .*pickle", unsent[1])
-    assert usable_first
-    assert usable_second
-
-
-def copied_while_ahead() -> tuple[bool, int]:
-    """Whether a copy gives the same, and how many threads a group leaves that has ended."""
-
-    def count() -> int:
-        return sum(thread.name.startswith("sparsegroup-ranks") for thread in threading.enumerate())
-
-    before = count()
-    group = dist.new_group()
-    table = HashEmbedding(4, process_group=group)
-    table(KEYS)
-    table.prefetch(KEYS[:5])
-    other = copy.deepcopy(table)
-    is_same = torch.equal(table(KEYS[:5]), other(KEYS[:5]))
-    assert count() == before + 1
-    del table, other
-    dist.destroy_process_group(group)
-    del group
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith("sparsegroup-ranks") and count() > before:
-            thread.join(5)
-    return is_same, count() - before
-
-
-def test_a_table_is_copied_while_it_looks_ahead_and_a_group_that_has_ended_leaves_no_thread(ranks: Ranks) -> None:
-    assert ranks.call(copied_while_ahead) == [(True, 0), (True, 0)]
-
-
-def done() -> tuple[Tensor, bool, list[Any], Any, Any]:
-    first_ranks(1)
-    group = dist.new_group([2, 3])  # the first of which is not that of the world
-    first = Collectives(group, "Trainer").from_first(dist.get_rank(), "a rank") if dist.get_rank() > 1 else 2
-    together, rank = Collectives(dist.group.WORLD, "Trainer"), dist.get_rank()
-    own = torch.arange(6, dtype=torch.float64).view(2, 3).t() * (rank + 1)
-    total = together.summed(own, "gradients")
-    stays = torch.equal(own, torch.arange(6, dtype=torch.float64).view(2, 3).t() * (rank + 1))
-    parts = together.of_all([rank, {"a": rank}][: rank % 3], "parts")
-    return total, stays, parts, together.from_first({rank}, "a set"), first
-
-
-def test_all_ranks_get_the_same(four_ranks: Ranks) -> None:
-    for total, stays, parts, first, first_of_group in four_ranks.call(done):
-        assert torch.equal(total, torch.arange(6, dtype=torch.float64).view(2, 3).t() * 10)
-        assert stays
-        assert parts == [1, 2, {"a": 2}]
-        assert first == {0}
-        assert first_of_group == 2
-
-
 # A rank that dies or hangs: no other waits for ever, and each says in which operation it has waited.
 
 WORLD = 3
@@ -348,9 +270,7 @@ def _play(rank: int, folder: Path, scene: Any, misbehave: Callable[[], None], pi
     assert own_group._get_backend(torch.device("cpu")).options._timeout == at_first
     optimizer = GroupAdam(table.parameters())
     for _ in range(2):
-        optimizer.zero_grad()
-        table(torch.arange(20)).sum().backward()
-        optimizer.step()
+        take_step(optimizer, table(torch.arange(20)).sum())
     dist.barrier()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SECONDS), own_group)
     training = Training(table, optimizer, folder, misbehave)
