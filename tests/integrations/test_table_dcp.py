@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from distributed_cases import Ranks
+from optimizer_cases import assert_identical
 from over import over
 from sharded_cases import batches, evenly, first_ranks, rows_of
 from sparsegroup import (
@@ -41,6 +42,7 @@ from sparsegroup import (
     param_groups,
 )
 from sparsegroup.integrations import TableLoadPlanner, data_parallel
+from table_cases import take_step
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated", "ignore:.*will be removed.*"
@@ -78,28 +80,16 @@ def train(model: nn.Module, optimizer: GroupOptimizer, steps: int, seed: int) ->
     draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         keys = torch.randint(0, 60, (8, 3), generator=draw) | FIELDS
-        optimizer.zero_grad()
-        functional.binary_cross_entropy_with_logits(model(keys), torch.rand(8, generator=draw).round()).backward()
-        optimizer.step()
-
-
-def same(one: Any, other: Any) -> None:
-    """Nested dicts of tensors, equal to the bit."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one:
-            same(one[name], other[name])
-    elif isinstance(one, Tensor):
-        assert torch.equal(one, other)
-    else:
-        assert one == other
+        take_step(
+            optimizer, functional.binary_cross_entropy_with_logits(model(keys), torch.rand(8, generator=draw).round())
+        )
 
 
 def goes_on_alike(one: tuple[nn.Module, GroupOptimizer], other: tuple[nn.Module, GroupOptimizer]) -> None:
     for model, optimizer in (one, other):
         train(model, optimizer, 12, seed=2)
-    same(sorted_candidates(one[0].state_dict()), sorted_candidates(other[0].state_dict()))
-    same(one[1].state_dict(), other[1].state_dict())
+    assert_identical(sorted_candidates(one[0].state_dict()), sorted_candidates(other[0].state_dict()))
+    assert_identical(one[1].state_dict(), other[1].state_dict())
 
 
 def sorted_candidates(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -183,7 +173,7 @@ def test_a_sharded_head_beside_a_table_as_a_stateful(tmp_path: Path) -> None:
     dcp.load({"training": Training(*second)}, checkpoint_id=tmp_path / "checkpoint", planner=TableLoadPlanner())
     for model, optimizer in (first, second):
         train(model, optimizer, 12, seed=2)
-    same(first[0].table.state_dict(), second[0].table.state_dict())
+    assert_identical(first[0].table.state_dict(), second[0].table.state_dict())
     assert torch.equal(first[0].head.weight.full_tensor(), second[0].head.weight.full_tensor())
 
 
@@ -197,7 +187,7 @@ def test_an_entry_that_dcp_would_lose_is_named(tmp_path: Path) -> None:
     state |= {f"table.{name}": torch.empty(0) for name in ("candidates", "candidate_counts", "counters")}
     load(state, tmp_path)
     fresh.load_state_dict(state)
-    same(fresh.state_dict(), model.state_dict())
+    assert_identical(fresh.state_dict(), model.state_dict())
 
 
 def test_other_modules_keys_keep_their_size(tmp_path: Path) -> None:
@@ -214,7 +204,7 @@ def test_a_fresh_optimizers_state_changes_nothing() -> None:
     model(torch.arange(30).view(10, 3))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     get_optimizer_state_dict(model, optimizer)
-    same(model.state_dict(), before)
+    assert_identical(model.state_dict(), before)
     assert model.table.weight.grad is None
 
 
@@ -244,11 +234,9 @@ def learn(model: Clicks, optimizer: GroupOptimizer, first: int, last: int) -> No
     forward = model if group is None else data_parallel(model, process_group=group)
     for keys in batches(2 * STEPS + 1)[first:last]:
         own = evenly(keys, ranks)[rank]
-        optimizer.zero_grad()
         targets = (own.sum(1) % 3 == 0).to(torch.float32)
         loss = (forward(own) - targets).square().sum() * ranks / len(keys)
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, loss)
 
 
 def group_of(model: Clicks) -> dict[str, Any]:
@@ -326,8 +314,7 @@ NESTED, FLAT = StateDictOptions(), StateDictOptions(flatten_optimizer_state_dict
     [
         (0, (3,), "policies", NESTED),
         (2, (2, 3), "plain", FLAT),
-        (3, (1, 3), "fallback", NESTED),
-        (3, (0, 2), "policies", NESTED),
+        (3, (0, 1), "fallback", NESTED),
         (3, (2,), "plain", None),
     ],
 )

@@ -13,8 +13,8 @@ from family import FAMILY, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH, Hold, Marker, assert_identical
 from over import over
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag
-from table_cases import KeyedEmbedding, as_keys, everything, learn, pull, random_keys
-from table_pairs import DTYPES, Pair, same, table_of
+from table_cases import KeyedEmbedding, as_keys, everything, learn, pull, random_keys, take_step
+from table_pairs import DTYPES, Pair, same
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -59,9 +59,7 @@ def a_retained_graph_with_a_step_in_between(module: Module, optimizer: torch.opt
     loss.backward(retain_graph=True)
     loss.backward(retain_graph=True)
     optimizer.step()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+    take_step(optimizer, loss)
 
 
 @script
@@ -137,9 +135,7 @@ def test_what_people_do_with_an_embedding(name: str) -> None:
         for module in (table, oracle):
             optimizer = GroupAdam([module.weight], lr=0.1, l1=0.01, l21=0.05)
             SCRIPTS[name](module, optimizer)
-            optimizer.zero_grad()
-            loss_of(module, as_keys([-1, 5, 9]), 3.0).backward()
-            optimizer.step()
+            take_step(optimizer, loss_of(module, as_keys([-1, 5, 9]), 3.0))
             states.append(optimizer.state_dict()["state"][0]["step"])
     keys = as_keys(oracle.row_of)
     torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-12, atol=1e-12)
@@ -148,21 +144,6 @@ def test_what_people_do_with_an_embedding(name: str) -> None:
 
 
 # Losses and bags
-
-
-def test_two_tables_in_one_optimizer_with_separate_lambdas() -> None:
-    tables = table_of(torch.float64), HashEmbedding(3, std=0.05, dtype=torch.float64)
-    oracles = [KeyedEmbedding(table) for table in tables]
-    for a, b in (tables, oracles):
-        groups = [{"params": [a.weight], "l21": 0.2}, {"params": [b.weight], "l21": 1.0, "norm": "metric", "lr": 0.05}]
-        optimizer = GroupAdam(groups, lr=0.03)
-        for keys in random_keys(40, seed=3)[torch.randint(0, 40, (30, 8), generator=torch.Generator().manual_seed(0))]:
-            optimizer.zero_grad()
-            torch.cat([a(keys), b(keys.flip(0) ^ 5)], dim=-1).cos().sum(1).square().sum().backward()
-            optimizer.step()
-    for table, oracle in zip(tables, oracles, strict=True):
-        keys = as_keys(oracle.row_of)
-        torch.testing.assert_close(table.lookup(keys), oracle.lookup(keys), rtol=1e-9, atol=1e-9)
 
 
 OFFSETS = (as_keys([0, 3, 3, 7, 10, 10]), as_keys([0, 0, 0, 0, 1, 9]), as_keys([0]))
@@ -296,23 +277,14 @@ def test_the_weight_is_the_only_parameter_and_as_large_as_the_table() -> None:
     assert weight.shape == (0, DIM)
 
 
-def by_an_optimizer_of_torch(cls: type[torch.optim.Optimizer]) -> Callable[[HashEmbedding], object]:
-    def train(table: HashEmbedding) -> None:
-        optimizer = cls([table.weight], lr=0.1)
-        loss_of(table).backward()
-        optimizer.step()
-
-    return train
-
-
 USES: dict[str, Callable[[HashEmbedding], object]] = {
     "product": lambda table: table.weight * 2,
     "indexing": lambda table: table.weight[0],
     "in place": lambda table: table.weight.data.zero_(),
     "penalty": lambda table: (table.weight**2).sum().backward(),
     "torch's init": lambda table: nn.init.zeros_(table.weight),
-    "SparseAdam": by_an_optimizer_of_torch(torch.optim.SparseAdam),
-    "Adagrad": by_an_optimizer_of_torch(torch.optim.Adagrad),
+    "SparseAdam": lambda table: take_step(torch.optim.SparseAdam([table.weight]), loss_of(table)),
+    "Adagrad": lambda table: take_step(torch.optim.Adagrad([table.weight]), loss_of(table)),
 }
 
 

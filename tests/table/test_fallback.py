@@ -1,18 +1,14 @@
-"""What replaces keys without a live row: in training, where new keys begin zero in proportion, and in copies."""
+"""What replaces keys without a live row, also in training, where new keys begin zero in proportion."""
 
-import copy
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from optimizer_cases import assert_identical, backward
 from over import over
 from sparsegroup import GroupAdam, HashEmbedding, HashEmbeddingBag, MinCount, TargetRate, param_groups
-from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
+from table_cases import take_step
 
 
 def in_field(field: int, values: list[int]) -> Tensor:
@@ -78,8 +74,7 @@ def test_it_is_trained_unregularized_and_a_target_counts_the_table_only(by_modul
     for _ in range(60):
         keys = torch.randint(500, (64,))
         vectors = table(keys)
-        backward(optimizer, (vectors - 1.0).square().mean() + ((keys % 50 == 0)[:, None] * vectors).sum() * 0.1)
-        optimizer.step()
+        take_step(optimizer, (vectors - 1.0).square().mean() + ((keys % 50 == 0)[:, None] * vectors).sum() * 0.1)
         target.step()
     assert table.num_live == pytest.approx(0.05 * table.num_seen, abs=1)
     assert (table.fallback > 0.1).all()
@@ -148,55 +143,4 @@ def test_the_fallback_vector_and_the_row_both_learn_from_them() -> None:
     torch.testing.assert_close(table.weight.grad._values(), gradient)
 
 
-@pytest.mark.usefixtures("two_threads")
-@over("shrinks", [False, True])
-def test_looking_ahead_changes_nothing(shrinks: bool) -> None:
-    """Even where the rows have been renumbered between the look ahead and the lookup."""
-    results = []
-    for looks_ahead in (False, True):
-        table, steps = table_at(0.3), count()
-        optimizer = GroupAdam(table.parameters(), lr=0.1, l21=1e-3)
-        seen = []
-        batches = [torch.arange(1_000 + 500 * i, 6_000 + 500 * i) for i in range(6)]
-        for batch, following in zip(batches, [*batches[1:], None], strict=True):
-            vectors = table(batch)
-            seen.append(vectors.detach().clone())
-            if looks_ahead and following is not None:
-                table.prefetch(following)
-            backward(optimizer, vectors.square().sum())
-            optimizer.step()
-            optimizer.zero_grad()
-            if shrinks and next(steps) == 2:
-                table.shrink()
-        results.append((seen, table.lookup(torch.arange(9_000)), table.fallback.detach()))
-    assert_identical(*results)
-
-
 # Copies, checkpoints
-
-
-def test_state_dicts_copies_and_checkpoints_carry_it(tmp_path: Path) -> None:
-    table = table_with_dead_rows()
-    again, loaded = (HashEmbedding(3, std=1.0, field_bits=8, fallback=True) for _ in range(2))
-    again.load_state_dict(table.state_dict())
-    save_checkpoint(tmp_path / "at", table, GroupAdam(table.parameters()))
-    load_checkpoint(tmp_path / "at", loaded, GroupAdam(loaded.parameters()))
-    for other in (again, copy.deepcopy(table), loaded):
-        assert torch.equal(other.eval()(DEAD), table.eval()(DEAD))
-        assert other(DEAD).any()
-
-
-def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
-    table, plain = table_with_dead_rows(), HashEmbedding(3, field_bits=8)
-    before = table.fallback.clone()
-    state = HashEmbedding(3, field_bits=8, fallback=True).state_dict()
-    for target, wrong, message in (
-        (plain, table.state_dict(), r"Unexpected key.*fallback"),
-        (table, plain.state_dict(), r"Missing key.*fallback"),
-        (table, HashEmbedding(3, fallback=True).state_dict(), r"fallback must have shape \[256, 3\], got \[1, 3\]"),
-        (table, {**state, "fallback": torch.full((256, 3), torch.nan)}, "fallback has NaN or infinite elements"),
-        (table, {"weight": state["weight"], "fallback": torch.ones(256, 3)}, r"Missing key.*keys"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            target.load_state_dict(wrong)
-    assert torch.equal(table.fallback, before)

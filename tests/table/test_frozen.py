@@ -12,6 +12,7 @@ from sparsegroup import FieldTables, GroupAdagrad, HashEmbedding, HashEmbeddingB
 from sparsegroup.models import MLP
 from sparsegroup.table import UnusedFor
 from sparsegroup.training import Trainer
+from table_cases import take_step
 
 OLD, NEW = torch.arange(8), torch.arange(100, 108)
 
@@ -67,9 +68,7 @@ def test_no_policy_drops_its_rows() -> None:
     table = pretrained(eviction=UnusedFor(1))
     optimizer = GroupAdagrad(table.parameters(), lr=0.1, l21=1e6)
     for keys in (OLD, NEW):
-        optimizer.zero_grad()
-        table(keys).sum().backward()
-        optimizer.step()
+        take_step(optimizer, table(keys).sum())
     optimizer.zero_grad()
     frozen = copy.deepcopy(table).requires_grad_(False)
     table(NEW), frozen(NEW)

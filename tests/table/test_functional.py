@@ -11,6 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from over import over
 from sparsegroup import FieldTables, GroupAdam, HashEmbedding, HashEmbeddingBag, convert, param_groups
+from table_cases import take_step
 
 DIM = 4
 TABLES: dict[str, Callable[[], nn.Module]] = {
@@ -45,9 +46,7 @@ def model_of(kind: str, training: bool = True) -> Clicks:
     keys, labels = batch(0)
     optimizer = GroupAdam(param_groups(model, l21=0.3))
     for _ in range(2):
-        optimizer.zero_grad()
-        binary_cross_entropy_with_logits(model(keys), labels).backward()
-        optimizer.step()
+        take_step(optimizer, binary_cross_entropy_with_logits(model(keys), labels))
     optimizer.zero_grad()
     return model.train(training)
 

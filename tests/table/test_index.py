@@ -7,7 +7,6 @@ from numba import njit
 from over import over
 from sparsegroup.table.directory.buckets import hash_of, home, mixed, secret_of
 from sparsegroup.table.directory.index import Index, keep_rows
-from sparsegroup.table.sharded.routing import Routing, Sorter
 
 NO_SECRET = (0, 1)
 """With which the hash of a key is what the mixing makes of it, which everybody can read."""
@@ -45,20 +44,6 @@ def test_keys_chosen_for_one_home_or_neighbouring_ones_spread_as_any_do(shift: i
     assert _distinct_homes(without, keys) < 200  # so they would crowd
     index = Index(huge_pages=False, buckets=10_000)
     assert _distinct_homes(index, keys) > 0.9 * _distinct_homes(index, random)
-
-
-def test_two_indices_differ_in_order_and_agree_in_rows() -> None:
-    keys = np.random.default_rng(1).integers(-(2**63), 2**63, COUNT)
-    orders = []
-    for _ in range(2):
-        index = Index(huge_pages=False)
-        index.reserve(COUNT)
-        index.insert(keys, np.arange(COUNT))
-        np.testing.assert_array_equal(index.find(keys), np.arange(COUNT))
-        assert (index.find(keys + 1) == -1).all()
-        orders.append(np.concatenate([some for some, _ in index.scan()]))
-    assert not np.array_equal(*orders)
-    np.testing.assert_array_equal(np.sort(orders[0]), np.sort(orders[1]))
 
 
 @over("place", [0, 1, 2, 99])
@@ -136,21 +121,3 @@ def test_homes_of_an_index_of_any_size(buckets: int) -> None:
     expected = [(h * old >> 32) if h * old >> 32 < frontier else h * buckets >> 32 for h in hashes.tolist()]
     assert found.tolist() == expected
     assert expected[-1] == buckets - 1
-
-
-def test_distinct_keys_come_in_order_of_appearance_whatever_share_of_the_batch_before_was_distinct() -> None:
-    rng, sorter = np.random.default_rng(0), Sorter(Routing(1), scratch_bytes=1 << 30)
-    for size, different in [
-        (5000, 1),
-        (5000, 4000),
-        (8, 8),
-        (20_000, 10**9),
-        (0, 1),
-        (20_000, 3),
-        (3000, 10**9),
-        (1, 1),
-    ]:
-        keys = rng.integers(0, different, size) - 1
-        plan = sorter.sort(keys)
-        np.testing.assert_array_equal(plan.keys, list(dict.fromkeys(keys.tolist())))
-        np.testing.assert_array_equal(plan.keys[plan.inverse], keys)

@@ -29,16 +29,12 @@ def mask(*seen: int) -> Tensor:
         (TABLE, None, 3 / 5),
         (TABLE, mask(1, 1, 0, 0, 0), 1 / 2),
         (TABLE, mask(1, 0, 0, 1, 0), 0.0),
-        (TABLE, mask(0, 0, 0, 0, 0), 0.0),
         (TABLE, 30, 3 / 30),
-        (TABLE, 3, 1.0),
         (torch.zeros(5, 2), 0, 0.0),
         (torch.zeros(0, 4), None, 0.0),
-        (torch.tensor([0.0, 0.0, -1.0, 0.0]), None, 1 / 4),
         (torch.tensor([0.0, 0.0, -1.0, 0.0])[:, None, None], None, 1 / 4),
         (torch.zeros(4, 0), None, 0.0),
         (torch.tensor([[float("nan")], [0.0]]), None, 1 / 2),
-        (parameter(3, 2), None, 1.0),
     ],
 )
 def test_the_feature_rate_is_the_share_of_seen_rows_with_a_non_zero_vector(
