@@ -7,6 +7,7 @@ from numba import njit
 from over import over
 from sparsegroup.table.directory.buckets import hash_of, home, mixed, secret_of
 from sparsegroup.table.directory.index import Index, keep_rows
+from sparsegroup.table.sharded.routing import Routing, Sorter
 
 NO_SECRET = (0, 1)
 """With which the hash of a key is what the mixing makes of it, which everybody can read."""
@@ -121,3 +122,21 @@ def test_homes_of_an_index_of_any_size(buckets: int) -> None:
     expected = [(h * old >> 32) if h * old >> 32 < frontier else h * buckets >> 32 for h in hashes.tolist()]
     assert found.tolist() == expected
     assert expected[-1] == buckets - 1
+
+
+def test_distinct_keys_come_in_order_of_appearance_whatever_share_of_the_batch_before_was_distinct() -> None:
+    rng, sorter = np.random.default_rng(0), Sorter(Routing(1), scratch_bytes=1 << 30)
+    for size, different in [
+        (5000, 1),
+        (5000, 4000),
+        (8, 8),
+        (20_000, 10**9),
+        (0, 1),
+        (20_000, 3),
+        (3000, 10**9),
+        (1, 1),
+    ]:
+        keys = rng.integers(0, different, size) - 1
+        plan = sorter.sort(keys)
+        np.testing.assert_array_equal(plan.keys, list(dict.fromkeys(keys.tolist())))
+        np.testing.assert_array_equal(plan.keys[plan.inverse], keys)

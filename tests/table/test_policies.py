@@ -159,6 +159,17 @@ def test_a_share_is_admitted_at_each_occurrence_and_the_seed_decides_which(optio
     assert table.num_seen == pytest.approx(len(keys), rel=0.03 if options else 0)
 
 
+def test_max_rows_counts_the_admitted_ones() -> None:
+    table = admit_later(max_rows=3)
+    table(as_keys([1, 2, 3]))
+    table(as_keys([4, 5, 6, 7]))
+    with pytest.raises(RuntimeError, match="max_rows=3, it has 0 rows and this lookup brings 4 new keys"):
+        table(as_keys([1, 2, 3, 4, 10]))
+    assert (table.num_rows, table.num_seen) == (0, 7)
+    table(as_keys([1, 2, 3]))
+    assert table.num_rows == 3
+
+
 # What a table knows of keys in memory that does not grow: how many there were, and how often each has come
 
 
