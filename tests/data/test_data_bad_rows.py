@@ -71,13 +71,6 @@ def test_a_bad_row_stops_with_file_and_line_however_far_into_the_log(tmp_path: P
             part.unlink()
 
 
-def test_the_first_of_many_bad_rows_is_named_whatever_their_kinds(tmp_path: Path) -> None:
-    lines = [b"0,a,b,1,2", b"0,a,b,x,2", *[b"0,\xff,b,1,2"] * 10, *[b"short"] * 10, *[b"7,a,b,1,2"] * 10]
-    path = written(tmp_path / "log.csv", HEADER + b"\n".join(lines))
-    with pytest.raises(ClickLogError, match=r"log.csv:3: 'n' cannot be read"):
-        prepare([path], tmp_path / "out", CSV)
-
-
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
 def test_an_empty_a_truncated_and_a_joined_log(suffix: str, tmp_path: Path) -> None:
     def pack(content: bytes) -> bytes:

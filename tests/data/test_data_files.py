@@ -11,14 +11,12 @@ from typing import Any
 import fsspec
 import polars as pl
 import pytest
-import torch
 
 from cli_cases import click_log
-from data_cases import compress, write, written
+from data_cases import assert_same, compress, rows_of, write, written
 from object_store import BUCKET, ObjectStore, object_store
 from over import over
 from sparsegroup.data import ClickLogError, Log, LogOptionError, RawLog, is_prepared, open_log, prepare
-from sparsegroup.data.batches import Batch
 from sparsegroup.data.raw.files import is_same, listed, short_name
 
 ROWS = 90
@@ -47,23 +45,14 @@ def cut(folder: Path, header: str, rows: list[str], seed: int, suffix: str = "")
     return files
 
 
-def whole(log: Log) -> Batch:
-    (batch,) = log.batches(0, len(log), len(log))
-    return batch
-
-
 def assert_same_rows(ours: Log, theirs: Log) -> None:
     assert len(ours) == len(theirs)
     for name in ("train_rows", "fields", "bad_rows"):
         assert getattr(ours, name) == getattr(theirs, name), name
-    expected = whole(theirs)
+    expected = rows_of(theirs)
     generator = random.Random(0)
     for start, stop, size in [(0, len(ours), 13), *((generator.randrange(ROWS), ROWS, 7) for _ in range(5))]:
-        got = list(ours.batches(start, stop, size))
-        assert [len(batch) for batch in got[:-1]] == [size] * (len(got) - 1)
-        for name in ("keys", "labels", "times"):
-            there = torch.cat([getattr(batch, name) for batch in got]) if got else torch.empty(0)
-            assert there.tolist() == getattr(expected, name)[start:stop].tolist(), name
+        assert_same(rows_of(ours, start, stop, size), expected[start:stop])
 
 
 @pytest.mark.parametrize(("seed", "suffix", "header"), [(0, "", PLAIN), (1, ".gz", TIMED), (2, ".xz", SPLIT)])
@@ -139,7 +128,7 @@ def test_files_are_sorted_by_the_first_time_in_each(kind: str, tmp_path: Path) -
     for path, number in zip(files, random.Random(1).sample(range(len(files)), len(files)), strict=True):
         frame = pl.read_csv(path, schema_overrides={"label": pl.Int64, "ts": pl.Int64})
         write(frame, tmp_path / "mixed" / f"{number}.{kind}")
-    assert whole(open_log(tmp_path / "mixed")).times.tolist() != whole(alone).times.tolist()
+    assert rows_of(open_log(tmp_path / "mixed")).times.tolist() != rows_of(alone).times.tolist()
     assert_same_rows(open_log(tmp_path / "mixed", sort_files="time"), alone)
     assert_same_rows(prepare([tmp_path / "mixed"], tmp_path / "out", sort_files="time")[0], alone)
     with pytest.raises(LogOptionError, match=r"^`sort_files` time is for logs with a column of times"):
@@ -159,14 +148,14 @@ def test_folders_with_a_key_add_a_column(kind: str, tmp_path: Path) -> None:
         day=pl.Series([days[0], days[0], days[1], days[1], "", ""]), city=pl.lit("São Paulo")
     )
     expected.write_csv(tmp_path / "one.csv")
-    alone = whole(open_log(tmp_path / "one.csv", columns="categorical"))
+    alone = rows_of(open_log(tmp_path / "one.csv", columns="categorical"))
     log = open_log(tmp_path / kind, columns="categorical")
     assert log.fields == ("a", "day", "city")
-    assert whole(log).keys.tolist() == alone.keys.tolist()
+    assert rows_of(log).keys.tolist() == alone.keys.tolist()
     prepared, _ = prepare(
         [f"{tmp_path}/{kind}/*/city=*"], tmp_path / f"out {kind}", vocabulary=True, columns="categorical"
     )
-    assert whole(prepared).keys.tolist() == alone.keys.tolist()
+    assert rows_of(prepared).keys.tolist() == alone.keys.tolist()
     assert prepared.vocabulary is not None
     assert set(pl.read_parquet(prepared.vocabulary).filter(field="day")["value"]) == {*days[:2], ""}
     one_day = open_log(f"{tmp_path}/{kind}/day={days[1]}", columns="categorical")
@@ -199,7 +188,7 @@ def test_a_column_of_the_file_goes_before_that_of_its_folder_whose_value_is_part
         return open_log(written(tmp_path / folder / "log.csv", text))
 
     same = "label,a\n" + "1,file\n" * 20
-    assert whole(log_in("a=folder", same)).keys.tolist() == whole(log_in(".", same)).keys.tolist()
+    assert rows_of(log_in("a=folder", same)).keys.tolist() == rows_of(log_in(".", same)).keys.tolist()
     assert log_in("day=1", same).identity != log_in("day=2", same).identity
 
 
@@ -236,7 +225,7 @@ def test_what_is_wrong_with_files_is_said_with_their_names(tmp_path: Path) -> No
     schema = written(tmp_path / ".schema.yaml", "label: label\ncategorical: [a, b]\n")
     assert len(open_log(tmp_path, schema=schema)) == 40  # who names the columns need not name all
     written(second, "b,a,label\n" + "y,x,1\n" * 20)
-    assert len(set(whole(open_log(tmp_path)).keys[:, 1].tolist())) == 1  # in another order they are the same
+    assert len(set(rows_of(open_log(tmp_path)).keys[:, 1].tolist())) == 1  # in another order they are the same
     parquet = tmp_path / "3.parquet"
     pl.DataFrame({"label": [1], "a": ["x"], "b": ["y"]}).write_parquet(parquet)
     for given, message in (
@@ -271,18 +260,18 @@ def test_a_prepared_log_is_told_from_a_folder_of_raw_files(tmp_path: Path) -> No
 def test_a_file_that_has_changed_since_is_named(tmp_path: Path) -> None:
     files = cut(tmp_path / "logs", TIMED, lines(TIMED), 0)
     log = open_log(tmp_path / "logs", chunk_bytes=100)
-    expected = whole(log).keys.tolist()
+    expected = rows_of(log).keys.tolist()
     grown = files[-2]
     content = grown.read_bytes()
     grown.write_bytes(content + b"1,new,w,9\n")
-    assert whole(log).keys.tolist() == expected
+    assert rows_of(log).keys.tolist() == expected
     kept = content.splitlines(keepends=True)
     grown.write_bytes(b"".join([*kept[:1], *kept[2:], b"\n" * len(kept[1])]))  # a row less, the same size
     with pytest.raises(ClickLogError, match=rf"^{grown}: has changed since its rows were counted"):
-        whole(log)
+        rows_of(log)
     files[1].write_bytes(b"label")
     with pytest.raises(ClickLogError, match=rf"^{files[1]}: has changed since its rows were counted"):
-        whole(log)
+        rows_of(log)
 
 
 def test_short_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -333,29 +322,36 @@ def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     return server
 
 
-@pytest.mark.parametrize("suffix", ["", ".xz", ".zst"])
-def test_a_text_in_a_store_is_that_on_a_disk(suffix: str, store: ObjectStore, tmp_path: Path) -> None:
-    text = click_log(tmp_path / "log.csv", 500).read_bytes()
-    path = written(tmp_path / f"log of a day.csv{suffix}", compress(suffix, text) if suffix else text)
-    uri = store.put(path, f"text/{path.name}")
-    there, here = open_log(uri, chunk_bytes=2_000), open_log(path)
-    assert_same_rows(there, here)
-    assert (there.identity, there.name) == (here.identity, uri)
+def test_a_text_in_a_store_is_that_on_a_disk_and_is_prepared_until_it_changes(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    plain = click_log(tmp_path / "log of a day.csv", 500)
+    for path in (written(tmp_path / "log.csv.zst", compress(".zst", plain.read_bytes())), plain):
+        uri, out = store.put(path, f"text/{path.name}"), tmp_path / f"out{path.suffix}"
+        there, here = open_log(uri, chunk_bytes=2_000), open_log(path)
+        assert_same_rows(there, here)
+        assert (there.identity, there.name) == (here.identity, uri)
+        done, again = (prepare([uri], out, chunk_bytes=1_000)[0] for _ in range(2))
+        assert_same_rows(done, here)
+        assert again.manifest.id == done.manifest.id
+    with pytest.raises(ClickLogError, match="is a prepared log, which is read from a disk and by itself"):
+        open_log(store.put(out, "prepared"))
+    store.put(click_log(tmp_path / "shorter.csv", 100), f"text/{plain.name}")
+    with pytest.raises(ClickLogError, match=rf"^{uri}: has changed since its rows were counted"):
+        rows_of(there)
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_partitions_in_a_store_are_those_on_a_disk(suffix: str, store: ObjectStore, tmp_path: Path) -> None:
+def test_partitions_in_a_store_are_those_on_a_disk(store: ObjectStore, tmp_path: Path) -> None:
     frame = pl.read_csv(click_log(tmp_path / "log.csv", 600))
     for day in range(3):
         folder = tmp_path / "logs" / f"day={day + 8}"
         folder.mkdir(parents=True)
-        write(frame[200 * day : 200 * day + 200], folder / f"0{suffix}")
+        frame[200 * day : 200 * day + 200].write_parquet(folder / "0.parquet")
     (tmp_path / "logs" / "_SUCCESS").touch()
-    uri = store.put(tmp_path / "logs", f"by day/{suffix[1:]}")
+    uri = store.put(tmp_path / "logs", "by day")
     here = open_log(tmp_path / "logs")
     assert here.fields == ("color", "size", "day")
-    patterns = ("/", "/day=*/", f"/day=*/0{suffix}", f"/**/0{suffix}", "/day=[0-9]*")
-    for pattern in ("", *(patterns if suffix == ".parquet" else ())):
+    for pattern in ("", "/", "/day=*/", "/day=*/0.parquet", "/**/0.parquet", "/day=[0-9]*"):
         there = open_log(uri + pattern)
         assert there.identity == here.identity, pattern
         assert_same_rows(there, here)
@@ -371,20 +367,6 @@ def test_a_store_may_be_named_in_the_uri(server: ObjectStore, tmp_path: Path, mo
     there = open_log(f"s3://nobody:nothing@{BUCKET}/named/*.csv?{query}")
     assert_same_rows(there, open_log(path))
     assert there.name == f"s3://{BUCKET}/named/*.csv?{query}"  # and not the keys
-
-
-def test_a_log_in_a_store_is_prepared_and_that_it_has_changed_is_an_error(store: ObjectStore, tmp_path: Path) -> None:
-    uri = store.put(click_log(tmp_path / "log.csv", 400), "prepared/log.csv")
-    done, again = (prepare([uri], tmp_path / "out", chunk_bytes=1_000)[0] for _ in range(2))
-    assert_same_rows(done, open_log(tmp_path / "log.csv"))
-    assert again.manifest.id == done.manifest.id
-    folder = store.put(tmp_path / "out", "prepared/out")
-    with pytest.raises(ClickLogError, match="is a prepared log, which is read from a disk and by itself"):
-        open_log(folder)
-    log = open_log(uri)
-    store.put(click_log(tmp_path / "log.csv", 100), "prepared/log.csv")
-    with pytest.raises(ClickLogError, match=rf"^{uri}: has changed since its rows were counted"):
-        whole(log)
 
 
 def test_what_is_not_in_a_store_is_said_with_its_uri(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """A raw log gives the batches of what `prepare` makes of it, whatever its format, compression, chunks and bad rows.
 
-It is sent to other processes as what it knows, as other logs are.
+It is sent to other processes as what it knows, as other logs are. A command opens it as rarely as it can.
 """
 
 import gzip
@@ -9,7 +9,7 @@ import random
 import re
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ import numpy as np
 import polars as pl
 import pyarrow.fs as fs
 import pytest
-import torch
 
+from command import Run
 from data_cases import (
     AGENTS,
     CSV,
     HEADER,
     INTEGERS,
     PRICES,
-    assert_equal,
+    assert_same,
     avazu_log,
     compress,
     criteo_log,
@@ -53,7 +53,7 @@ from sparsegroup.data import (
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import avazu, criteo
 from sparsegroup.data.raw import raw_log as raw_log_module
-from sparsegroup.data.raw.files import raw_file, source_of
+from sparsegroup.data.raw.files import RawFile, raw_file, source_of
 from sparsegroup.data.schema import LogFormat
 
 HOURS = [f"1410{day}{hour:02}" for day in (21, 22, 23) for hour in range(24)]
@@ -120,19 +120,6 @@ def raw_log(logs: list[Path], **options: Any) -> RawLog:
     return open_log(logs[0], logs[1] if len(logs) > 1 else None, **{"threads": 2, **options})
 
 
-PARTS = ("keys", "numbers", "labels", "times", "weights")
-
-
-def assert_same(ours: list[Batch], theirs: list[Batch], parts: Iterable[str] = PARTS) -> None:
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        for name in parts:
-            torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=0, atol=0, equal_nan=True, msg=name)
-        assert len(a.bags) == len(b.bags)
-        for x, y in zip(a.bags, b.bags, strict=True):
-            assert (x.keys.tolist(), x.offsets.tolist()) == (y.keys.tolist(), y.offsets.tolist())
-
-
 def assert_same_log(logs: list[Path], raw: RawLog, prepared: PreparedLog, ranges: int = 3) -> None:
     manifest = prepared.manifest
     assert (len(raw), raw.train_rows, raw.positives) == (len(prepared), prepared.train_rows, manifest.positives)
@@ -149,10 +136,10 @@ def assert_same_log(logs: list[Path], raw: RawLog, prepared: PreparedLog, ranges
     for _ in range(ranges):
         asked.append((generator.randrange(rows + 1), generator.randrange(rows + 1), generator.randrange(1, 40)))
     for start, stop, size in asked:
-        borders = range(max(start, 0), min(stop, rows), size)
-        expected = [whole[begin : min(begin + size, stop)] for begin in borders]
-        assert_same(list(raw.batches(start, stop, size)), expected)
-        assert_same(list(prepared.batches(start, stop, size)), expected)
+        expected = [whole[begin : min(begin + size, stop)] for begin in range(max(start, 0), min(stop, rows), size)]
+        for log in (raw, prepared):
+            for ours, theirs in zip(log.batches(start, stop, size), expected, strict=True):
+                assert_same(ours, theirs)
 
 
 ATTRIBUTES = (
@@ -168,24 +155,8 @@ def assert_same_when_sent(log: Log) -> tuple[Log, int]:
     assert len(there) == len(log)
     assert [getattr(there, name) for name in ATTRIBUTES] == [getattr(log, name) for name in ATTRIBUTES]
     for start, stop in ((0, len(log)), (len(log) // 2, len(log) // 2 + 9)):
-        assert_same(list(there.batches(start, stop, 7)), list(log.batches(start, stop, 7)))
+        assert_same(rows_of(there, start, stop, 7), rows_of(log, start, stop, 7))
     return there, len(content)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_batches_are_those_of_the_prepared_log_also_in_another_process(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logs, log_format = CASES[name](tmp_path)
-    prepared, _ = prepare(logs, tmp_path / "out", log_format, chunk_bytes=3000)
-    for chunks in (15, 1):
-        chunk_bytes = logs[0].stat().st_size // chunks + 1
-        raw = raw_log(logs, format=log_format, chunk_bytes=chunk_bytes, threads=1 + chunks % 3)
-        assert_same_log(logs, raw, prepared)
-        assert (raw.features, raw.name) == (None, str(logs[0]))
-    monkeypatch.setattr(raw_log_module.RawLog, "_count", None)  # it is not counted there
-    assert_same_when_sent(raw)
-    assert assert_same_when_sent(prepared)[1] < 10_000
 
 
 def with_bad_rows(path: Path, seed: int) -> None:
@@ -211,15 +182,27 @@ def with_bad_rows(path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_same_with_bad_rows_left_out(name: str, tmp_path: Path) -> None:
+def test_the_batches_are_those_of_the_prepared_log_in_another_process_and_with_bad_rows_left_out(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs, log_format = CASES[name](tmp_path)
+    prepared, _ = prepare(logs, tmp_path / "out", log_format, chunk_bytes=3000)
+    for chunks in (15, 1):
+        chunk_bytes = logs[0].stat().st_size // chunks + 1
+        raw = raw_log(logs, format=log_format, chunk_bytes=chunk_bytes, threads=1 + chunks % 3)
+        assert_same_log(logs, raw, prepared)
+        assert (raw.features, raw.name) == (None, str(logs[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(raw_log_module.RawLog, "_count", None)  # it is not counted there
+        assert_same_when_sent(raw)
+    assert assert_same_when_sent(prepared)[1] < 10_000
     for seed, path in enumerate(logs):
         with_bad_rows(path, seed)
     if name.startswith("avazu"):  # a spoilt hour may break the order of time, of which this is no test
         log_format = replace(log_format or avazu(), split="last-of-7")
-    prepared, _ = prepare(logs, tmp_path / "out", log_format, on_bad_row="skip", max_bad=0.9, chunk_bytes=3000)
-    chunk_bytes = logs[0].stat().st_size // 10
-    raw = raw_log(logs, format=log_format, on_bad_row="skip", max_bad=0.9, chunk_bytes=chunk_bytes)
+    options: dict[str, Any] = {"on_bad_row": "skip", "max_bad": 0.9}
+    prepared, _ = prepare(logs, tmp_path / "spoilt", log_format, chunk_bytes=3000, **options)
+    raw = raw_log(logs, format=log_format, chunk_bytes=logs[0].stat().st_size // 10, **options)
     assert all(bad.count >= 4 for bad in raw.bad)
     assert_same_log(logs, raw, prepared)
 
@@ -229,7 +212,7 @@ def test_the_same_of_a_compressed_log(suffix: str, tmp_path: Path) -> None:
     plain = rich_log(tmp_path / "log.csv")
     path = written(tmp_path / f"log.csv{suffix}", compress(suffix, plain.read_bytes()))
     prepared, of_plain = (prepare([log], tmp_path / f"out{log.suffix}", RICH)[0] for log in (path, plain))
-    assert_equal(rows_of(prepared), rows_of(of_plain))
+    assert_same(rows_of(prepared), rows_of(of_plain))
     assert_same_log([path], open_log(path, format=RICH, chunk_bytes=200), prepared)
 
 
@@ -280,11 +263,11 @@ def test_a_compressed_log_of_several_files_takes_no_more_bytes_than_its_chunks_n
 def test_nothing_before_the_chunk_asked_for_is_read(tmp_path: Path) -> None:
     path = csv_log(tmp_path / "log.csv", 500)
     log = open_log(path, format=CSV, chunk_bytes=300)
-    expected = list(log.batches(400, 500, 9))
+    expected = rows_of(log, 400, 500, 9)
     content = path.read_bytes()
     gone = len(content) // 2
     path.write_bytes(re.sub(rb"[^\n]", b"\xff", content[:gone]) + content[gone:])
-    assert_same(list(log.batches(400, 500, 9)), expected)
+    assert_same(rows_of(log, 400, 500, 9), expected)
     with pytest.raises(ClickLogError, match=r"log.csv:\d+: "):
         list(log.batches(0, 1, 1))
 
@@ -401,3 +384,31 @@ def test_a_log_larger_than_its_chunks_is_not_kept_in_memory_and_progress_counts_
     logs, totals = [csv_log(tmp_path / f"{i}.csv", 100 + i) for i in range(2)], set[int | None]()
     raw_log(logs, format=CSV, chunk_bytes=300, on_progress=lambda _, total: totals.add(total))
     assert totals == {sum(log.stat().st_size for log in logs)}
+
+
+def test_training_reads_a_raw_logs_head_once_and_counts_its_rows_once(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = written(tmp_path / "log.csv", HEADER + b"\n".join(good_rows(90)))
+    test = written(tmp_path / "test.csv", HEADER + b"\n".join(good_rows(10)))
+    opened, stream = list[str](), RawFile.open_text
+
+    def open_text(file: RawFile) -> Any:
+        opened.append(file.source.rpartition("/")[2])
+        return stream(file)
+
+    monkeypatch.setattr(RawFile, "open_text", open_text)
+    options = ["--model", "mlp", "--dim", 2, "--test", test, "--set", "model.hidden=[4]", "--threads", 1]
+    assert run("train", log, "--out", "run", *options).returncode == 0
+    head_columns_head, count = ["log.csv", "log.csv", "test.csv"], ["log.csv", "test.csv"]
+    base_rate, train, recalibrate, evaluate = ["log.csv"], ["log.csv"], ["log.csv"], ["test.csv"]
+    trained = [*base_rate, *train, *recalibrate, *evaluate]
+    passes_of_baseline, names = 2 * [*train, *evaluate], ["log.csv"]
+    columns = ["log.csv", "test.csv"]
+    assert opened == [*head_columns_head, *count, *trained, *passes_of_baseline, *names, *columns]
+    opened.clear()
+    assert run("predict", "run", log, "--out", "scores.csv", "--threads", 1).returncode == 0
+    assert opened == ["log.csv"] * 3  # head, count, predict
+    opened.clear()
+    prepare([log, test], tmp_path / "out")
+    assert opened == [*head_columns_head, *count]

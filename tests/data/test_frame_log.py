@@ -6,12 +6,13 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from test_data_raw import assert_same
 
 from command import Run
+from data_cases import assert_same, rows_of
 from estimator_cases import rows, written
 from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.data import ClickLogError, FrameLog, frames, hash_keys, open_log
+from sparsegroup.estimator import Classifier
 from sparsegroup.models import MLP
 from sparsegroup.training import Trainer
 
@@ -27,8 +28,7 @@ def test_a_frame_is_the_log_of_its_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert log.schema == raw.schema
     assert {**log.columns, "clicked": "label"} == raw.columns
     for start, stop, size in ((0, 600, 600), (0, 600, 128), (150, 290, 64), (590, 700, 64)):
-        ours, theirs = (list(one.batches(start, stop, size)) for one in (log, raw))
-        assert ours
+        ours, theirs = (rows_of(one, start, stop, size) for one in (log, raw))
         assert_same(ours, theirs, ("keys", "numbers", "labels"))
 
 
@@ -53,6 +53,8 @@ def test_labels_and_weights_are_the_given_ones_and_an_unreadable_row_has_its_num
     assert (FrameLog(FRAME).labelled, FrameLog(FRAME).weighted) == (False, False)
     with pytest.raises(ClickLogError, match=r"a data frame: labels must be \[600\], got \[599\]"):
         FrameLog(FRAME, LABELS[1:])
+    with pytest.raises(ValueError, match="give the values of 'size' as sample_weight"):
+        Classifier(columns={"size": "weight"}).fit(FRAME, LABELS)
     monkeypatch.setattr(frames, "_ROWS", 50)
     frame = pl.DataFrame({"n": [str(place) for place in range(119)] + ["none of it"]})
     with pytest.raises(ClickLogError, match="row 119: 'n' cannot be read: 'n=none of it'"):

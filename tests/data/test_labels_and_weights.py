@@ -18,7 +18,6 @@ from sparsegroup.data import ClickLogError, Log, LogOptionError, PreparedLog, op
 from sparsegroup.data.kinds import NUMBERS, Label
 from sparsegroup.data.open import FormatOptions
 from sparsegroup.data.schema import LogFormat, read_schema, write_schema
-from sparsegroup.estimator import Classifier
 
 
 def labels_of(log: Log) -> list[float]:
@@ -361,15 +360,3 @@ def test_a_run_learns_and_is_measured_by_weights(run: Run) -> None:
     assert pl.read_csv("again.csv").equals(scores)
     refused = run("predict", "run", "scored.csv", "--out", "again.csv", "--weight", "sample_weight")
     assert (refused.returncode, "--weight: scored.csv has no column" in refused.stderr) == (2, True)
-
-
-def test_rows_of_weight_zero_teach_nothing() -> None:
-    """The rows whose weight is 0 have the wrong label: with the weights, the model never learns it."""
-    frame = pl.DataFrame({"a": [f"u{i % 2}" for i in range(2_000)]})
-    right = np.arange(2_000) % 2
-    wrong = np.arange(2_000) % 3 > 0
-    model = Classifier(model="lr", l21=0.0, lr=0.1, batch_size=100)
-    model.fit(frame, np.where(wrong, 1 - right, right), sample_weight=np.where(wrong, 0.0, 1.0))
-    assert (model.predict(frame) == right).all()
-    with pytest.raises(ValueError, match="give the values of 'w' as sample_weight"):
-        Classifier(columns={"w": "weight"}).fit(pl.DataFrame({"a": ["x", "y"], "w": [1, 2]}), [0, 1])

@@ -1,10 +1,6 @@
 """All destinations alike: complete releases or none, one publisher, named damage, and nothing left behind."""
 
 import itertools
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +12,7 @@ import pytest
 
 from object_store import BUCKET, ObjectStore, object_store
 from publishing_cases import content, publish, small_model
+from redis_server import RedisServer
 from serving_cases import train
 from sparsegroup.errors import UserError
 from sparsegroup.publishing import Destination, Publisher, PublishError, Release, Served, Subscriber, open_destination
@@ -31,29 +28,9 @@ def server() -> Iterator[ObjectStore]:
 
 @pytest.fixture(scope="module")
 def redis_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis on this machine, without a disk."""
-    redis, program = pytest.importorskip("redis"), shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not installed: apt-get install redis-server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
-    with subprocess.Popen(
-        [program, *options], stdout=subprocess.DEVNULL, cwd=tmp_path_factory.mktemp("redis")
-    ) as process:
-        until = time.monotonic() + 30
-        with redis.Redis(port=port) as client:
-            while True:
-                try:
-                    client.ping()
-                    break
-                except redis.ConnectionError:
-                    assert process.poll() is None
-                    assert time.monotonic() < until, "redis-server does not answer"
-                    time.sleep(0.02)
-        yield f"redis://127.0.0.1:{port}"
-        process.terminate()
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server.url
+    server.end()
 
 
 @pytest.fixture(params=["folder", f"s3://{BUCKET}", "memory:/", "redis"])

@@ -11,13 +11,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from data_cases import compress, write, written
+from data_cases import CSV, HEADER, assert_same, compress, rows_of, write, written
 from object_store import ObjectStore, object_store
 from over import over
 from sparsegroup.data import ClickLogError, open_log
 from sparsegroup.data.raw import text
 from sparsegroup.streaming.sources import FilesSource, StreamError, files
-from stream_cases import FORMAT, HEADER, Reader, assert_equal_rows, batch_of, drained, numbers_of, record, row
+from stream_cases import Reader, assert_read_again, batch_of, drained, numbers_of, record, row
 
 NEVER = 1e9
 
@@ -39,7 +39,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
 
 def opened(path: Path, position: Any = None, settle: float = NEVER, **options: Any) -> FilesSource:
     source = FilesSource(path, settle=settle, every=0.0, **options)
-    source.open(FORMAT, position)
+    source.open(CSV, position)
     return source
 
 
@@ -124,8 +124,7 @@ def test_a_writer_at_the_same_time(tmp_path: Path) -> None:
     writer.join()
     assert numbers_of(blocks) == list(range(30_000))
     again = opened(tmp_path)
-    for block in blocks:
-        assert_equal_rows(again.again(block.span).encode(), block.encode())
+    assert_read_again(again, blocks)
     assert again.read(0.0) is None
 
 
@@ -137,8 +136,7 @@ def test_a_last_line_without_a_newline_is_taken_once_nothing_has_changed_for_a_w
     blocks = drained(source)
     assert numbers_of(blocks) == [1, 2]
     again = opened(path)
-    for block in blocks:
-        assert_equal_rows(again.again(block.span).encode(), block.encode())
+    assert_read_again(again, blocks)
     for reader in (source, again):
         assert drained(reader) == []
     append(path, b"\n" + row(3))  # the newline comes with the next line
@@ -155,8 +153,7 @@ def test_what_is_added_to_a_line_that_was_taken_for_whole_is_a_bad_row(tmp_path:
     assert numbers_of([*blocks, *more]) == [1, 2, 3]
     assert [(line, bad) for block in more for line, _, bad in block.encode().bad] == [(3, "7,9")]
     resumed = opened(path, blocks[-1].position)
-    for block in more:
-        assert_equal_rows(resumed.again(block.span).encode(), block.encode())
+    assert_read_again(resumed, more)
     assert drained(resumed) == []
 
 
@@ -170,9 +167,7 @@ def test_bad_rows_have_their_file_and_line(tmp_path: Path) -> None:
         (str(path), 4, "2 columns where 5 are expected"),
         (str(path), 6, "a line of more than 1,048,576 bytes"),
     ]
-    source = opened(path)
-    for block in blocks:
-        assert_equal_rows(source.again(block.span).encode(), block.encode())
+    assert_read_again(opened(path), blocks)
     written(tmp_path / "b.csv", b"label,a,b,t\n1,a,b,3\n")
     with pytest.raises(ValueError, match=r"b.csv:1: no column 'n'"):
         drained(opened(tmp_path))
@@ -287,10 +282,8 @@ def test_the_first_rows_decide_the_format_and_all_are_those_of_the_log(tmp_path:
     assert len(open_log(source.first_rows(tmp_path / "other", 100, 0.0))) == 27
     for number in range(3):
         append(folder / f"day={number}" / "a.csv", b"\n")
-    source.open(FORMAT)
-    ours, theirs = batch_of(drained(source)), next(open_log(folder, format=FORMAT).batches(0, 30, 30))
-    for name in ("keys", "numbers", "labels", "times"):
-        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
+    source.open(CSV)
+    assert_same(batch_of(drained(source)), rows_of(open_log(folder, format=CSV)))
 
 
 @over("suffix", [".parquet", ".arrow", ".csv.gz"])

@@ -60,14 +60,11 @@ class Listed(Source):
             (number, {"n": str(number), "user": f"u{key}", "ts": str(at)}, b"")
             for number, key, at in self._blocks[span]
         ]
-        return block_of(partial(_texts, rows, self._format), self._format, span, self._next, 2e9, self.name)
+        texts = partial(frame_of, rows, self._format)
+        return block_of(texts, self._format, span, self._next, 2e9, self.name)
 
     def close(self) -> None:
         pass
-
-
-def _texts(rows: Any, format: LogFormat, bad: Any) -> Any:
-    return frame_of(rows, format, bad)
 
 
 def joined_of(

@@ -3,10 +3,6 @@
 import ctypes
 import json
 import logging
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +10,12 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from redis import Redis
-from redis.exceptions import ConnectionError as NoServer
 
+from data_cases import CSV
+from redis_server import RedisServer
 from sparsegroup.data import open_log
 from sparsegroup.streaming.sources import KafkaSource, RedisSource, Source, StreamError, kafka, redis
-from stream_cases import FORMAT, Reader, assert_equal_rows, drained, numbers_of, record
+from stream_cases import Reader, assert_read_again, drained, numbers_of, record
 
 pytestmark = pytest.mark.whole
 LABEL = "label 'label' must be 0 or 1, true or false, yes or no"
@@ -96,23 +92,14 @@ class MockKafka:
         self._library.rd_kafka_destroy(self._client)
 
 
-class RedisServer:
-    """A server that keeps its streams on disk; `bad` rows are those that `write_bad` adds after one row."""
+class RedisBroker(RedisServer):
+    """`bad` rows are those that `write_bad` adds after one row."""
 
     bad = ((2, "invalid UTF-8"), (3, LABEL))
     module, partitions = redis, 1
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self._port}/0"
-        self.client: Any = Redis.from_url(self.url)
-        self.up()
-
     def source(self, name: str, **options: Any) -> RedisSource:
-        return RedisSource(self.url, name, **options)
+        return RedisSource(f"{self.url}/0", name, **options)
 
     def create(self, name: str, partitions: int) -> None:
         """A stream is there once it has an entry."""
@@ -128,45 +115,24 @@ class RedisServer:
     def delete_first(self, name: str, rows: int) -> None:
         self.client.xtrim(name, maxlen=self.client.xlen(name) - rows, approximate=False)
 
-    def up(self) -> None:
-        options = f"--port {self._port} --dir {self._folder} --appendonly yes --appendfsync no --save".split()
-        self._process = subprocess.Popen(["redis-server", *options, ""], stdout=subprocess.DEVNULL)
-        for _ in range(400):
-            try:
-                self.client.ping()
-                return
-            except NoServer:
-                time.sleep(0.05)
-        raise AssertionError("redis-server does not answer")
 
-    def down(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def end(self) -> None:
-        self.client.close()
-        self.down()
+Broker = MockKafka | RedisBroker
 
 
-Broker = MockKafka | RedisServer
-
-
-@pytest.fixture(scope="module", params=[MockKafka, RedisServer])
+@pytest.fixture(scope="module", params=[MockKafka, RedisBroker])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    if request.param is RedisServer and shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed")
     started = request.param(tmp_path_factory.mktemp("broker"))
     yield started
     started.end()
 
 
 kafka_only = pytest.mark.parametrize("broker", [MockKafka], indirect=True)
-redis_only = pytest.mark.parametrize("broker", [RedisServer], indirect=True)
+redis_only = pytest.mark.parametrize("broker", [RedisBroker], indirect=True)
 
 
 def opened(broker: Broker, name: str, position: Any = None, **options: Any) -> Source:
     source = broker.source(name, **options)
-    source.open(FORMAT, position)
+    source.open(CSV, position)
     return source
 
 
@@ -193,20 +159,14 @@ def test_every_row_once_and_in_the_order_of_its_partition_through_kills(
     reader.source.close()
 
 
-def test_a_topic_that_does_not_exist_yet_is_waited_for(broker: Broker) -> None:
-    source = opened(broker, "later")
+def test_a_topic_that_does_not_exist_yet_is_waited_for_and_rows_that_cannot_be_used_have_their_place(
+    broker: Broker,
+) -> None:
+    source = opened(broker, "bad")
     assert source.read(0.1) is None
-    broker.write("later", [5])
-    assert numbers_of(drained(source, rows=1)) == [5]
-    source.close()
-
-
-def test_rows_that_cannot_be_used_have_their_place(broker: Broker) -> None:
-    broker.create("bad", 1)
     broker.write("bad", [1])
     broker.write_bad("bad")
     broker.write("bad", [2])
-    source = opened(broker, "bad")
     blocks = drained(source, rows=2 + len(broker.bad))
     assert numbers_of(blocks) == [1, 2]
     assert tuple((line, reason) for block in blocks for line, reason, _ in block.encode().bad) == broker.bad
@@ -230,7 +190,7 @@ def test_a_broker_that_is_away_is_waited_for(broker: Broker, caplog: pytest.LogC
         assert numbers_of(drained(source, rows=1)) == [2]
     assert ["cannot be reached" in message for message in caplog.messages] == [True, False]
     assert "can be reached again" in caplog.messages[1]
-    assert_equal_rows(source.again(block.span).encode(), block.encode())
+    assert_read_again(source, [block])
     assert numbers_of(drained(source, rows=1)) == [2]
     source.close()
 
@@ -262,7 +222,7 @@ def test_the_first_rows_decide_the_format(broker: Broker, tmp_path: Path) -> Non
     source = broker.source("first")
     log = open_log(source.first_rows(tmp_path, 40, 60.0), columns="categorical")
     assert (len(log), log.fields) == (40, ("a", "b", "n", "t"))
-    source.open(FORMAT)
+    source.open(CSV)
     assert numbers_of(drained(source, rows=60)) == list(range(60))
     source.close()
 
@@ -281,10 +241,7 @@ def test_kafka_reads_large_spans_again_while_other_partitions_wait(
     source.close()
     for first in range(2):  # one partition's blocks, then the other's
         again = opened(broker, "large", {"0": 0, "1": 0})
-        for block in sorted(blocks, key=lambda block: (block.span[0] != first, block.span[1])):
-            repeated = again.again(block.span)
-            assert repeated.span == block.span
-            assert_equal_rows(repeated.encode(), block.encode())
+        assert_read_again(again, sorted(blocks, key=lambda block: (block.span[0] != first, block.span[1])))
         broker.write("large", [first], 1)
         assert numbers_of(drained(again, rows=first + 1)) == [*range(first + 1)]
         assert again.read(0.0) is None
@@ -328,7 +285,7 @@ def test_what_a_checkpoint_has_is_shown_to_monitors_of_kafka(broker: MockKafka) 
 
 
 @redis_only
-def test_a_redis_stream_that_was_created_again_is_an_error_or_read_from_its_beginning(broker: RedisServer) -> None:
+def test_a_redis_stream_that_was_created_again_is_an_error_or_read_from_its_beginning(broker: RedisBroker) -> None:
     broker.write("again", range(5))
     source = opened(broker, "again")
     position = drained(source, rows=5)[-1].position
@@ -342,7 +299,7 @@ def test_a_redis_stream_that_was_created_again_is_an_error_or_read_from_its_begi
 
 
 @redis_only
-def test_redis_refuses_what_is_no_stream(broker: RedisServer) -> None:
+def test_redis_refuses_what_is_no_stream(broker: RedisBroker) -> None:
     broker.client.set("text", "x")
     with pytest.raises(StreamError, match="text: WRONGTYPE"):
         opened(broker, "text").read(0.0)
@@ -356,7 +313,7 @@ def test_redis_refuses_what_is_no_stream(broker: RedisServer) -> None:
         (MockKafka, {"position": 3}, "the position 3 is not one of a topic"),
         (MockKafka, {"settings": {"wrong.name": 1}}, 'No such configuration property: "wrong.name"'),
         (MockKafka, {"lost": "no"}, "is error or skip, got 'no'"),
-        (RedisServer, {"position": 3}, "the position 3 is not one of a stream"),
+        (RedisBroker, {"position": 3}, "the position 3 is not one of a stream"),
     ],
     indirect=["broker"],
 )

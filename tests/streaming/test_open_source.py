@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from data_cases import CSV, HEADER
 from over import over
 from sparsegroup.data import open_log
 from sparsegroup.data.raw.files import LINE, BadRow, raw_file
@@ -18,7 +19,7 @@ from sparsegroup.data.schema import LogFormat
 from sparsegroup.streaming import sources
 from sparsegroup.streaming.sources import EndOfStream, StdinSource, StreamError, open_source
 from sparsegroup.streaming.sources.records import frame_of, record_of
-from stream_cases import FORMAT, HEADER, drained, numbers_of, record, row
+from stream_cases import drained, numbers_of, record, row
 
 
 @over(
@@ -67,7 +68,7 @@ def test_what_names_no_source_is_refused(text: Any, options: dict[str, Any], mes
 
 def opened(data: bytes) -> StdinSource:
     source = StdinSource(io.BytesIO(data))
-    source.open(FORMAT)
+    source.open(CSV)
     return source
 
 
@@ -103,7 +104,7 @@ def test_the_first_rows_are_given_again(is_json: bool, tmp_path: Path) -> None:
     source = StdinSource(io.BytesIO(b"".join(lines if is_json else [HEADER, *lines])))
     log = open_log(source.first_rows(tmp_path / str(is_json), 40, 60.0), columns="categorical")
     assert (len(log), log.fields) == (40, ("a", "b", "n", "t"))
-    source.open(FORMAT)
+    source.open(CSV)
     assert numbers_of(drained(source, rows=100)) == list(range(100))
     with pytest.raises(StreamError, match="ended before its first row"):
         StdinSource(io.BytesIO(HEADER)).first_rows(tmp_path, 10, 0.0)
@@ -116,7 +117,7 @@ def test_a_writer_waits_for_the_reader() -> None:
     os.set_blocking(begin, False)
     with open(end, "rb") as stream, open(begin, "wb", buffering=0) as pipe:
         source = StdinSource(stream)
-        source.open(FORMAT)
+        source.open(CSV)
         pipe.write(HEADER + line)
         assert numbers_of(drained(source, rows=1)) == [7]
         block, full = line * 200, 0

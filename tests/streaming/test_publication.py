@@ -46,34 +46,27 @@ def assert_served(follower: Follower, destination: Path, monkeypatch) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_what_is_served_is_the_model_as_it_was_published(tmp_path, monkeypatch):
-    follower, publishes = begun(tmp_path)
-    follower.follow(publishes)
-    releases = open_destination(tmp_path / "models").releases()
-    assert releases[0].kind == "export"
-    assert len(releases) > 1
-    last = releases[-1]
-    assert last.samples == follower.trainer.samples
-    assert last.learnt_until == 1_700_000_000 + last.samples - 1
-    assert last.figures["rows"] > 0
-    assert_served(follower, tmp_path / "models", monkeypatch)
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["release"]["number"] == last.number
-    assert status["published"]["refused"] == 0
-
-
-def test_a_restarted_training_continues_with_deltas(tmp_path, monkeypatch):
+def test_what_is_served_is_the_model_as_it_was_published_and_a_restarted_training_continues_with_deltas(
+    tmp_path, monkeypatch
+):
     follower, publishes = begun(tmp_path, fails_after=3)
     with pytest.raises(InterruptedError):
         follower.follow(publishes)
-    before = open_destination(tmp_path / "models").releases()[-1]
+    before = open_destination(tmp_path / "models").releases()
+    assert before[0].kind == "export"
     resumed = Follower.resume(tmp_path / "run", FrameSource(FRAME, [500] * 8))
     resumed.follow(publication(resumed, tmp_path / "models", compact_after=100.0))
     after = open_destination(tmp_path / "models").releases()
-    assert after[-1].kind == "delta"
-    assert after[-1].number > before.number
     assert [one.samples for one in after] == sorted(one.samples for one in after)
+    last = after[-1]
+    assert (last.kind, last.number > before[-1].number) == ("delta", True)
+    assert last.samples == resumed.trainer.samples
+    assert last.learnt_until == 1_700_000_000 + last.samples - 1
+    assert last.figures["rows"] > 0
     assert_served(resumed, tmp_path / "models", monkeypatch)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["release"]["number"] == last.number
+    assert status["published"]["refused"] == 0
 
 
 def test_a_model_that_is_worse_is_not_published(tmp_path, monkeypatch, caplog):

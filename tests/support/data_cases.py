@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
 
+from sparsegroup.data import Log
+from sparsegroup.data.batches import Batch, concatenated
 from sparsegroup.data.keys import keys_of
-from sparsegroup.data.prepared_log import PreparedLog
 from sparsegroup.data.schema import LogFormat
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -22,30 +25,22 @@ CSV = LogFormat("log", "label", ("a", "b"), numbers=("n",), time="t")
 HEADER = b"label,a,b,n,t\n"
 
 
-@dataclass
-class Whole:
-    """All rows of a prepared log."""
-
-    keys: np.ndarray
-    numbers: np.ndarray
-    labels: np.ndarray
-    times: np.ndarray
-
-
-def rows_of(log: PreparedLog, start: int = 0, stop: int | None = None, size: int = 1 << 20) -> Whole:
+def rows_of(log: Log, start: int = 0, stop: int | None = None, size: int = 1 << 20) -> Batch:
+    """The rows of a log as one batch, of batches of which all but the last have `size` rows."""
     parts = list(log.batches(start, len(log) if stop is None else stop, size))
     assert all(len(part) == size for part in parts[:-1])
-    return Whole(
-        *(
-            np.concatenate([np.asarray(getattr(p, name)) for p in parts])
-            for name in ("keys", "numbers", "labels", "times")
-        )
-    )
+    return concatenated(parts)
 
 
-def assert_equal(ours: Whole, theirs: Whole) -> None:
-    for name, values in vars(theirs).items():
-        np.testing.assert_array_equal(getattr(ours, name), values, err_msg=name)
+PARTS = ("keys", "numbers", "labels", "times", "weights")
+
+
+def assert_same(ours: Batch, theirs: Batch, parts: Iterable[str] = PARTS) -> None:
+    """To the bit; their bags always."""
+    for name in parts:
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=0, atol=0, equal_nan=True, msg=name)
+    for a, b in zip(ours.bags, theirs.bags, strict=True):
+        assert (a.keys.tolist(), a.offsets.tolist()) == (b.keys.tolist(), b.offsets.tolist())
 
 
 def log_at(name: str) -> Path:
@@ -204,7 +199,7 @@ def read(lines: list[Line]) -> tuple[list[Any], list[tuple[int, str]]]:
     return rows, [(number, line.reason) for number, line in enumerate(lines, 2) if line.reason]
 
 
-def assert_rows(whole: Whole, rows: list[Any]) -> None:
+def assert_rows(whole: Batch, rows: list[Any]) -> None:
     assert whole.keys.tolist() == keys([[a, b] for _, a, b, _, _ in rows])
     assert whole.labels.tolist() == [row[0] for row in rows]
     assert whole.numbers[:, 0].tolist() == [row[3] for row in rows]

@@ -6,15 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
+from data_cases import CSV, assert_same
 from sparsegroup.data.batches import Batch, concatenated
-from sparsegroup.data.raw.encode import EncodedRows
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.streaming.sources import Block, EndOfStream, Source
-
-FORMAT = LogFormat("log", "label", ("a", "b"), numbers=("n",), time="t")
-HEADER = b"label,a,b,n,t\n"
 
 
 def row(number: int) -> bytes:
@@ -32,14 +27,18 @@ def numbers_of(blocks: Sequence[Block]) -> list[int]:
     return [int(number) for block in blocks for number in block.encode().batch.numbers[:, 0]]
 
 
-def assert_equal_rows(ours: EncodedRows, theirs: EncodedRows) -> None:
-    assert ours.bad == theirs.bad
-    for name in ("keys", "numbers", "labels", "times"):
-        assert torch.equal(getattr(ours.batch, name), getattr(theirs.batch, name)), name
-
-
 def batch_of(blocks: Sequence[Block]) -> Batch:
     return concatenated([block.encode().batch for block in blocks])
+
+
+def assert_read_again(source: Source, blocks: Sequence[Block]) -> None:
+    """The source gives the same blocks for their spans, after these have been JSON."""
+    for block in blocks:
+        again = source.again(json.loads(json.dumps(block.span)))
+        assert (again.span, again.origin) == (block.span, block.origin)
+        ours, theirs = again.encode(), block.encode()
+        assert ours.bad == theirs.bad
+        assert_same(ours.batch, theirs.batch)
 
 
 def drained(source: Source, rows: int | None = None, patience: float = 20.0) -> list[Block]:
@@ -68,7 +67,7 @@ class Reader:
         blocks: What was read, once each.
     """
 
-    def __init__(self, make: Callable[[], Source], format: LogFormat = FORMAT, seed: int = 0) -> None:
+    def __init__(self, make: Callable[[], Source], format: LogFormat = CSV, seed: int = 0) -> None:
         self._make, self._format, self._random = make, format, random.Random(seed)
         self.blocks: list[Block] = []
         self._position: Any = None
@@ -78,10 +77,7 @@ class Reader:
     def _opened(self) -> Source:
         source = self._make()
         source.open(self._format, json.loads(json.dumps(self._position)))
-        for block in self.blocks[self._from :]:
-            again = source.again(json.loads(json.dumps(block.span)))
-            assert (again.span, again.origin) == (block.span, block.origin)
-            assert_equal_rows(again.encode(), block.encode())
+        assert_read_again(source, self.blocks[self._from :])
         return source
 
     def read(self, most: int) -> None:

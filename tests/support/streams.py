@@ -1,16 +1,15 @@
 """A source of made-up rows for tests of what follows one."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from sparsegroup.data.raw.encode import encode_frame
-from sparsegroup.data.raw.files import LINE, BadRow
+from sparsegroup.data.raw.files import LINE
 from sparsegroup.data.schema import LogFormat
-from sparsegroup.streaming.sources.source import Block, EndOfStream, Source
+from sparsegroup.streaming.sources.source import Block, EndOfStream, Source, block_of
 
 
 def rows_of_clicks(count: int, seed: int = 0, begin: int = 0) -> pl.DataFrame:
@@ -64,7 +63,9 @@ class FrameSource(Source):
     def again(self, span: Any) -> Block:
         first, stop = span
         self.position = stop
-        return Block(list(span), stop, 1.0, self.name, lambda: self._encoded(first, stop))
+        part = self.frame[first:stop].select(pl.col(list(self.format.raw)).replace("", None))
+        texts = part.with_columns(pl.Series(LINE, range(first + 1, stop + 1), pl.Int64))
+        return block_of(lambda bad: texts, self.format, list(span), stop, 1.0, self.name)
 
     def acknowledge(self, position: Any) -> None:
         self.acknowledged.append(position)
@@ -74,10 +75,3 @@ class FrameSource(Source):
 
     def close(self) -> None:
         pass
-
-    def _encoded(self, first: int, stop: int) -> Any:
-        bad: list[BadRow] = []
-        lines = pl.Series(LINE, range(first + 1, stop + 1), pl.Int64)
-        wanted: Sequence[str] = list(self.format.raw)
-        part = self.frame[first:stop].select(pl.col(wanted).replace("", None))
-        return encode_frame(part.with_columns(lines), self.format, bad)
