@@ -266,13 +266,13 @@ def test_with_a_source_that_can_be_read_once_what_waited_is_lost(monkeypatch: py
 
 
 def test_of_two_backlogs_impressions_do_not_run_ahead_of_their_clicks_and_positions_do_not_grow() -> None:
-    impressions = [[(number, number, 1000 + number)] for number in range(240)]
-    clicks = [[(number, number, 1002 + number)] for number in range(0, 240, 2)]
+    impressions = [[(number, number, 1000 + number)] for number in range(160)]
+    clicks = [[(number, number, 1002 + number)] for number in range(0, 160, 2)]
     source = opened(joined_of(impressions, clicks, 5, late="positive", late_window=10))
     blocks = drained(source)
     rows = given_rows(blocks)
     assert rows == [(number, int(number % 2 == 0)) for number in range(len(rows))]
-    assert len(rows) > 230
+    assert len(rows) > 150
     assert source.clicks_unmatched == 0
     sizes = [len(json.dumps(block.position)) for block in blocks]
     half = len(sizes) // 2
