@@ -25,7 +25,7 @@ def pipe_file(path: Path, *more: str) -> Path:
     return written(path, "\n".join(["|".join(map(str, row)) for row in ROWS] + list(more)))
 
 
-def test_a_format_of_another_package_is_given_to_those_who_read(tmp_path: Path) -> None:
+def test_a_format_of_another_package_is_given_to_those_who_read_or_told_from_a_logs_first_line(tmp_path: Path) -> None:
     path = pipe_file(tmp_path / "clicks.txt")
     prepared, _ = prepare([path], tmp_path / "out", pipe_log())
     log = open_log(path, format=pipe_log())
@@ -35,26 +35,20 @@ def test_a_format_of_another_package_is_given_to_those_who_read(tmp_path: Path) 
         open_log(path, dataset="pipe")  # type: ignore[arg-type]
     with pytest.raises(LogOptionError, match=r"^`format` is for raw logs; .*out is a folder, prepared already"):
         open_log(tmp_path / "out", format=pipe_log())
-
-
-@pytest.fixture
-def registered() -> Iterator[None]:
     FORMATS.append(PIPE)
-    yield
-    FORMATS.remove(PIPE)
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_format_of_another_package_is_told_from_a_logs_first_line(tmp_path: Path) -> None:
-    path = pipe_file(tmp_path / "clicks.txt", "u1|i1|cheap|0")
-    log = open_log(path, on_bad_row="skip", max_bad=0.1)
-    assert (log.fields, len(log), log.train_rows) == (("user", "item", "price"), 60, 54)
-    assert log.bad_rows == {"'price' cannot be read": 1}
-    with pytest.raises(ClickLogError, match=r"clicks.txt:61: 'price' cannot be read: 'price=cheap'"):
-        list(open_log(path).batches(0, 61, 61))
-    with pytest.raises(LogOptionError, match=r"^`label` is for logs whose columns come .*the format 'pipe'"):
-        open_log(path, label="x")
-    assert open_log(path, dataset="pipe", on_bad_row="skip", max_bad=0.1).identity == log.identity  # type: ignore[arg-type]
+    try:
+        pipe_file(path, "u1|i1|cheap|0")
+        log = open_log(path, on_bad_row="skip", max_bad=0.1)
+        assert (log.fields, len(log), log.train_rows) == (("user", "item", "price"), 60, 54)
+        assert log.bad_rows == {"'price' cannot be read": 1}
+        with pytest.raises(ClickLogError, match=r"clicks.txt:61: 'price' cannot be read: 'price=cheap'"):
+            list(open_log(path).batches(0, 61, 61))
+        with pytest.raises(LogOptionError, match=r"^`label` is for logs whose columns come .*the format 'pipe'"):
+            open_log(path, label="x")
+        by_name = open_log(path, dataset="pipe", on_bad_row="skip", max_bad=0.1)  # type: ignore[arg-type]
+        assert by_name.identity == log.identity
+    finally:
+        FORMATS.remove(PIPE)
 
 
 class JsonLines(RawFile):

@@ -239,20 +239,17 @@ def test_a_weight_that_is_none_is_a_bad_row(bad: str, tmp_path_factory: pytest.T
 
 
 @over(
-    ("fields", "numbers", "weight", "message"),
+    ("fields", "weight", "message"),
     [
-        (("a", "w"), (), "w", "column 'w' is the weight; it cannot also be a field"),
-        (("a",), ("w",), "w", "column 'w' is the weight; it cannot also be a field"),
-        (("a", "weight"), (), "w", "a field cannot be named 'weight'; rename it"),
-        (("a",), (), "v", "no column 'v'; the columns are label, a, w, weight"),
+        (("a", "w"), "w", "column 'w' is the weight; it cannot also be a field"),
+        (("a", "weight"), "w", "a field cannot be named 'weight'; rename it"),
+        (("a",), "v", "no column 'v'; the columns are label, a, w, weight"),
     ],
 )
-def test_a_weight_is_a_column_of_its_own(
-    fields: tuple[str, ...], numbers: tuple[str, ...], weight: str, message: str, tmp_path: Path
-) -> None:
+def test_a_weight_is_a_column_of_its_own(fields: tuple[str, ...], weight: str, message: str, tmp_path: Path) -> None:
     path = written(tmp_path / "log.csv", "label,a,w,weight\n1,x,1,2\n")
     with pytest.raises(ClickLogError, match=f"log.csv:1: {message}"):
-        prepare([path], tmp_path / "out", LogFormat("log", "label", fields, numbers, weight=weight))
+        prepare([path], tmp_path / "out", LogFormat("log", "label", fields, weight=weight))
 
 
 @over("name", ["weight", "sample_weight", "Importance", "weights"])

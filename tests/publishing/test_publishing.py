@@ -3,6 +3,7 @@
 import math
 import time
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import onnx
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command import call
 from publishing_cases import content, publish, small_model
 from serving_cases import batch_of, train
 from sparsegroup.publishing import Publisher, PublishError, Release, Served, Subscriber
@@ -171,17 +173,22 @@ def test_a_whole_export_is_traced_once_and_servers_make_its_onnx_of_deltas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced: list[Any] = []
-    real = publisher_module.subprocess.run
-    monkeypatch.setattr(publisher_module.subprocess, "run", lambda *a, **named: traced.append(a) or real(*a, **named))
+
+    def export(command: list[str], **_: Any) -> Any:
+        """As the process would that is to be started."""
+        traced.append(command)
+        return CompletedProcess(command, call(monkeypatch, *command[3:]), "", "")
+
+    monkeypatch.setattr(publisher_module.subprocess, "run", export)
     opened, subscriber = small_model(rows=2000), Subscriber(tmp_path)
     have: Served | None = None
     for seed in range(2):
-        with Publisher(tmp_path, dtype="int4", keys="fingerprints", compact_after=0.25) as publisher:
+        with Publisher(tmp_path, dtype="int4", keys="fingerprints", compact_after=0.1) as publisher:
             # Each continues what the last one has published.
             assert publisher.served is None or publisher.served.manifest.id == publisher.latest.id  # type: ignore[union-attr]
-            for number in range(3):
+            for number in range(2):
                 publish(publisher, opened)
-                train(opened, 3 * seed + number)
+                train(opened, 2 * seed + number)
                 have = subscriber.catch_up(have)
                 assert have.onnx is not None
                 assert len(have.onnx) < 60_000
