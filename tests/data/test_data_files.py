@@ -62,6 +62,7 @@ def test_a_log_in_many_files_is_the_log_in_one(seed: int, header: str, suffix: s
     files = cut(tmp_path / "logs", header, rows, seed, suffix)
     options: dict[str, Any] = {"chunk_bytes": 150 + 50 * seed, "threads": 1 + seed}
     alone, many = open_log(one, chunk_bytes=300), open_log(tmp_path / "logs", **options)
+    assert (alone.fields, alone.train_rows) == (("a", "b"), 70 if header == SPLIT else 81)
     assert_same_rows(many, alone)
     assert_same_rows(open_log(files[::-1], **options), alone)
     assert_same_rows(open_log(f"{tmp_path}/*/part-*.csv{suffix}", **options), alone)

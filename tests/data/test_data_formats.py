@@ -181,18 +181,6 @@ def test_libsvm_and_libffm(prefix: str, tmp_path: Path) -> None:
         prepare([few], tmp_path / "few")
 
 
-def test_csv_with_a_header(tmp_path: Path) -> None:
-    lines = ["label,id,ts,color,size,split", "0,7,3,red,,0", "1,8,4,blue,2,1", "1,9,5,green,2,2", "0,9,6,red,1,2"]
-    log, _ = prepare([written(tmp_path / "a.csv", "\n".join(lines))], tmp_path / "out")
-    manifest = log.manifest
-    assert (manifest.fields, manifest.rows, manifest.train_rows, manifest.positives) == (("color", "size"), 4, 2, 2)
-    assert manifest.features == {"color": (3, 2), "size": (3, 2)}
-    rows = rows_of(log)
-    assert rows.times.tolist() == [3, 4, 5, 6]
-    assert rows.labels.tolist() == [0, 1, 1, 0]
-    assert rows.keys.tolist() == keys([["red", ""], ["blue", "2"], ["green", "2"], ["red", "1"]])
-
-
 def test_a_log_of_its_own_for_the_test_set(tmp_path: Path) -> None:
     days = [avazu_log(tmp_path / f"{i}.txt", ["14102100", "14102200", "14102200"]) for i in range(2)]
     splits = [written(tmp_path / f"{i}.csv", "label,a,split\n0,x,2\n1,y,1\n0,z,0\n") for i in range(2)]
