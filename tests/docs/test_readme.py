@@ -15,8 +15,6 @@ from sparsegroup_paper.equal_bytes.ours import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-README = (ROOT / "README.md").read_text()
-MEASURED = (ROOT / "docs" / "measured.md").read_text()
 EXAMPLES = [
     pytest.param(code, id=f"{page.name}-{number}")
     for page in sorted((ROOT / "docs").glob("*.md"))
@@ -32,7 +30,11 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def doc(name: str) -> str:
-    return (ROOT / "docs" / f"{name}.md").read_text()
+    folder = ROOT if name == "README" else ROOT / "docs"
+    return (folder / f"{name}.md").read_text()
+
+
+MEASURED = doc("measured")
 
 
 def joined(page: str) -> str:
@@ -51,12 +53,85 @@ def test_an_example_runs_as_printed(code: str) -> None:
 
 
 def test_the_readme_example_keeps_the_features_that_matter(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", doc("README"), flags=re.DOTALL)
     exec(compile(code, "README.md", "exec"), {})
     printed = re.fullmatch(r"loss ([\d.]+), feature rate ([\d.]+)\n", capsys.readouterr().out)
     assert printed is not None
     assert float(printed[1]) < 0.2
     assert printed[2] == "0.050"
+
+
+SHOWN = [
+    ("table_step", "measured", "sparse_adam fbgemm fbgemm_sequence dense_adam",
+     "| {ms_NAME:.2f} | {speedup_vs_NAME:.2f} | {ms_NAME_small_pages:.2f} | {speedup_vs_NAME_small_pages:.2f} |"),
+    ("table_step", "measured", "-", "| {ms_per_batch:.2f} | 1 | {ms_per_batch_small_pages:.2f} | 1 |"),
+    ("table_step", "measured-size", "-", "{target_ms_sample_65536:.2f} ms for a sample"),
+    ("table_step", "measured-size", "-", "{target_ms_sample_8192:.2f} ms for the 8,192"),
+    ("table_step", "measured-size", "-", "{target_share_of_pass:.2%} of a pass of 88,000 steps"),
+    ("table_step", "measured-size", "-", "{target_ms_step:.2f} ms for the table"),
+    ("table_step", "README", "-", "a table's step 2.7 to {speedup_vs_sparse_adam:.1f} times as fast as `SparseAdam`"),
+    ("optimizer_step", "measured", "unregularized regularized",
+     "| {dense_ratio_NAME:.2f} | {small_tensors_ratio_NAME:.2f} |"),
+    ("table_growth", "measured", "-", "{bytes_per_row:.0f} bytes per row"),
+    ("epoch", "measured", "s s_slice s_39_fields s_raw s_8192", "| {samples_per_NAME:,.0f} |"),
+    ("epoch", "measured", "sparse_adam sparse_adam_8192",
+     "| {samples_per_s_NAME:,.0f} | ratio {speedup_vs_NAME:.2f} |"),
+    ("epoch", "measured", "dense_adam", "| {samples_per_s_NAME:,.0f} | ratio {speedup_vs_NAME:.0f} |"),
+    ("epoch", "README", "-", "{samples_per_s:,.0f} samples/s on two cores"),
+    ("epoch", "README", "-",
+     "{speedup_vs_sparse_adam:.1f} to {speedup_vs_sparse_adam_8192:.1f} times as fast as with"),
+    ("scoring", "measured", "float32_full int8_full int4_fingerprints",
+     "| {NAME:,.0f} | {NAME_operators:,.0f} | {NAME_over_operators:.2f} | {NAME_over_training:.2f} |"),
+    ("serving", "measured", "sparse int8 full dense_ids",
+     "| {NAME_batch_1_p50_ms:.3f} | {NAME_batch_1_p99_ms:.3f} | {NAME_batch_512_p50_ms:.2f} | "
+     "{NAME_batch_512_p99_ms:.2f} | {NAME_batch_512_samples_per_s:,.0f} | {NAME_load_ms:,.0f} |"),
+    ("serving", "measured", "write read",
+     "at {checkpoint_NAME_gb_per_s:.2f} GB/s, {checkpoint_NAME_over_copy:.2f} of"),
+    ("serving", "measured", "float32 int8", "{NAME_embeddings_bytes_over_dense:.2%}"),
+    ("serving", "measured", "-", "trains again after {resume_seconds:.1f} s"),
+    ("serving", "README", "-", "{sparse_batch_1_p50_ms:.3f} ms a sample"),
+    ("compact_export", "measured-size", "int8_full int8_fp int4_fp pq2_fp pq4_fp int4_as_pq4_fp",
+     "| {avazu_sample.NAME.bytes_a_row:.1f}, {avazu_sample.NAME.auc_gap:+.5f} | {criteo_sample.NAME.bytes_a_row:.1f}, "
+     "{criteo_sample.NAME.auc_gap:+.5f} | {synthetic.NAME.bytes_a_row:.1f}, {synthetic.NAME.auc_gap:+.5f} |"),
+    ("compact_export", "measured-size", "speed",
+     "takes {NAME.int8_fp.batch_1_over_float32_full:.2f} times as long in int8 and "
+     "{NAME.int4_fp.batch_1_over_float32_full:.2f} times in int4 as in float32 with whole keys for one row, and "
+     "{NAME.int8_fp.batch_512_over_float32_full:.2f} and {NAME.int4_fp.batch_512_over_float32_full:.2f} times"),
+    ("freshness", "continuous", "each_batch 1_min 10_min 1_h 6_h 1_day",
+     "| TITLE | {news_NAME_auc:.4f} | {news_NAME_log_loss:.4f} | {globo_clicks_NAME_auc:.4f} | "
+     "{globo_clicks_NAME_log_loss:.4f} | {made_up_NAME_auc:.4f} | {made_up_NAME_log_loss:.4f} |"),
+    ("continuous", "continuous", "follow follow_publishing",
+     "{NAME_samples_per_s:,.0f} samples/s, {NAME_ratio:.2f} times"),
+    ("continuous", "continuous", "10 50 100", "{resident_mb_NAME:,.0f} MB"),
+    ("replay", "continuous", "made_up globo_clicks", "| {NAME_fast_p50_ms:.1f} | {NAME_fast_p99_ms:.1f} |"),
+    ("replay", "continuous", "made_up globo_clicks",
+     "| {NAME_slow_stale_p50_s:.1f} | {NAME_slow_stale_p99_s:.1f} | {NAME_slow_p50_ms:.1f} | {NAME_slow_p99_ms:.1f} |"),
+    ("server", "serving", "-", "{failed:,.0f} of {requests:,.0f} requests failed"),
+    ("server", "serving", "50 95 99", "pNAME {quiet_pNAME_ms:.1f}"),
+    ("server", "serving", "50 95 99", " and {swapping_pNAME_ms:.1f}"),
+    ("server", "serving", "-", "{stale_p99_s:.2f} s (p99)"),
+    ("server", "serving", "-", "{known_1_p50_ms:.1f}, {known_32_p50_ms:.1f}"),
+]  # fmt: skip
+"""Benchmark, page, names, and what the page shows of each NAME, with the benchmark's figures in braces."""
+
+
+@pytest.mark.parametrize(("benchmark", "page", "names", "shown"), SHOWN)
+def test_the_documentation_shows_what_was_measured(benchmark: str, page: str, names: str, shown: str) -> None:
+    figures = measured(benchmark)
+    for name in names.split():
+        own = shown.replace("NAME", name).replace("TITLE", name.replace("_", " "))
+        text = re.sub(r"\{(.+?):(.+?)\}", lambda found: format(figures[found[1]], found[2]), own)
+        assert text.replace("-", "−" if page == "measured-size" else "-").replace("%", " %") in joined(doc(page))
+
+
+def test_the_documentation_shows_sums_of_what_was_measured() -> None:
+    figures, replay = measured("table_step"), measured("replay")
+    for name in ("all_rows", "sweep"):
+        assert f"{figures[f'target_ms_{name}'] / 1e3:.1f} s to" in joined(doc("measured-size"))
+    requests, failed = (
+        sum(replay[f"{log}_{of}"] for log in ("made_up", "globo_clicks")) for of in ("requests", "failed")
+    )
+    assert f"{failed:,.0f} of {requests:,.0f} requests failed" in joined(doc("continuous"))
 
 
 def test_the_documentation_shows_what_smaller_rows_cost() -> None:
@@ -103,29 +178,14 @@ def test_the_documentation_shows_how_columns_are_ranked() -> None:
     assert [list(cells) for _, *cells in rows] == shown
 
 
-def test_the_documentation_shows_the_measured_speed() -> None:
-    table, step, growth, epoch = map(measured, ("table_step", "optimizer_step", "table_growth", "epoch"))
-    for name in ("sparse_adam", "fbgemm", "fbgemm_sequence", "dense_adam"):
-        figures = [table[f"{key}_{name}{pages}"] for pages in ("", "_small_pages") for key in ("ms", "speedup_vs")]
-        assert line(*(f"{figure:.2f}" for figure in figures)) in MEASURED
-    assert f"| {table['ms_per_batch']:.2f} | 1 | {table['ms_per_batch_small_pages']:.2f} | 1 |" in MEASURED
-    for kind in ("unregularized", "regularized"):
-        ratios = (step[f"{of}_ratio_{kind}"] for of in ("dense", "small_tensors"))
-        assert line(*(f"{ratio:.2f}" for ratio in ratios)) in MEASURED
-    assert f"{growth['bytes_per_row']:.0f} bytes per row" in MEASURED
-    for name in ("", "_slice", "_39_fields", "_raw", "_8192"):
-        assert f"| {epoch[f'samples_per_s{name}']:,.0f} |" in MEASURED
-    for name, digits in (("sparse_adam", 2), ("dense_adam", 0), ("sparse_adam_8192", 2)):
-        ratio = f"ratio {epoch[f'speedup_vs_{name}']:.{digits}f}"
-        assert line(f"{epoch[f'samples_per_s_{name}']:,.0f}", ratio) in MEASURED
-
-
-def test_the_documentation_shows_how_fast_exports_score() -> None:
-    figures = measured("scoring")
-    for name in ("float32_full", "int8_full", "int4_fingerprints"):
-        speeds = [f"{figures[f'{name}{part}']:,.0f}" for part in ("", "_operators")]
-        ratios = [f"{figures[f'{name}{part}']:.2f}" for part in ("_over_operators", "_over_training")]
-        assert line(*speeds, *ratios) in MEASURED
+LEVELS: dict[str, dict[str, tuple[float, ...]]] = {
+    "race": {
+        "synthetic": (0.76, 0.775, 0.78, 0.784, 0.7855, 0.788),
+        "globo_clicks": (0.64, 0.65, 0.655, 0.66, 0.662, 0.665),
+    },
+    "race_one_core": {"synthetic": (0.7855, 0.788), "globo_clicks": (0.65, 0.66, 0.665)},
+    "race_whole": {"synthetic": (0.775, 0.78, 0.783, 0.785, 0.7853, 0.7875)},
+}
 
 
 def firsts(figures: Mapping[str, Any], log: str, name: str, levels: Sequence[float]) -> list[str]:
@@ -136,62 +196,20 @@ def firsts(figures: Mapping[str, Any], log: str, name: str, levels: Sequence[flo
     return [*seconds, f"{max(auc for _, auc in curve):.4f}"]
 
 
-LEVELS = {
-    "synthetic": (0.76, 0.775, 0.78, 0.784, 0.7855, 0.788),
-    "globo_clicks": (0.64, 0.65, 0.655, 0.66, 0.662, 0.665),
-}
-
-
-@pytest.mark.parametrize("log", LEVELS)
-def test_the_documentation_shows_who_reaches_an_auc_first(log: str) -> None:
-    figures = measured("race")
-    for name in ("ours", "logistic", "vw", "LightGBM", "CatBoost", "DCN"):
-        assert f" {line(*firsts(figures, log, name, LEVELS[log]))}" in MEASURED, name
-    ratio = f"{figures[f'{log}.ours_over_vw']:.1f}"
-    assert f" {ratio} times" in joined(MEASURED)
-
-
-def test_the_documentation_shows_the_race_on_one_core() -> None:
-    figures = measured("race_one_core")
-    levels = {"synthetic": (0.7855, 0.788), "globo_clicks": (0.65, 0.66, 0.665)}
-    for name in ("ours", "logistic", "vw", "LightGBM", "DCN"):
-        cells = [cell for log, of_log in levels.items() for cell in firsts(figures, log, name, of_log)]
-        assert f" {line(*cells)}" in MEASURED, name
-
-
-def test_the_documentation_shows_the_race_on_all_rows() -> None:
-    figures = measured("race_whole")
-    for name in ("ours", "logistic", "vw", "DCN"):
-        assert f" {line(*firsts(figures, 'synthetic', name, (0.775, 0.78, 0.783, 0.785, 0.7853, 0.7875)))}" in MEASURED
+def test_the_documentation_shows_who_reaches_an_auc_first() -> None:
+    names = ("ours", "logistic", "vw", "DCN", "LightGBM", "CatBoost")
+    for log, levels in LEVELS["race"].items():
+        figures = measured("race")
+        for name in names:
+            assert f" {line(*firsts(figures, log, name, levels))}" in MEASURED, name
+        assert f" {figures[f'{log}.ours_over_vw']:.1f} times" in joined(MEASURED)
+    for benchmark, count in (("race_one_core", 5), ("race_whole", 4)):
+        figures = measured(benchmark)
+        for name in names[:count]:
+            cells = [cell for log, of_log in LEVELS[benchmark].items() for cell in firsts(figures, log, name, of_log)]
+            assert f" {line(*cells)}" in MEASURED, name
     assert figures["synthetic.ours_first_beyond_linear"] == 1
     assert f"{figures['synthetic.ours_over_vw']:.2f}".lstrip("0") + " of vw's seconds on 45.8M rows" in joined(MEASURED)
-
-
-def test_the_documentation_shows_the_measured_serving() -> None:
-    figures, text = measured("serving"), joined(MEASURED)
-    for name in ("sparse", "int8", "full", "dense_ids"):
-        single = [f"{figures[f'{name}_batch_1_{quantile}_ms']:.3f}" for quantile in ("p50", "p99")]
-        many = [f"{figures[f'{name}_batch_512_{quantile}_ms']:.2f}" for quantile in ("p50", "p99")]
-        speed, load = figures[f"{name}_batch_512_samples_per_s"], figures[f"{name}_load_ms"]
-        assert line(*single, *many, f"{speed:,.0f}", f"{load:,.0f}") in MEASURED
-    for name in ("write", "read"):
-        speed, ratio = figures[f"checkpoint_{name}_gb_per_s"], figures[f"checkpoint_{name}_over_copy"]
-        assert f"at {speed:.2f} GB/s, {ratio:.2f} of" in text
-    for kind in ("float32", "int8"):
-        assert f"{100 * figures[f'{kind}_embeddings_bytes_over_dense']:.2f} %" in text
-    assert f"trains again after {figures['resume_seconds']:.1f} s" in text
-
-
-def test_the_documentation_shows_what_a_target_costs() -> None:
-    figures, text = measured("table_step"), joined(doc("measured-size"))
-    for words in (
-        f"{figures['target_ms_sample_65536']:.2f} ms for a sample",
-        f"{figures['target_ms_sample_8192']:.2f} ms for the 8,192",
-        *(f"{figures[f'target_ms_{name}'] / 1e3:.1f} s to" for name in ("all_rows", "sweep")),
-        f"{100 * figures['target_share_of_pass']:.2f} % of a pass of 88,000 steps",
-        f"{figures['target_ms_step']:.2f} ms for the table",
-    ):
-        assert words in text
 
 
 @pytest.mark.parametrize("log", ["avazu_sample", "criteo_sample"])
@@ -260,22 +278,6 @@ def test_the_documentation_shows_what_each_form_is_worth_at_equal_bytes() -> Non
     assert f"worse at 2, by {behind:.4f} at most" in page
 
 
-def test_the_documentation_shows_what_exports_without_keys_cost() -> None:
-    figures, page = measured("compact_export"), doc("measured-size")
-    for name in ("int8_full", "int8_fp", "int4_fp", "pq2_fp", "pq4_fp", "int4_as_pq4_fp"):
-        of_logs = (f"{log}.{name}" for log in ("avazu_sample", "criteo_sample", "synthetic"))
-        cells = (f"{figures[f'{of}.bytes_a_row']:.1f}, {figures[f'{of}.auc_gap']:+.5f}" for of in of_logs)
-        assert line(*cells).replace("-", "−") in page, name
-    ratios = [
-        figures[f"speed.{name}.batch_{size}_over_float32_full"] for size in (1, 512) for name in ("int8_fp", "int4_fp")
-    ]
-    text = (
-        "takes {:.2f} times as long in int8 and {:.2f} times in int4 as in float32 with whole keys for one row, "
-        "and {:.2f} and {:.2f} times"
-    )
-    assert text.format(*ratios) in joined(page)
-
-
 def test_the_documentation_shows_what_a_size_is_worth_on_a_long_log() -> None:
     figures, page = measured("size_at_scale"), doc("measured-size")
     everything = f"all features {figures['all_test_auc']:.5f}, with Group Adagrad {figures['all_adagrad_test_auc']:.5f}"
@@ -300,17 +302,6 @@ def test_the_documentation_shows_what_memory_comes_to() -> None:
         assert f" {line(f'{auc:.4f}', f'{rate:.4f}', *sizes, share)}" in page, name
 
 
-def test_the_readme_sums_up_what_is_measured() -> None:
-    table, epoch, serving = map(measured, ("table_step", "epoch", "serving"))
-    for words in (
-        f"a table's step 2.7 to {table['speedup_vs_sparse_adam']:.1f} times as fast as `SparseAdam`",
-        f"{epoch['samples_per_s']:,.0f} samples/s on two cores",
-        f"{epoch['speedup_vs_sparse_adam']:.1f} to {epoch['speedup_vs_sparse_adam_8192']:.1f} times as fast as with",
-        f"{serving['sparse_batch_1_p50_ms']:.3f} ms a sample",
-    ):
-        assert words in joined(README)
-
-
 def test_the_readme_and_the_table_show_how_it_does_out_of_the_box() -> None:
     folder = ROOT / "docs" / "results" / "out-of-the-box"
     results, page = json.loads((folder / "results.json").read_text()), (folder / "index.md").read_text()
@@ -325,7 +316,7 @@ def test_the_readme_and_the_table_show_how_it_does_out_of_the_box() -> None:
         f"calibration of {ours['calibration']:.2f}",
         f"{possible['auc']:.4f}",
     ):
-        assert words in joined(README)
+        assert words in joined(doc("README"))
 
 
 def test_one_command_makes_all_results() -> None:
@@ -333,40 +324,3 @@ def test_one_command_makes_all_results() -> None:
     benchmarks = runpy.run_path(str(folder / "__main__.py"))["BENCHMARKS"]
     assert {path.stem for path in RESULTS.glob("*.json")} <= benchmarks.keys()
     assert all((folder / script).exists() for script, *_ in benchmarks.values())
-
-
-def test_the_documentation_shows_what_continuous_training_is_worth_and_costs() -> None:
-    freshness, speed, replay = map(measured, ("freshness", "continuous", "replay"))
-    page = doc("continuous")
-    for age in ("each batch", "1 min", "10 min", "1 h", "6 h", "1 day"):
-        keys = [f"{log}_{age.replace(' ', '_')}" for log in ("news", "globo_clicks", "made_up")]
-        assert line(age, *(f"{freshness[f'{key}_{of}']:.4f}" for key in keys for of in ("auc", "log_loss"))) in page
-    logs = ("made_up", "globo_clicks")
-    for log in logs:
-        for part, names in (
-            ("fast", ("p50_ms", "p99_ms")),
-            ("slow", ("stale_p50_s", "stale_p99_s", "p50_ms", "p99_ms")),
-        ):
-            assert line(*(f"{replay[f'{log}_{part}_{name}']:.1f}" for name in names)) in page
-    requests, failed = (sum(replay[f"{log}_{of}"] for log in logs) for of in ("requests", "failed"))
-    for words in (
-        *(
-            f"{speed[f'{name}_samples_per_s']:,.0f} samples/s, {speed[f'{name}_ratio']:.2f} times"
-            for name in ("follow", "follow_publishing")
-        ),
-        *(f"{speed[f'resident_mb_{share}']:,.0f} MB" for share in (10, 50, 100)),
-        f"{failed:,.0f} of {requests:,.0f} requests failed",
-    ):
-        assert words in joined(page)
-
-
-def test_the_documentation_shows_what_a_server_takes() -> None:
-    figures = measured("server")
-    for words in (
-        f"{figures['failed']:,.0f} of {figures['requests']:,.0f} requests failed",
-        *(f"p{share} {figures[f'quiet_p{share}_ms']:.1f}" for share in (50, 95, 99)),
-        *(f" and {figures[f'swapping_p{share}_ms']:.1f}" for share in (50, 95, 99)),
-        f"{figures['stale_p99_s']:.2f} s (p99)",
-        ", ".join(f"{figures[f'known_{rows}_p50_ms']:.1f}" for rows in (1, 32)),
-    ):
-        assert words in joined(doc("serving"))

@@ -1,4 +1,4 @@
-"""Every public name has a page and a docstring, and what the guides link to and write as formulas is understood."""
+"""Every public name has a page and a docstring; the guides' links, formulas and table of keys hold."""
 
 import re
 from importlib import import_module
@@ -6,12 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import xxhash
 from markdown import markdown
 from mkdocs.exceptions import PluginError
 
 from mathml import on_page_content
 from public_api import BESIDES, ROOMS, first_line, inherited_members, public_rooms
 from reference_pages import INDEX, index_page, name_page, on_config
+from sparsegroup.data.keys import keys_of
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
@@ -88,3 +90,27 @@ def test_formulas_become_mathml_and_one_that_is_none_is_said_with_its_page():
     assert rendered("from `$HOME` and $5 to $6") == "<p>from <code>$HOME</code> and $5 to $6</p>"
     with pytest.raises(PluginError, match=r"page\.md: '\\\\lamda' is no formula: .*[Uu]nknown command"):
         rendered(r"$\lamda$")
+
+
+# docs/formats.md
+
+ROW = re.compile(r"^\| (\d+) \| (?:`([^`]*)`(?: × (\d+))?|(empty)) \| (-?\d+) \| 0x([0-9A-F]{16}) \|$", re.MULTILINE)
+
+
+def test_the_table_of_keys_holds_and_has_what_is_hard():
+    """It is what the package and xxhash compute."""
+    text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    values = set()
+    for field, value, times, empty, key, unsigned in ROW.findall(text):
+        value = "" if empty else value * int(times or 1)
+        low = xxhash.xxh3_64_intdigest(value.encode()) & (1 << 56) - 1
+        assert int(unsigned, 16) == int(field) << 56 | low
+        assert int(key) == (int(unsigned, 16) - (1 << 64) if int(unsigned, 16) >> 63 else int(unsigned, 16))
+        assert keys_of([value], int(field)).tolist() == [int(key)]
+        values.add((value, int(key) < 0))
+    texts = [value for value, _ in values]
+    assert "" in texts
+    assert any(not value.isascii() for value in texts)
+    assert any(len(value.encode()) > 240 for value in texts)
+    assert any(is_negative for _, is_negative in values)
+    assert len(ROW.findall(text)) == len(re.findall(r"0x[0-9A-F]{16}", text)) >= 10

@@ -31,15 +31,17 @@ SLOW = {
     *("torch", "tensorboard", "mlflow", "numpy", "numba", "polars", "pyarrow", "sklearn", "matplotlib", "jinja2"),
     *("pydantic", "yaml"),
 }
-HELP = """
-import sys
+WITHOUT_COMMAND = """
+import torch
+from sparsegroup import GroupAdam, HashEmbedding
+from sparsegroup.models import MLP
+table, network = HashEmbedding(4), MLP(2, 4)
+optimizer = GroupAdam([{"params": table.parameters(), "l21": 1e-3}, {"params": network.parameters()}], lr=0.1)
+network(table(torch.tensor([[1, 2], [3, 4]]))).sum().backward()
+optimizer.step()
+print("trained")
 from sparsegroup.__main__ import main
-def show_help(*command):
-    sys.argv = ["sparsegroup", *command, "--help"]
-    try:
-        main()
-    except SystemExit as ended:
-        assert not ended.code
+main()
 """
 
 
@@ -48,42 +50,42 @@ def alone(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
-def imported(code: str) -> set[str]:
-    """The packages that code imports."""
-    done = alone(f"{code}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})")
+def imported(*codes: str) -> list[set[str]]:
+    """The packages that are imported after each of some codes, in one process."""
+    listing = "import sys\nprint(*{name.split('.')[0] for name in sys.modules})"
+    done = alone("\n".join(f"{code}\n{listing}" for code in codes))
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split("\n")[-2].split())
+    return [set(line.split()) for line in done.stdout.splitlines()[-len(codes) :]]
 
 
-def without(extra: Extra, code: str) -> subprocess.CompletedProcess[str]:
-    """Run code where the packages of an extra are not installed."""
-    return alone(f"import sys\nsys.modules.update(dict.fromkeys({MODULES[extra]}))\n{code}")
-
-
-def test_the_package_alone_imports_nothing() -> None:
+def test_the_package_imports_what_is_used_and_none_of_its_public_names_needs_an_extra() -> None:
     """Trainer, Classifier and export are imported from the top when they are used."""
-    done = imported("import sparsegroup\nassert {'Trainer', 'Classifier', 'export'} <= {*dir(sparsegroup)}")
-    assert SLOW.isdisjoint(done)
-
-
-def test_an_optimizer_imports_no_compiler() -> None:
-    done = imported("from sparsegroup import GroupAdam")
-    assert "torch" in done
-    assert done.isdisjoint(("numba", "llvmlite", "triton"))
-
-
-def test_every_public_name_is_there_and_needs_no_extra() -> None:
-    done = imported("import sparsegroup\nfor name in sparsegroup.__all__: assert getattr(sparsegroup, name)")
-    assert "numba" in done
-    assert "triton" not in done
-    assert not {*MODULES["cli"], *MODULES["onnx"]} & done - {"yaml"}  # Numba looks for that one
+    package, optimizer, every_name = imported(
+        "import sparsegroup\nassert {'Trainer', 'Classifier', 'export'} <= {*dir(sparsegroup)}",
+        "from sparsegroup import GroupAdam",
+        "for name in sparsegroup.__all__: assert getattr(sparsegroup, name)",
+    )
+    assert SLOW.isdisjoint(package)
+    assert "torch" in optimizer
+    assert optimizer.isdisjoint(("numba", "llvmlite", "triton"))
+    assert "numba" in every_name
+    assert "triton" not in every_name
+    assert not {*MODULES["cli"], *MODULES["onnx"]} & every_name - {"yaml"}  # Numba looks for that one
     from sparsegroup import Classifier, Trainer, estimator, export, serving, training
 
     assert (Classifier, Trainer, export) == (estimator.Classifier, training.Trainer, serving.export)
 
 
 def test_the_list_of_commands_imports_no_command_and_help_what_declares_settings() -> None:
-    code = f"""{HELP}
+    code = f"""
+import sys
+from sparsegroup.__main__ import main
+def show_help(*command):
+    sys.argv = ["sparsegroup", *command, "--help"]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code
 show_help()
 room = "sparsegroup.cli."
 assert {{name for name in sys.modules if name.startswith(room)}} == {{room + "app", room + "output"}}
@@ -91,13 +93,16 @@ assert {SLOW}.isdisjoint(sys.modules), "of what takes time"
 from sparsegroup.cli.app import COMMANDS
 for name in COMMANDS: show_help(name)
 """
-    assert SLOW & imported(code) <= {"pydantic", "yaml"}
+    assert SLOW & imported(code)[0] <= {"pydantic", "yaml"}
 
 
 @pytest.mark.parametrize("extra", ROOMS)
 def test_a_room_without_its_extra_says_what_to_install(extra: Extra) -> None:
+    """Without that of the command, optimizers, tables and models work, and the command says so in one line."""
     names = ("Trainer", "Classifier", "export") if extra == "cli" else ()
     code = f"""
+import sys
+sys.modules.update(dict.fromkeys({MODULES[extra]}))
 from importlib import import_module
 import sparsegroup
 for room in {ROOMS[extra]}:
@@ -112,7 +117,13 @@ for name in {names}:
     except ImportError as error:
         print(error)
 """
-    lines = without(extra, code).stdout.splitlines()
+    done = alone(code + WITHOUT_COMMAND if extra == "cli" else code)
+    lines = done.stdout.splitlines()
+    if extra == "cli":
+        assert (done.returncode, lines.pop()) == (1, "trained"), done.stderr
+        (error,) = (line for line in done.stderr.splitlines() if not line.startswith("compiling "))
+        assert error.startswith("error: sparsegroup.cli needs ")
+        assert error.endswith("pip install 'sparsegroup[cli]'")
     assert len(lines) == len(ROOMS[extra]) + len(names)
     for room, line in zip(ROOMS[extra], lines, strict=False):
         assert line.startswith(f"sparsegroup.{room} needs ")
@@ -126,27 +137,6 @@ def test_the_adapter_of_torchrec_says_what_to_install(monkeypatch: pytest.Monkey
         import_module("sparsegroup.integrations.torchrec")
 
 
-def test_without_the_extra_of_the_command_optimizers_tables_and_models_work() -> None:
-    """And the command says what to install, in one line."""
-    code = """
-import torch
-from sparsegroup import GroupAdam, HashEmbedding
-from sparsegroup.models import MLP
-table, network = HashEmbedding(4), MLP(2, 4)
-optimizer = GroupAdam([{"params": table.parameters(), "l21": 1e-3}, {"params": network.parameters()}], lr=0.1)
-network(table(torch.tensor([[1, 2], [3, 4]]))).sum().backward()
-optimizer.step()
-print("trained")
-from sparsegroup.__main__ import main
-main()
-"""
-    done = without("cli", code)
-    assert (done.returncode, done.stdout) == (1, "trained\n"), done.stderr
-    (error,) = (line for line in done.stderr.splitlines() if not line.startswith("compiling "))
-    assert error.startswith("error: sparsegroup.cli needs ")
-    assert error.endswith("pip install 'sparsegroup[cli]'")
-
-
 def test_every_package_of_an_extra_is_asked_for() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
@@ -157,9 +147,3 @@ def test_every_package_of_an_extra_is_asked_for() -> None:
 
     for extra, expected in MODULES.items():
         assert {*expected} == modules(extra)
-
-
-def test_the_package_can_be_called_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "sparsegroup", "--version"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("sparsegroup ")

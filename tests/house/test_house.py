@@ -250,3 +250,37 @@ def test_docstrings_say_what_a_thing_is():
                     if re.match(r"(\s*[\w, ]+: )?(Of |Likewise|The rest\b|As the rest)", line):
                         found.append(f"{name_of(file)}: {getattr(node, 'name', 'module')}: {line.strip()}")
     assert_none(found)
+
+
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *SOURCES]
+MOST = {
+    r"\b(?:is|are|was|were|be) told\b": 1,  # reported, passed, notified
+    r"\b(?:goes|go|going|went|gone) on\b(?! (?:the|a) )": 3,  # continues, resumes
+    r"\bwhat (?:is|are|was) left\b|\bis left of\b": 3,  # the remaining …
+    r"\b(?:that|which) (?:is|are) none\b": 3,  # is not a …
+    r"\bthose (?:that|who|of|which)\b": 62,  # the noun
+    r"\bso (?:many|much)\b": 3,  # n, the number of
+    r"\bstands?\b(?! for)": 2,  # is, is written
+    r"\banew\b": 3,  # again
+    r"\bbeside\b": 3,  # with, next to, compared with
+    r"\bof (?:its|your|their|one's|a run's) own\b": 26,  # separate, custom, your
+    r"\bat once\b": 1,  # immediately
+    r"\b(?:whoever|whatever|whichever)\b": 9,  # any …
+    r"\bask(?:s|ed)? for\b": 11,  # target, requested
+    r", too\b": 13,  # also
+    r"\bnobody\b": 4,  # not set, no caller
+    r"\blikewise\b|\bmeanwhile\b": 3,
+    r"\bbut for\b": 1,  # except
+    r"\bas (?:it is|they are|it does|they do)\b": 13,  # unchanged
+    r"\b(?:lies|lie)\b": 7,  # is stored in
+}
+"""Pattern → the most occurrences in README, CONTRIBUTING, the guides and the source."""
+
+
+def test_words_that_a_reader_must_translate_become_fewer():
+    """The numbers may only fall: use the plain word, see the table in CONTRIBUTING.md."""
+    text = " ".join(" ".join(path.read_text(encoding="utf-8").split()) for path in TEXTS)
+    counts = {pattern: len(re.findall(pattern, text, re.IGNORECASE)) for pattern in MOST}
+    assert_none(
+        [f"{pattern}: {counts[pattern]}, at most {most}" for pattern, most in MOST.items() if counts[pattern] > most]
+    )

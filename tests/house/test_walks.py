@@ -3,11 +3,10 @@
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-import pytest
 import torch
 
 from sparsegroup import GroupAdagrad, GroupAdam, HashEmbedding, TargetRate
@@ -18,7 +17,7 @@ from sparsegroup.training.plan import EpochPlan
 
 
 def walk(action: Callable[[], object]) -> list[str]:
-    """The modules of this library whose functions `action` calls, in order; the same one in a row once."""
+    """The modules of this library whose functions `action` calls, on any thread, in order; one in a row once."""
     modules: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -26,11 +25,13 @@ def walk(action: Callable[[], object]) -> list[str]:
         if event == "call" and name.startswith("sparsegroup.") and modules[-1:] != [name]:
             modules.append(name)
 
+    threading.setprofile(note)
     sys.setprofile(note)
     try:
         action()
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
     return modules
 
 
@@ -54,16 +55,6 @@ def test_a_key_passes_nine_modules_from_the_embedding_to_autograd() -> None:
     assert (passed[0], passed[-1]) == ("sparsegroup.table.hash_embedding", "sparsegroup.table.lookup.autograd")
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """Without helping threads, which take part only in large steps."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_one_thread")
 def test_a_gradient_passes_nine_modules_of_a_tensor_and_twelve_of_a_table() -> None:
     x, table, keys = torch.nn.Parameter(torch.randn(16, 8)), HashEmbedding(8), torch.arange(256).reshape(64, 4)
     for optimizer, most in ((GroupAdam([x], l21=1e-3), 9), (GroupAdam(table.parameters(), l21=1e-3), 12)):
@@ -75,41 +66,16 @@ def test_a_gradient_passes_nine_modules_of_a_tensor_and_twelve_of_a_table() -> N
         assert_passes(walk(optimizer.step), most=most, returns=2)
 
 
-def modules_of_a_log_line(action: Callable[[], object]) -> list[str]:
-    """The modules that take part in `action` on any thread, but for the table, its kernels, and the optimizers."""
-    modules = set[str]()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith("sparsegroup."):
-            modules.add(name.removeprefix("sparsegroup."))
-
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-    return sorted(name for name in modules if name.split(".")[0] not in ("table", "kernels", "optim", "rules"))
-
-
 def test_a_line_of_a_log_passes_nine_modules_to_the_plan_of_an_epoch(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("click,user,price\n" + "".join(f"{row % 2},u{row % 7},{row}.5\n" for row in range(300)))
     log = open_log(path, columns={"click": "label", "user": "category", "price": "number"})
     plan = EpochPlan(log.train_rows, 64, shuffle_buffer=100)
-    passed = modules_of_a_log_line(lambda: list(plan.batches(log, 0)))
-    raw = {"data.raw.encode", "data.raw.files", "data.raw.raw_log", "data.raw.text"}
-    assert set(passed) <= {
-        *raw,
-        "data.schema",
-        "data.kinds",
-        "data.keys",
-        "data.batches",
-        "data.order",
-        "training.plan",
-    }, passed
+    passed = {name.removeprefix("sparsegroup.") for name in walk(lambda: list(plan.batches(log, 0)))}
+    others = {name for name in passed if name.split(".")[0] in ("table", "kernels", "optim", "rules")}
+    own = {f"data.{name}" for name in ("schema", "kinds", "keys", "batches", "order")}
+    own |= {f"data.raw.{name}" for name in ("encode", "files", "raw_log", "text")}
+    assert passed - others <= own | {"training.plan"}, passed
 
 
 def test_a_target_rate_is_declared_decided_and_used_in_three_modules_before_the_target() -> None:
