@@ -1,7 +1,6 @@
 """How commands start and end, and what a run leaves."""
 
 import gc
-import inspect
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -15,7 +14,6 @@ import yaml
 from cli_cases import click_log, points_of, summary_of
 from command import Run
 from sparsegroup.cli.app import COMMANDS, load_command, main, starting
-from sparsegroup.importing import uncollected
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.training import load_model
 
@@ -85,21 +83,11 @@ def test_garbage_is_sought_again_once_a_command_has_started() -> None:
     with pytest.raises(SystemExit):
         main(run)
     assert [*seen, gc.isenabled()] == [False, False, True, True]
-    with uncollected():
-        with uncollected():
-            pass
-        assert not gc.isenabled()
-    with pytest.raises(KeyError), uncollected():
-        raise KeyError
-    assert gc.isenabled()
 
 
-def test_every_command_starts_so_and_its_line_in_the_list_of_commands_begins_its_help() -> None:
+def test_the_line_of_a_command_in_the_list_of_commands_begins_its_help() -> None:
     for name, line in COMMANDS.items():
-        command = load_command(name)
-        assert command.callback is not None
-        assert "starting" in inspect.unwrap(command.callback).__code__.co_names
-        assert " ".join(str(command.help).split("\n\n")[0].split()) == line
+        assert " ".join(str(load_command(name).help).split("\n\n")[0].split()) == line
 
 
 def test_a_run_imports_neither_torchs_compiler_nor_scikit_learn_nor_matplotlib_and_ends_without_a_search_for_garbage(

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import yaml
 from safetensors.numpy import load_file
 
 from cli_cases import many_features, summary_of
@@ -52,25 +51,15 @@ def scores(ok: Run, model: str, out: Path) -> np.ndarray[Any, Any]:
     return pl.read_parquet(out)["probability"].to_numpy()
 
 
-def test_a_run_lands_at_its_rate_over_all_tables(there: Path) -> None:
-    summary = summary_of(there / "run")
-    assert summary["live_rows"] == pytest.approx(0.2 * summary["features_seen"], abs=1)
-    assert summary["test"]["auc"] > 0.9
-    config = yaml.safe_load((there / "run" / "config.yaml").read_text())
-    assert config["model"]["dims"] == {"color": 2, "size": 8}
+def test_a_run_that_is_cut_off_ends_with_the_same_bits(there: Path, tmp_path: Path, ok: Run, run: Run) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        cut_off_at(patch, Trainer, "_step", 7)
+        with pytest.raises(CutOffError):
+            run(*TRAIN, "--out", tmp_path / "cut")
+    assert "resumed at row 320" in ok("train", "--resume", tmp_path / "cut").stderr
+    assert state_of(tmp_path / "cut") == state_of(there / "run")
     files = {path.name for path in (there / "run" / "checkpoints").glob("*/table-*")}
     assert files == {f"table-embedding.dim_{size}.safetensors" for size in SIZES.values()}
-
-
-def test_a_run_that_is_cut_off_ends_with_the_same_bits(there: Path, tmp_path: Path, ok: Run, run: Run) -> None:
-    for at in (3, 7):
-        with pytest.MonkeyPatch.context() as patch:
-            cut_off_at(patch, Trainer, "_step", at)
-            with pytest.raises(CutOffError):
-                run(*TRAIN, "--out", tmp_path / f"cut{at}")
-        resumed = ok("train", "--resume", tmp_path / f"cut{at}")
-        assert ("resumed at row 320" in resumed.stderr) == (at == 7)
-        assert state_of(tmp_path / f"cut{at}") == state_of(there / "run")
 
 
 def test_run_export_and_onnx_give_the_same_scores(there: Path, tmp_path: Path, ok: Run) -> None:
@@ -83,18 +72,27 @@ def test_run_export_and_onnx_give_the_same_scores(there: Path, tmp_path: Path, o
     np.testing.assert_allclose(np.concatenate(batches), of_run, rtol=0, atol=1e-6)
     assert export.manifest.test is not None
     assert set(export.manifest.test.scores) == {"training", "export", "onnx"}
-    shown = (ok("evaluate", model, "log.csv", "--by", "color", "--json").stdout for model in ("run", "export"))
-    in_run, in_export = (json.loads(one)["metrics"] for one in shown)
-    assert in_run["auc"] == pytest.approx(summary_of(there / "run")["test"]["auc"])
-    assert in_export["log_loss"] == pytest.approx(in_run["log_loss"], abs=1e-6)
 
 
-def test_an_export_holds_each_table_at_its_size(there: Path, tmp_path: Path, ok: Run) -> None:
-    found = read_export(there / "export")
+def test_several_epochs_and_another_network(there: Path, tmp_path: Path, ok: Run) -> None:
+    options = ("--epochs", 2, "--after-first-epoch", "reset", "--target-rate", 0.3, "--validation", 0.2)
+    ok("train", "log.csv", "--out", tmp_path / "run", *DIMS, *COMMON, *options, "--model", "dcnv2")
+    rate = open_trained(tmp_path / "run").model.embedding.feature_rate
+    assert rate == pytest.approx(summary_of(tmp_path / "run")["feature_rate"])
+    assert 0.2 < rate <= 0.31
+
+
+def test_sizes_that_are_all_the_same_are_one_table() -> None:
+    assert isinstance(opened_model(dim=4, dims={"user": 4, "site": 4}).model.embedding, HashEmbedding)
+
+
+def test_a_run_lands_at_its_rate_over_all_tables_and_each_has_its_size(there: Path, ok: Run) -> None:
+    summary, export = summary_of(there / "run"), read_export(there / "export")
+    assert summary["live_rows"] == pytest.approx(0.2 * summary["features_seen"], abs=1)
+    assert summary["test"]["auc"] > 0.9
     with pytest.raises(ExportError, match=r"has the tables embedding.dim_2, embedding.dim_4, embedding.dim_8, not one"):
-        _ = found.embeddings
-    manifest, summary = found.manifest, summary_of(there / "run")
-    fields = summary["fields"]
+        _ = export.embeddings
+    fields, manifest = summary["fields"], export.manifest
     assert manifest.live_rows == summary["live_rows"]
     assert manifest.tables.keys() == {f"embedding.dim_{size}" for size in SIZES.values()}
     for number, (field, size) in enumerate(SIZES.items()):
@@ -103,70 +101,21 @@ def test_an_export_holds_each_table_at_its_size(there: Path, tmp_path: Path, ok:
         assert table.dim == rows["vectors"].shape[1] == size
         assert (table.live_rows, table.features_seen) == (fields[field]["live"], fields[field]["seen"])
         assert set(rows["keys"] >> 56) <= {number}
-    assert manifest.before.dense == sum(4 * size * fields[field]["seen"] for field, size in SIZES.items())
     weights = load_file(there / "export" / "network.safetensors")
     shapes = {name: one.shape for name, one in weights.items() if name.startswith("embedding.up.")}
     assert shapes == {"embedding.up.dim_2.weight": (8, 2), "embedding.up.dim_4.weight": (8, 4)}
-    for model, out in (("run", "once"), ("export", "twice")):  # an export of an export is that of the run
-        ok("export", model, tmp_path / out, "--dtype", "int8", "--no-onnx")
-    once, twice = (read_export(tmp_path / name).manifest for name in ("once", "twice"))
-    assert once.id == twice.id != manifest.id
-    assert once.tables.keys() == manifest.tables.keys()
 
-
-def test_it_can_be_looked_into(there: Path, ok: Run) -> None:
     of_run, of_export = (json.loads(ok("inspect", model, "--json").stdout) for model in ("run", "export"))
-    counts = summary_of(there / "run")["fields"]
     for found in (of_run, of_export):
         assert (found["dim"], found["dims"]) == (4, {"color": 2, "size": 8})
         for name, count in (("live_vectors", "live"), ("dense_table", "seen")):
-            assert found["sizes"][name] == sum(4 * size * counts[field][count] for field, size in SIZES.items())
-        assert {field: one["live"] for field, one in found["fields"].items()} == {
-            field: counts[field]["live"] for field in SIZES
+            assert found["sizes"][name] == sum(4 * size * fields[field][count] for field, size in SIZES.items())
+        assert {name: one["live"] for name, one in found["fields"].items()} == {
+            name: fields[name]["live"] for name in SIZES
         }
+    assert manifest.before.dense == of_run["sizes"]["dense_table"]
     for name in ("norms", "live_rows", "features_seen"):
         assert of_run[name] == of_export[name]
     assert len({one["field"] for one in of_run["top"]}) > 1
     assert all(one["value"] is not None for one in of_run["top"])
-    assert of_run["sizes"]["network"] == of_export["sizes"]["network"]
     assert "dimension 4 (color: 2; size: 8)" in ok("inspect", "run").stdout
-
-
-def test_the_next_day_has_the_same_sizes_and_its_delta_the_changes_of_all_tables(
-    there: Path, tmp_path: Path, ok: Run
-) -> None:
-    ok("train", "log.csv", "--continue", "run", "--out", tmp_path / "next")
-    assert summary_of(tmp_path / "next")["samples"] == 2 * summary_of(there / "run")["samples"]
-    ok("export", tmp_path / "next", tmp_path / "delta", "--since", "export")
-    ok("apply", "export", tmp_path / "delta", tmp_path / "applied", "--no-onnx")
-    ok("export", tmp_path / "next", tmp_path / "full", "--no-onnx")
-    for name in ("embeddings-embedding.dim_2", "embeddings-embedding.dim_4", "network"):
-        made, expected = ((tmp_path / out / f"{name}.safetensors").read_bytes() for out in ("applied", "full"))
-        assert made == expected, name
-
-
-def test_lists_may_have_a_separate_size_and_attention(tmp_path: Path, ok: Run) -> None:
-    rows = [f"{int(i % 7 in (1, 3))},u{i % 11},c{i % 7},{'a|b|d' if i % 2 else 'b'}" for i in range(500)]
-    (tmp_path / "log.csv").write_text("\n".join(["label,user,color,tags", *rows]) + "\n")
-    (tmp_path / "schema.yaml").write_text("label: label\ncategorical: [user, color]\nmulti: {tags: '|'}\n")
-    (tmp_path / "settings.yaml").write_text(
-        "data: {log: log.csv, schema: schema.yaml}\noptimizer: {lr: 0.05, target_rate: 0.7}\n"
-        "training: {batch_size: 64}\nmodel:\n  dim: 3\n  dims: {tags: 2, user: 5}\n  attention: {tags: color}\n"
-    )
-    ok("train", "settings.yaml", "--out", "run")
-    ok("export", "run", "export", "--test", "log.csv")
-    assert np.allclose(*(scores(ok, model, tmp_path / f"{model}.parquet") for model in ("run", "export")), atol=1e-6)
-    assert open_trained("run").model.embedding.sizes == {0: 5, 1: 3, 2: 2}
-
-
-def test_several_epochs_and_another_network(there: Path, tmp_path: Path, ok: Run) -> None:
-    options = ("--epochs", 2, "--after-first-epoch", "reset", "--target-rate", 0.3, "--validation", 0.2)
-    options += ("--model", "dcnv2")
-    ok("train", "log.csv", "--out", tmp_path / "run", *DIMS, *COMMON, *options)
-    rate = open_trained(tmp_path / "run").model.embedding.feature_rate
-    assert rate == pytest.approx(summary_of(tmp_path / "run")["feature_rate"])
-    assert 0.2 < rate <= 0.31
-
-
-def test_sizes_that_are_all_the_same_are_one_table() -> None:
-    assert isinstance(opened_model(dim=4, dims={"user": 4, "site": 4}).model.embedding, HashEmbedding)

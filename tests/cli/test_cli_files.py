@@ -1,4 +1,4 @@
-"""Logs of many files, on a disk and in an object store, through every command that takes a log."""
+"""Logs that are prepared, and logs of many files, on a disk and in an object store, through all commands."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from command import Run
 from endings import Refused
 from object_store import ObjectStore, object_store
 from run_folders import state_of
-from sparsegroup.data import open_log
+from sparsegroup.data import PreparedLog, open_log
 
 SMALL = ("--model", "mlp", "--dim", 2, "--set", "model.hidden=[4]", "--lr", 0.05)
 SMALL += ("--selection", "never", "--no-baseline")
@@ -37,20 +37,6 @@ def in_parts(log: Path, folder: Path, cuts: tuple[int, ...] = (200, 201, 450)) -
     return folder
 
 
-def test_a_pattern_and_a_list_train_to_the_bits_of_the_one_file(tmp_path: Path, ok: Run) -> None:
-    one = click_log(tmp_path / "log.csv", ROWS)
-    in_parts(one, tmp_path / "logs")
-    ok("train", one, *SMALL, "--out", "one")
-    expected = state_of(tmp_path / "one")
-    ok("train", *(f"logs/part-{number}.csv" for number in (10, 8, 11, 9)), *SMALL, "--out", "list")
-    assert state_of(tmp_path / "list") == expected
-    assert summary_of(tmp_path / "list")["log"] == "logs/part-10.csv and 3 more"
-    ok("train", "logs/*", *SMALL)
-    assert state_of(tmp_path / "runs" / "logs" / "latest") == expected
-    ok("train", "list/config.yaml", "--out", "again")  # which names several files
-    assert state_of(tmp_path / "again") == expected
-
-
 def test_every_command_takes_a_folder_of_files(tmp_path: Path, ok: Run) -> None:
     in_parts(click_log(tmp_path / "one.csv", ROWS), tmp_path / "logs")
     parts = sorted((tmp_path / "logs").iterdir())
@@ -68,6 +54,9 @@ def test_every_command_takes_a_folder_of_files(tmp_path: Path, ok: Run) -> None:
     other = ok("export", "run", "served", "--no-onnx", "--overwrite", "--test", "logs/part-1*")
     assert "399 rows of logs/part-1*" in other.stdout
     ok("train", *parts[:2], "--continue", "run", "--out", "next")
+    ok("train", "next/config.yaml", "--out", "again")  # which names several files
+    logs = [summary_of(tmp_path / name)["log"] for name in ("next", "again")]
+    assert logs == [f"{parts[0]} and 1 more"] * 2
 
 
 def test_files_sorted_by_time_are_resumed_and_tested_in_that_order(tmp_path: Path, ok: Run, refused: Refused) -> None:
@@ -120,3 +109,36 @@ def test_partitions_of_a_store_are_trained_on_resumed_predicted_and_continued(
     assert f"150 rows of {uri}/day=d9/" in exported.stdout
     missing = f"{uri}/day=d99/part-0.parquet"
     assert refused("train", missing, *SMALL) == f"error: {missing}: no such file\n"
+
+
+def test_prepare_takes_a_log_and_says_what_it_holds(tmp_path: Path, ok: Run) -> None:
+    log, folder = click_log(tmp_path / "log.csv"), tmp_path / "out"
+    done = ok("prepare", log, "out", "--vocabulary")
+    for line in (
+        "rows 2,000: 1,800 for training, 200 for testing",
+        "positives 28.600%",
+        "fields 2 categorical, 0 numeric",
+        "features 104, of which 104 in the training rows",
+        "pairs of features are expected to share a key",
+        "written to out",
+    ):
+        assert line in " ".join(done.stdout.split())
+    assert "bad" not in done.stdout + done.stderr
+    assert {path.name for path in folder.iterdir()} == {"log.json", "part-00000.parquet", "vocabulary.parquet"}
+    assert len(PreparedLog(folder)) == 2_000
+    before = (folder / "log.json").stat().st_mtime_ns
+    again = ok("prepare", log, "out", "--vocabulary")
+    assert again.stdout.split("positives")[1] == done.stdout.split("positives")[1]
+    assert (folder / "log.json").stat().st_mtime_ns == before
+    ok("prepare", log, "bare")
+    for name in ("out", "bare"):  # features are named by the vocabulary
+        ok("train", name, "--out", f"run-{name}", "--l21", 0, "--selection", "never", "--model", "lr")
+        largest = summary_of(tmp_path / f"run-{name}")["largest"]
+        assert [one["value"] is not None for one in largest] == [name == "out"] * 10
+    log.write_text(log.read_text().replace("label", "clicked", 1) + "1,x\n")
+    options = ("--label", "clicked", "--exclude", "size", "--exclude", "id", "--test-fraction", 0.25)
+    done = ok("prepare", log, "other", *options, "--on-bad-row", "skip", "--max-bad", "0.1%")
+    assert "2,000: 1,500 for training, 500 for testing" in done.stdout
+    assert f"{log}: skipped 1 bad row\n" in done.stderr
+    assert "  line 2002: 2 columns where 5 are expected: '1,x'\n" in done.stderr
+    assert PreparedLog(tmp_path / "other").fields == ("color",)

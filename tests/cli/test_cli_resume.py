@@ -36,13 +36,13 @@ def test_the_bits_depend_on_the_seed_and_not_on_the_process_or_its_threads(tmp_p
 
 
 def test_a_file_of_settings_with_others_set_over_it(tmp_path: Path, ok: Run) -> None:
-    click_log(tmp_path / "log.csv")
+    click_log(tmp_path / "log.csv", 600)
     model = "model: {name: xdeepfm, dim: 4, hidden: [8], options: {cin: [6]}}\n"
     (tmp_path / "settings.yaml").write_text(
         f"data: {{log: log.csv, max_bad: 1%}}\n{model}optimizer: {{lr: 0.05, l21: 1e-4}}\n"
     )
     assigned = ("--set", "optimizer.options={betas: [0.8, 0.9]}", "--set", "training.windows=3")
-    ok("train", "settings.yaml", "--l21", 2e-4, "--batch-size", 512, "--no-fallback", "--no-baseline", *assigned)
+    ok("train", "settings.yaml", "--l21", 2e-4, "--batch-size", 150, "--no-fallback", "--no-baseline", *assigned)
     folder = tmp_path / "runs" / "log" / "latest"
     config = read_config(folder / "config.yaml", {})
     assert (config.model.name, config.model.dim, config.model.hidden) == ("xdeepfm", 4, (8,))
@@ -139,28 +139,6 @@ def test_a_damaged_or_unfinished_run_is_named(trained: Path, tmp_path: Path, ref
     assert refused("train", trained / "log.csv", "--continue", "run", "--out", "next") == (
         "error: run: a run that did not finish; `sparsegroup train --resume` completes it (summary.json is missing)\n"
     )
-
-
-def test_weights_and_fields_of_several_values_are_trained_on_raw_or_prepared(
-    tmp_path: Path, ok: Run, refused: Refused
-) -> None:
-    lines = ["label,user,genres,price,weight"]
-    lines += [f"{int(i % 5 < 2)},u{i % 40},g{i % 5}|h{i % 3},{i % 7},{1 + i % 2}" for i in range(800)]
-    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "schema.yaml").write_text(
-        "label: label\ncategorical: [user]\nmulti: {genres: '|'}\nnumeric: [price]\nweight: weight\n"
-    )
-    ok("prepare", "log.csv", "folder", "--schema", "schema.yaml", "--vocabulary")
-    learning = ("--lr", 0.05, "--l21", 1e-4, *FAST)
-    for out, log in (("raw", ("log.csv", "--schema", "schema.yaml")), ("prepared", ("folder",))):
-        said = ok("train", *log, "--out", out, *learning).stderr
-        assert "720 training and 80 test rows, 2 fields, 1 numbers, weighted rows" in said
-    assert state_of(tmp_path / "raw") == state_of(tmp_path / "prepared")
-    assert summary_of(tmp_path / "raw")["test"]["auc"] > 0.95
-    vocabularies = [(tmp_path / name / "vocabulary.parquet").read_bytes() for name in ("prepared", "folder")]
-    assert vocabularies[0] == vocabularies[1]
-    mixed = refused("train", "folder", "--label", "label", "--out", "mixed")
-    assert "--label is for raw logs; folder is a folder" in mixed
 
 
 def test_a_run_is_resumed_by_one_process_with_the_settings_it_began_with(

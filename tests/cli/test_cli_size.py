@@ -1,4 +1,4 @@
-"""A target size and a table of limited memory through the real command line: train, resume, continue, export."""
+"""A target size, the path of sizes, and a table of limited memory, through the real command line."""
 
 import json
 import shutil
@@ -9,9 +9,11 @@ import yaml
 
 from cli_cases import many_features, points_of, summary_of
 from command import Run
+from endings import Refused
 from run_folders import state_of
 
-FAST = ("--lr", 0.05, "--batch-size", 64, "--selection", "never")
+LEARN = ("--lr", 0.05, "--batch-size", 64)
+FAST = (*LEARN, "--selection", "never")
 
 
 @pytest.mark.usefixtures("pictures")
@@ -37,10 +39,58 @@ def test_train_lands_at_the_target_rate_and_the_next_day_continues_at_it(tmp_pat
     assert max(point["scheduled_rate"] for point in second) < 0.2  # no ramp from all features
 
 
-def test_train_lands_at_the_target_bytes(tmp_path: Path, ok: Run) -> None:
-    log = many_features(tmp_path / "log.csv", 1_500)
-    ok("train", log, *FAST, "--target-bytes", "4 kB", "--penalty", "mcp", "--out", "run")
-    assert summary_of(tmp_path / "run")["live_rows"] == 4000 // (8 * 4 + 8)
+def test_demo_shows_four_methods_and_prunes_to_the_target_rate(ok: Run) -> None:
+    rows = {
+        cells[0]: cells[1:]
+        for line in ok("demo", "--rows", 5_000, "--target-rate", 0.05).stdout.splitlines()
+        if line.startswith("│") and (cells := [cell.strip() for cell in line.strip("│").split("│")])
+    }
+    target, constant = "Target rate", "Group Adam, fixed λ"
+    assert list(rows) == ["Adam", "Adam, pruned", constant, target]
+    assert rows["Adam"][2] == "100.00%"
+    assert rows["Adam, pruned"][2:4] == rows[target][2:4]
+    assert float(rows[target][2].rstrip("%")) == pytest.approx(5, abs=0.05)
+    assert float(rows[constant][2].rstrip("%")) < 50
+
+
+def test_path_shows_what_each_size_costs_and_keeps_what_is_there(tmp_path: Path, ok: Run, refused: Refused) -> None:
+    log, folder = many_features(tmp_path / "log.csv", 2_000), tmp_path / "paths" / "log"
+    done = ok("path", log, "--rates", ".3,.05", *LEARN)
+    written = (folder / "path.json").read_bytes()
+    content = json.loads(written)
+    everything, *smaller = content["points"]
+    assert (everything["asked"], everything["feature_rate"], everything["l21"]) == (None, 1.0, 0.0)
+    assert [point["asked"] for point in smaller] == [0.3, 0.05]
+    for point in smaller:
+        assert point["feature_rate"] == pytest.approx(point["asked"], rel=0.02)
+        assert point["bytes"] == point["live_rows"] * (8 * 4 + 8)
+        assert f"{point['test']['auc']:.4f}" in done.stdout
+    chosen = [line for line in done.stdout.splitlines() if "*" in line]
+    assert len(chosen) == 2  # the row, and what the mark means
+    (best,) = (point for point in content["points"] if point["feature_rate"] == content["no_loss_down_to"])
+    assert f"{best['live_rows']:,}" in chosen[0]
+    assert "*: the smallest size" in chosen[1]
+    assert content["config"]["optimizer"]["penalty"] == "hard"
+    assert (folder / "path.svg").read_text().startswith("<svg")
+
+    options = ("--rates", ".3", *LEARN, "--epochs", 2, "--after-first-epoch", "reset", "--schedule", "cosine")
+    assert "--overwrite" in refused("path", log, *options)
+    assert (folder / "path.json").read_bytes() == written
+    ok("path", log, *options, "--overwrite")
+    content = json.loads((folder / "path.json").read_text())
+    assert content["config"]["training"]["after_first_epoch"] == "reset"
+    assert content["points"][1]["feature_rate"] == pytest.approx(0.3, abs=0.01)
+
+
+def test_path_without_an_auc_draws_nothing(tmp_path: Path, ok: Run) -> None:
+    """The test rows are all of one class."""
+    lines = many_features(tmp_path / "all.csv", 600).read_text().splitlines()
+    (tmp_path / "log.csv").write_text("\n".join([*lines[:541], *("0" + line[1:] for line in lines[541:])]) + "\n")
+    shown = ok("path", "log.csv", "--rates", ".3", *LEARN, "--model", "lr").stdout
+    assert "the labels of the test rows are all the same" in shown
+    folder = tmp_path / "paths" / "log"
+    assert not (folder / "path.svg").exists()
+    assert json.loads((folder / "path.json").read_text())["points"][0]["test"]["auc"] is None
 
 
 # A table of limited memory
@@ -65,7 +115,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("limit", "options"),
     [
-        (3_730_000, ("--state-dtype", "bfloat16")),
+        (3_950_000, ()),
         (9_000_000, ("--evict-unseen", "10min", "--admit-after", 2, "--admit-sketch", "4KiB")),
     ],
 )
@@ -94,16 +144,6 @@ def test_a_table_keeps_to_its_limits_and_its_run_is_resumed_to_the_same_bits(
     resumed = summary_of(cut)
     for name in ("features_seen", "live_rows", "evicted_rows", "refused_rows", "table_bytes", "test"):
         assert resumed[name] == whole[name], name
-
-
-def test_deltas_name_what_was_evicted(log: Path, tmp_path: Path, ok: Run) -> None:
-    """Live features that lose their row are gone from the server too."""
-    ok("train", log, *FAST, "--l21", 0, "--no-baseline", "--out", "first")
-    ok("export", "first", "served", "--no-onnx")
-    ok("train", log, "--continue", "first", "--out", "second", "--max-table-bytes", "3.8MB")
-    ok("export", "second", "change", "--since", "served")
-    assert json.loads((tmp_path / "change" / "manifest.json").read_text())["changes"]["tombstones"] > 0
-    ok("apply", "served", "change", "applied", "--no-onnx")
 
 
 def test_features_go_when_the_logs_own_time_has_come(log: Path, tmp_path: Path, ok: Run) -> None:

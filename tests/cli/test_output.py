@@ -2,10 +2,7 @@
 
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import torch
 from cli_cases import click_log, summary_of
 from command import Run
 from endings import Refused
+from over import over
 from sparsegroup.cli import output
 from sparsegroup.cli.output import Heartbeat, logged, training_bar
 from sparsegroup.data.batches import Batch
@@ -64,19 +62,18 @@ def test_every_command_prints_one_object_on_request(tmp_path: Path, ok: Run) -> 
 def test_quiet_leaves_warnings_and_errors_and_a_bad_row_stops_or_is_skipped(
     tmp_path: Path, ok: Run, refused: Refused
 ) -> None:
-    log = click_log(tmp_path / "log.csv", 600)
-    lines = [
-        f"{1 - int(line[0])}{line[1:]}" if i % 5 == 2 else line for i, line in enumerate(log.read_text().splitlines())
-    ]
-    log.write_text("\n".join(lines) + "\n")  # so that no column predicts the label
+    header, *rows = click_log(tmp_path / "log.csv", 600).read_text().splitlines()
+    flipped = [f"{1 - int(row[0])}{row[1:]}" if i % 5 == 1 else row for i, row in enumerate(rows)]
+    lines = [header, *flipped]  # so that no column predicts the label
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
     good = ("--lr", 0.05, "--l21", 0, "--batch-size", 32, *FAST, "--quiet")
-    ok("train", log, *good, "--out", "first")  # compiles kernels
-    done = ok("train", log, *good, "--out", "second")
+    ok("train", "log.csv", *good, "--out", "first")  # compiles kernels
+    done = ok("train", "log.csv", *good, "--out", "second")
     assert (done.stdout, done.stderr) == ("", "")
-    log.write_text(log.read_text() + "1,2000,20\n")
-    assert refused("train", log, "-q") == f"error: {log}:602: 3 columns where 5 are expected: '1,2000,20'\n"
+    (tmp_path / "log.csv").write_text("\n".join([*lines, "1,2000,20"]) + "\n")
+    assert refused("train", "log.csv", "-q") == "error: log.csv:602: 3 columns where 5 are expected: '1,2000,20'\n"
     assert not (tmp_path / "runs").exists()
-    warned = ok("train", log, *good, "--on-bad-row", "skip", "--max-bad", "1%")
+    warned = ok("train", "log.csv", *good, "--on-bad-row", "skip", "--max-bad", "1%")
     assert warned.stdout == ""
     assert "skipped 1 bad row" in warned.stderr
     assert "line 602: 3 columns where 5 are expected: '1,2000,20'" in warned.stderr
@@ -163,17 +160,20 @@ def test_a_line_has_what_the_last_point_says(caplog: pytest.LogCaptureFixture, m
     assert "loss 0.5000, AUC 0.7500, rate 0.0300 (scheduled 0.0500), 4 MB" in lines_of(caplog)[-1]
 
 
-@pytest.mark.parametrize(
+@over(
     ("words", "expected"),
     [
         ("sparsegroup ", {"train", "prepare", "export"}),
         ("sparsegroup train --model ", {"mlp", "opnn", "dcn"}),
-        pytest.param("sparsegroup train --tar", {"--target-rate", "--target-bytes"}, marks=pytest.mark.slow),
+        ("sparsegroup train --tar", {"--target-rate", "--target-bytes"}),
     ],
 )
-def test_the_shell_completes_commands_options_and_names(words: str, expected: set[str]) -> None:
+def test_the_shell_completes_commands_options_and_names(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: str, expected: set[str]
+) -> None:
     position = str(len(words.split(" ")) - 1)
-    completion = {"_SPARSEGROUP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": position}
-    code = "import sys; from sparsegroup.__main__ import main; sys.argv = ['sparsegroup']; main()"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | completion, capture_output=True, text=True)
+    asked = {"_SPARSEGROUP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": position}
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    done = run()
     assert expected <= set(done.stdout.split()), done.stderr

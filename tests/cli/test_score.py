@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ from cli_cases import summary_of
 from command import Run, call
 from data_cases import avazu_log
 from endings import Refused
-from sparsegroup.data import PreparedLog, open_log
+from sparsegroup.data import PreparedLog
 from sparsegroup.training import evaluate, load_model, predict
-from sparsegroup.training.predictions import PredictionWindow, predicted_rows
 
 ROWS, TESTED = 8_200, 820
 """Two batches of evaluation and a part of one; of these, test rows."""
@@ -112,10 +110,9 @@ def test_metrics_are_said_on_stderr_and_those_of_the_runs_log_are_said_to_flatte
     place: Path, expected: Scores, ok: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ones = write("ones.csv", [HEADER, "1,1,u1,c1,a,5", "1,2,u1,c3,b,6"]).absolute()
-    copy = Path(shutil.copyfile(place / "log.csv", "copy.csv")).absolute()
-    weighted = write(
-        "weighted.csv", [f"{line},{(i % 3 or 3) if i else 'w'}" for i, line in enumerate(lines(40))]
-    ).absolute()
+    weights = ["w", *(str(i % 3 or 3) for i in range(1, 41))]
+    content = [f"{line},{weight}" for line, weight in zip(lines(40), weights, strict=True)]
+    weighted = write("weighted.csv", content).absolute()
     schema = write("schema.yaml", [f"columns: {{{COLUMNS}, w: weight}}"]).absolute()
     monkeypatch.chdir(place)
     done = ok("predict", "run", "log.csv")
@@ -124,11 +121,11 @@ def test_metrics_are_said_on_stderr_and_those_of_the_runs_log_are_said_to_flatte
     for words in (f"{ROWS:,} rows, ", said, "was trained on rows of this log", "sparsegroup evaluate run log.csv"):
         assert words in done.stderr
     assert "AUC" not in done.stdout
-    assert "trained on rows" not in ok("predict", "run", copy).stderr
     assert "AUC" not in ok("predict", "run", ones).stderr
-    metrics = evaluate(LABELS[:40], expected[:40], np.array([i % 3 or 3 for i in range(1, 41)], np.float32))
-    said = f"log loss {metrics.log_loss:.4f}, calibration {metrics.calibration:.4f}"
-    assert said in ok("predict", "run", weighted, "--schema", schema).stderr
+    metrics = evaluate(LABELS[:40], expected[:40], np.array(weights[1:], np.float32))
+    done = ok("predict", "run", weighted, "--schema", schema)
+    assert f"log loss {metrics.log_loss:.4f}, calibration {metrics.calibration:.4f}" in done.stderr
+    assert "trained on rows" not in done.stderr
 
 
 def test_skipped_rows_leave_gaps(place: Path, ok: Run, refused: Refused) -> None:
@@ -145,20 +142,15 @@ def test_skipped_rows_leave_gaps(place: Path, ok: Run, refused: Refused) -> None
     assert "line 5: label 'clicked' must be 0 or 1" in done.stderr
 
 
-def test_logs_of_other_formats_or_in_another_order_are_scored(place: Path, expected: Scores, ok: Run) -> None:
-    """Columnar ones, some without times, and some that a schema describes."""
+def test_a_log_in_another_order_and_one_that_a_schema_describes_are_scored(
+    place: Path, expected: Scores, ok: Run
+) -> None:
     frame = pl.read_csv(place / "log.csv").head(100)
-    frame.write_parquet("log.parquet")
     frame.drop("ts").reverse().write_csv("reversed.csv")
     frame.rename({"clicked": "y", "ts": "when"}).write_csv("log.tsv", separator="\t")
-    write(
-        "schema.yaml", [f"columns: {{{COLUMNS}}}".replace("clicked", "y").replace("ts:", "when:"), r'separator: "\t"']
-    )
-    for name, options, order in (
-        ("log.parquet", (), 1),
-        ("reversed.csv", (), -1),
-        ("log.tsv", ("--schema", "schema.yaml"), 1),
-    ):
+    columns = COLUMNS.replace("clicked", "y").replace("ts:", "when:")
+    write("schema.yaml", [f"columns: {{{columns}}}", r'separator: "\t"'])
+    for name, options, order in (("reversed.csv", (), -1), ("log.tsv", ("--schema", "schema.yaml"), 1)):
         rows, probabilities, _ = from_csv(ok("predict", place / "run", name, *options).stdout)
         assert rows == list(range(100))
         np.testing.assert_allclose(probabilities[::order], expected[:100], rtol=1e-5)  # of other batches: sums differ
@@ -172,16 +164,6 @@ def test_what_fails_midway_leaves_no_file(place: Path, run: Run) -> None:
         done = run("predict", place / "run", "log.csv", *options)
         assert (done.returncode, done.stderr) == (2, "error: log.csv:8001: 'size' cannot be read: 'size=large'\n")
     assert [path.name for path in Path().iterdir()] == ["log.csv"]
-
-
-def test_scores_come_as_they_are_made(place: Path, expected: Scores) -> None:
-    opened = open_log(place / "log.csv", whole=True, schema=place / "schema.yaml")
-    window, sizes = PredictionWindow(), []
-    for part in predicted_rows(load_model(place / "run"), opened, window):
-        sizes.append(len(part["row"]))
-        assert window.samples == sum(sizes)
-    assert sizes == [4096, 4096, ROWS - 2 * 4096]
-    assert window.metrics() == evaluate(LABELS, expected)
 
 
 @pytest.mark.parametrize("name", ["schema", "inferred", "buckets", "avazu"])
@@ -205,22 +187,29 @@ def test_logs_without_labels_are_scored(name: str, place: Path, ok: Run) -> None
     else:
         ok("train", "log.csv", "--out", "run", *options, *QUICK)
     labelled = [line.rsplit(",", 1)[0] for line in ok("predict", model, "log.csv").stdout.splitlines()]
-    for skip in ([], ["--on-bad-row", "skip"]):
-        done = ok("predict", model, "test.csv", *skip)
-        assert done.stdout.splitlines() == labelled
-        assert "AUC" not in done.stderr
+    done = ok("predict", model, "test.csv", "--on-bad-row", "skip")
+    assert done.stdout.splitlines() == labelled
+    assert "AUC" not in done.stderr
     ok("predict", model, "test.csv", "--out", "a.parquet")
+    assert pl.read_parquet("a.parquet").height == rows
 
 
 # evaluate
 
 
-def test_evaluate_says_what_the_run_said_and_finds_the_value_that_is_off(place: Path, ok: Run) -> None:
+def test_evaluate_says_what_the_run_said_and_finds_the_value_that_is_off(
+    place: Path, ok: Run, refused: Refused
+) -> None:
     found = json.loads(ok("evaluate", place / "run", place / "log.csv", "--user", "user", "--json").stdout)
     summary = summary_of(place / "run")
     assert (found["metrics"], found["baseline"], found["rows"]) == (summary["test"], summary["baseline"], TESTED)
     assert found["curves"] == summary["curves"]
     assert (found["gauc"]["users"], found["gauc"]["share"]) == (13, pytest.approx(1))
+    export = json.loads(ok("evaluate", place / "exported", place / "log.csv", "--json").stdout)
+    assert (export["baseline"], export["gauc"]) == (None, None)
+    assert export["metrics"]["auc"] == pytest.approx(summary["test"]["auc"], abs=1e-6)
+    said = refused("evaluate", place / "run", place / "log.csv", "--user", "tags")
+    assert "--user: tags has several values a row; gAUC wants a field of one" in said
 
     write("other.csv", [HEADER, *lines(ROWS)[-TESTED:] * 6])
     arguments = ("evaluate", place / "run", "other.csv", "--by", "color", "--by", "tags", "--user", "user", "--top", 3)
@@ -236,36 +225,6 @@ def test_evaluate_says_what_the_run_said_and_finds_the_value_that_is_off(place: 
     shown = ok(*arguments).stdout
     for words in (f"{6 * TESTED:,} rows", "baseline", "gAUC by user, 13 users", "Gains", "c5", "lift"):
         assert words in shown
-
-
-def test_an_export_is_evaluated_without_a_baseline(place: Path, ok: Run, refused: Refused) -> None:
-    found = json.loads(ok("evaluate", place / "exported", place / "log.csv", "--json").stdout)
-    assert (found["baseline"], found["gauc"]) == (None, None)
-    assert found["metrics"]["auc"] == pytest.approx(summary_of(place / "run")["test"]["auc"], abs=1e-6)
-    said = refused("evaluate", place / "run", place / "log.csv", "--user", "tags")
-    assert "--user: tags has several values a row; gAUC wants a field of one" in said
-
-
-# Names of features
-
-
-def test_a_run_on_a_raw_log_names_its_largest_features_and_its_settings(place: Path, ok: Run) -> None:
-    largest = summary_of(place / "run")["largest"]
-    assert len(largest) == 10
-    assert [one["norm"] for one in largest] == sorted((one["norm"] for one in largest), reverse=True)
-    names = pl.read_parquet(place / "run" / "names.parquet")
-    assert names.height == names["key"].n_unique() == 13 + 7 + 3
-    assert {*names.filter(pl.col("field") == "tags")["value"]} == {"", "a", "b"}
-    seen = json.loads(ok("inspect", place / "run", "--top", 20, "--json").stdout)["top"]
-    assert [(one["key"], one["value"]) for one in seen[:10]] == [(one["key"], one["value"]) for one in largest]
-    assert all(one["value"] is not None for one in seen)
-    report = (place / "run" / "report.html").read_text()
-    assert f'<th class="name" scope="row">{largest[0]["field"]}</th>' in report
-    assert f"<td>{largest[0]['value']}</td>" in report
-    settings = report[report.index("<h2>Settings</h2>") : report.index("<h2>Run</h2>")]
-    assert "–" not in settings
-    for name, value in (("lr", "0.02"), ("dim", "8"), ("options.betas", "0.9, 0.999"), ("compile", "no")):
-        assert f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' in settings
 
 
 # explain
@@ -299,6 +258,7 @@ def test_the_terminal_shows_the_largest_contributions_and_the_sum_of_the_others(
     assert words[4][-1] == "exact"
     assert words[5][:2] == ["3", "others"]
     assert reference + float(words[4][-2]) + others == pytest.approx(logit, abs=2e-3)
+    assert "pairs that interact, by their share of" in " ".join(ok("inspect", place / "run").stdout.split())
 
 
 def test_places_of_explained_rows_are_those_of_the_file_and_others_are_errors(

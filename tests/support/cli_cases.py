@@ -2,25 +2,13 @@
 
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsegroup.data import open_log
-from sparsegroup.serving import open_trained
-from sparsegroup.training.predictions import PredictionWindow, predicted_rows
-
 COMMAND = Path(sys.executable).with_name("sparsegroup")
-SCORE = Path(__file__).parents[2] / "examples" / "score_onnx.py"
-WITHOUT = """
-import runpy, sys
-sys.modules["torch"] = sys.modules["sparsegroup"] = None  # so that importing them fails
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def click_log(path: Path, rows: int = 2_000) -> Path:
@@ -54,15 +42,3 @@ def column(path: Path | str, name: str) -> np.ndarray:
     """A column of numbers of a CSV."""
     with Path(path).open(newline="") as file:
         return np.array([float(row[name]) for row in csv.DictReader(file)])
-
-
-def check_scored_alone(export: Path | str, model: Path | str, log: Path) -> None:
-    """The example `score_onnx` scores a log's rows by an export as the package does by a model."""
-    command = [sys.executable, "-c", WITHOUT, SCORE, export, log, "--out", "alone.csv"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    opened = open_trained(Path(model))
-    rows = open_log(log, whole=True, **opened.config.data.format_options)
-    expected = np.concatenate([part["probability"] for part in predicted_rows(opened.model, rows, PredictionWindow())])
-    assert f"{len(expected):,} rows, log loss" in done.stdout
-    assert np.abs(column("alone.csv", "probability") - expected).max() < 1e-5
