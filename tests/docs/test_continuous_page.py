@@ -8,9 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,29 +18,22 @@ from urllib.error import URLError
 import pytest
 from support.streams import rows_of_clicks
 
+from server_cases import until
+
 PAGE = Path(__file__).parents[2] / "docs" / "continuous.md"
 _PATIENCE = 120.0
 
 
 @contextmanager
-def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path, *words: str) -> Iterator[None]:
     """`sparsegroup` in a process of its own, until the block ends."""
     with (folder / f"{words[0]}.txt").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "sparsegroup", *words], cwd=folder, stdout=log, stderr=log)
     try:
-        yield process
+        yield
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(_PATIENCE) == 0, (folder / f"{words[0]}.txt").read_text()
-
-
-def until(condition: Callable[[], Any], what: str, folder: Path) -> Any:
-    end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: {''.join(path.read_text() for path in folder.glob('*.txt'))}")
 
 
 def answer(url: str, body: str | None = None) -> dict[str, Any] | None:
@@ -70,17 +62,17 @@ def test_a_stranger_gets_from_hourly_files_to_a_server_that_follows(tmp_path: Pa
     body = curl[curl.index("-d") + 1]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     every = ["2s" if word == "30s" else word for word in follow[1:]]
+
+    def said() -> list[str]:
+        return [path.read_text() for path in tmp_path.glob("*.txt")]
+
     with started(tmp_path, *every), started(tmp_path, *serve[1:]):
-        first = until(lambda: answer(url, body), "no prediction", tmp_path)
+        first = until(lambda: answer(url, body), said)
         assert 0 < first["predictions"][0] < 1
         rows_of_clicks(11_000, 1, 3_600).write_csv(tmp_path / "logs" / "2026-05-12T01.csv")
-
-        def newer() -> dict[str, Any] | None:
-            found = answer(url, body)
-            return found if found is not None and found["release"] > first["release"] else None
-
-        later = until(newer, "no later release", tmp_path)
+        until(lambda: (answer(url, body) or first)["release"] > first["release"], said)
+        later, model = answer(url, body), answer(url.replace("/predict", "/model"))
+        assert later is not None
         assert later["predictions"] != first["predictions"]
-        model = answer(url.replace("/predict", "/model"))
         assert model is not None
         assert 0 <= model["age_seconds"] < _PATIENCE

@@ -1,7 +1,5 @@
 """Swaps: the newest good release serves, whatever the others are, and a rollback holds."""
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from server_cases import KINDS, Shelf, exported, typed_rows, untrained, write_rows
+from server_cases import KINDS, Shelf, exported, typed_rows, until, untrained, write_rows
 from sparsegroup.server import (
     ExportFolder,
     LoadedModel,
@@ -160,14 +158,6 @@ def test_a_release_with_other_columns_is_read_in_its_own_way(scene: Scene, tmp_p
     assert "site" in before.reader.columns
     assert "site" not in scene.model.reader.columns
     assert len(scene.logits) == len(ROWS)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    for _ in range(12_000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it has not happened")
 
 
 def test_the_thread_follows_through_a_time_without_its_destination(

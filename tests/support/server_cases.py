@@ -1,7 +1,8 @@
 """Exports that a server serves: models over typed logs, made without training, and releases of them."""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,15 @@ def keys_in(log: Log) -> Int64s:
 def exported(trained: TrainedModel, folder: Path, dtype: Dtype = "float32", *, onnx: bool = False) -> Path:
     export_trained(trained, folder, dtype, formats=["onnx"] if onnx else [])
     return folder
+
+
+def until(condition: Callable[[], Any], log: Callable[[], object] = str) -> Any:
+    """What a condition gives when it holds at last; fails after five minutes, with what `log` returns."""
+    end = time.monotonic() + 300
+    while not (found := condition()):
+        assert time.monotonic() < end, log()
+        time.sleep(0.005)
+    return found
 
 
 class Client:
