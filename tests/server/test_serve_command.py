@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 
 from command import Run
 from endings import Refused, ok, refused
-from server_cases import exported, typed_rows, untrained, write_rows
+from server_cases import exported, typed_rows, until, untrained, write_rows
 from sparsegroup.publishing import Publisher
 from sparsegroup.serving import TrainedModel
 from sparsegroup.training.model import logit_bias_of
@@ -32,18 +32,25 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.whole
 
 
-def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "it has not happened"
-        time.sleep(0.005)
-
-
 class Server:
-    """A process that serves."""
+    """A process that serves, whose requests have limits."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process, self.lines = process, list[str]()
+    def __init__(self, destination: str) -> None:
+        options = (
+            "--max-rows",
+            20,
+            "--max-bytes",
+            "10kB",
+            "--admin-token",
+            "secret",
+            "--threads",
+            2,
+            "--max-age",
+            "1h",
+        )
+        command = ["-m", "sparsegroup", "serve", destination, "--port", 0, "--poll", "20ms", *options]
+        self.process = subprocess.Popen([sys.executable, *map(str, command)], stderr=subprocess.PIPE, text=True)
+        self.lines = list[str]()
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
 
@@ -62,11 +69,11 @@ class Server:
     def connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
 
-    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    def ask(self, path: str, body: Any = None, token: str = "secret") -> tuple[int, Any]:
         connection = self.connection()
         content = None if body is None else json.dumps(body).encode()
         method = "GET" if path in ("/health", "/model", "/metrics") else "POST"
-        connection.request(method, path, content, headers)
+        connection.request(method, path, content, {"X-Admin-Token": token})
         answer = connection.getresponse()
         text = answer.read()
         connection.close()
@@ -74,18 +81,6 @@ class Server:
 
     def waits_for(self, number: int) -> None:
         until(lambda: self.ask("/model")[1]["release"] == number)
-
-
-@contextmanager
-def serving(destination: Path, *options: object) -> Iterator[Server]:
-    command = [sys.executable, "-m", "sparsegroup", "serve", destination, "--port", 0, "--poll", "20ms", *options]
-    with subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True) as process:
-        server = Server(process)
-        try:
-            yield server.begun()
-        finally:
-            process.kill()
-            server.reader.join()
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +107,13 @@ def publish(publisher: Publisher, trained: TrainedModel) -> int:
 
 @pytest.fixture(scope="module")
 def server(publisher: Publisher) -> Iterator[Server]:
-    with serving(Path(publisher.destination.name)) as server:
-        yield server
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0
-        until(lambda: server.lines[-1] == "ended; all requests are answered")
+    server = Server(publisher.destination.name)
+    with server.process:
+        try:
+            yield server.begun()
+        finally:
+            server.process.kill()
+            server.reader.join()
 
 
 def logits_of(answer: Any) -> list[float]:
@@ -202,30 +199,26 @@ def test_a_client_in_another_language(server: Server, tmp_path: Path) -> None:
     assert (done.returncode, "row 0, price: 'price' cannot be read" in done.stderr) == (1, True), done.stderr
 
 
-def test_an_export_folder_limits_and_the_end(publisher: Publisher) -> None:
-    (folder,) = Path(publisher.destination.name).glob("*-export")
-    options = ("--max-rows", 5, "--max-bytes", "10kB", "--admin-token", "secret", "--threads", 2, "--max-age", "1h")
-    with serving(folder, *options) as server:
-        assert server.ask("/model")[1]["release"] is None
-        assert server.ask("/predict", {"rows": ROWS[:5]})[0] == 200
-        assert server.ask("/predict", {"rows": ROWS[:6]})[0] == 413
-        assert server.ask("/predict", {"row": ROWS[0] | {"site": "x" * 20_000}})[0] == 413
-        assert server.ask("/resume")[0] == 403
-        status, answer = server.ask("/rollback", None, **{"X-Admin-Token": "secret"})
-        assert (status, "no other release" in answer["error"]) == (404, True)
-        # A request that has begun is answered, though the process is told to end.
-        body = json.dumps({"row": ROWS[0]}).encode()
-        head = f"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-            connection.sendall(head.encode() + body[:10])
-            until(lambda: "sparsegroup_requests_in_flight 2.0" in server.ask("/metrics")[1])
-            server.process.send_signal(signal.SIGTERM)
-            until(lambda: is_refused(server.port))
-            connection.sendall(body[10:])
-            answer = connection.makefile("rb").read()
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert b'"predictions":[' in answer
-        assert server.process.wait(60) == 0
+def test_limits_of_requests_and_one_that_has_begun_is_answered_though_the_process_is_told_to_end(
+    server: Server,
+) -> None:
+    """The last test of this server."""
+    assert server.ask("/predict", {"rows": [*ROWS, ROWS[0]]})[0] == 413
+    assert server.ask("/predict", {"row": ROWS[0] | {"site": "x" * 20_000}})[0] == 413
+    assert server.ask("/resume", token="guess")[0] == 403
+    body = json.dumps({"row": ROWS[0]}).encode()
+    head = f"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head.encode() + body[:10])
+        until(lambda: "sparsegroup_requests_in_flight 2.0" in server.ask("/metrics")[1])
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: is_refused(server.port))
+        connection.sendall(body[10:])
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"predictions":[' in answer
+    assert server.process.wait(60) == 0
+    until(lambda: server.lines[-1] == "ended; all requests are answered")
 
 
 def is_refused(port: int) -> bool:
@@ -235,8 +228,14 @@ def is_refused(port: int) -> bool:
     return True
 
 
-def test_what_is_wrong_with_a_call(refused: Refused, ok: Run, trained: TrainedModel, tmp_path: Path) -> None:
-    folder = exported(trained, tmp_path / "export")
+def test_an_export_folder_is_served_and_what_is_wrong_with_a_call(
+    refused: Refused, ok: Run, trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, models = exported(trained, tmp_path / "export"), list[Any]()
+    monkeypatch.setattr(sys, "setswitchinterval", float)
+    monkeypatch.setattr("sparsegroup.server.run", lambda app, listener: models.append(app))
+    assert "ended; all requests are answered" in ok("serve", folder, "--port", 0).stderr
+    assert len(models) == 1
     assert "no/where: no such folder; give the folder of an export" in refused("serve", "no/where")
     Path("run").mkdir()
     Path("run/config.yaml").touch()
@@ -250,6 +249,3 @@ def test_what_is_wrong_with_a_call(refused: Refused, ok: Run, trained: TrainedMo
     assert "--max-bytes: a size must be" in refused("serve", folder, "--max-bytes", "big")
     (folder / "network.safetensors").write_bytes(b"")
     assert "network.safetensors" in refused("serve", folder, "--port", 0)
-    shown = ok("serve", "--help").stdout
-    assert "DESTINATION" in shown
-    assert "--max-age" in shown
