@@ -150,3 +150,9 @@ def assert_same(ours, theirs):
     """Equal but for the time it took."""
     for name, value in vars(replace(theirs, seconds=ours.seconds)).items():
         np.testing.assert_array_equal(getattr(ours, name), value, err_msg=name)
+
+
+def assert_all_same(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        for outcome_of_one, outcome_of_other in zip(one.outcomes, other.outcomes, strict=True):
+            assert_same(outcome_of_one, outcome_of_other)

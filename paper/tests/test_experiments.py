@@ -13,7 +13,6 @@ from scipy import stats
 from experiment_cases import BASE as TINY
 from experiment_cases import counted, dataset_of, pruned_by_hand, records, trained
 from sparsegroup.training import predict
-from sparsegroup_paper import published as published_module
 from sparsegroup_paper.command_line import EXPERIMENTS
 from sparsegroup_paper.frontier import CUT_OFF, GROUP_ADAM, PRUNED, RECIPE
 from sparsegroup_paper.lab import Lab
@@ -21,6 +20,7 @@ from sparsegroup_paper.published import published
 from sparsegroup_paper.resampling import resampled_aucs
 from sparsegroup_paper.runs import Plain, Pruned
 from sparsegroup_paper.statistics import WIDEST_GAP, Interval, bootstrap_difference, verdict
+from sparsegroup_paper.tables import NAMES
 
 BASE = TINY.replace(batch_size=270)
 TRAIN_ROWS, VALIDATED_FROM = 2_700, 2_430
@@ -38,14 +38,17 @@ NORM_GRIDS = {"s": [0, 1e-3, 5e-3, 2.5e-2], "s_tilde": [0, 0.05, 0.1, 0.25]}
 @pytest.fixture(scope="module", autouse=True)
 def few_points():
     """Fewer points than the paper has, so that each experiment takes seconds."""
-    content = published_module.read_published()
-    content["setup"] |= {"learning_rate_grid": list(LEARNING_RATES), "fine_tune_shares": list(SHARES)}
-    for name in ("sparsity", "fine_tune"):
-        content[name]["dcn"] = content[name]["dcn"][2:]
-    content["embedding_dim"] = content["embedding_dim"][:3]
-    content["norm_grids"] = NORM_GRIDS
+    content = published()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(published_module, "read_published", lambda: content)
+        patch.setitem(content["setup"], "learning_rate_grid", list(LEARNING_RATES))
+        patch.setitem(content["setup"], "fine_tune_shares", list(SHARES))
+        for name in ("sparsity", "fine_tune"):
+            patch.setitem(content[name], "dcn", content[name]["dcn"][2:])
+        patch.setitem(content, "embedding_dim", content["embedding_dim"][:3])
+        patch.setitem(content, "norm_grids", NORM_GRIDS)
+        assert [*NAMES] == ["sgd", "momentum", "adagrad", "adam", "amsgrad", "adahessian"]
+        for name in ("momentum", "amsgrad"):  # they go the ways of the others, with kernels to compile
+            patch.delitem(NAMES, name)
         for name, value in {
             "choices.HIGHEST_RATE": HIGHEST,
             "choices.LOWEST_RATE": LOWEST,
@@ -58,9 +61,7 @@ def few_points():
             "tables.RATES": RATES,
         }.items():
             patch.setattr(f"sparsegroup_paper.{name}", value)
-        published.cache_clear()
         yield
-    published.cache_clear()
 
 
 Call = namedtuple("Call", "name wanted validate seeds")
@@ -216,7 +217,7 @@ def test_group_adam_and_pruned_adam_are_as_trained_by_hand(log, ran):
     significant = [row["p"] < 0.1 and row["difference"] > 0 for row in rows]
     low = [one for one, row in zip(significant, rows, strict=True) if row["feature rate"] < 0.05]
     assert f"at {sum(significant)} of {len(rows)} points" in section.findings[1]
-    assert (f"at {sum(low)} of {len(low)} points" if low else "at no point") in section.findings[1]
+    assert f"below a feature rate of 0.05 at {sum(low)} of {len(low)} (" in section.findings[1]
     full = statistics.mean(train_twice(log, config).aucs)
     assert section.findings[2].startswith(f"Adam with all features reaches {full:.4f}.")
     for name in ("Group Adam", "Adam, pruned"):
@@ -285,7 +286,7 @@ def test_the_best_are_as_trained_by_hand(log, ran, name):
 def test_the_family_is_as_trained_by_hand(log, ran):
     section, calls = ran("family")
     rows = table(section, "family")
-    assert [row["optimizer"] for row in rows] == ["SGD", "Momentum", "Adagrad", "Adam", "AMSGrad", "AdaHessian"]
+    assert [row["optimizer"] for row in rows] == ["SGD", "Adagrad", "Adam", "AdaHessian"]
     trials = [call for call in calls if call.name.startswith("λ21 of")]
     for row, call in zip(rows, trials, strict=True):
         config = BASE.replace(optimizer=row["optimizer"].lower())
@@ -304,10 +305,6 @@ def test_the_family_is_as_trained_by_hand(log, ran):
         }
         assert row["λ21"] == max(value for value, auc in aucs.items() if auc >= max(aucs.values()) - 0.001)
     assert section.findings == (f"The Group versions are {check_words(rows, 'Group: AUC', 'AUC')}.",)
-    # Two experiments, one number.
-    best = next(row for row in table(ran("best-auc")[0], "best") if row["settings"] == "searched")
-    adam = rows[3]
-    assert (best["AUC"], best["Group: AUC"], best["λ21"]) == (adam["AUC"], adam["Group: AUC"], adam["λ21"])
 
 
 def test_each_norm_is_as_trained_by_hand_and_all_are_the_same_without_lambda(log, ran):

@@ -1,4 +1,4 @@
-"""What the experiments choose: grids, λ, and the best of several."""
+"""What the experiments choose: grids, λ, the best of several; and the paper's numbers, which agree with its text."""
 
 import itertools
 import math
@@ -10,7 +10,10 @@ import pytest
 
 from experiment_cases import BASE, outcome
 from sparsegroup_paper.choices import TOLERANCE, best, choose_l21, grid
+from sparsegroup_paper.frontier import L2S
+from sparsegroup_paper.published import published
 from sparsegroup_paper.runs import Sample
+from sparsegroup_paper.statistics import count_significant
 
 
 def sample_of(*aucs, rate=1.0):
@@ -82,3 +85,35 @@ def test_l21_is_the_sparsest_that_costs_no_more_than_the_tolerance(limit):
 def test_the_best_of_many_is_not_one_that_diverged():
     trials = [(1.0, sample_of(0.6)), (2.0, sample_of(math.nan)), (3.0, sample_of(0.7, 0.6))]
     assert {best(order) for order in itertools.permutations(trials)} == {3.0}
+
+
+NETWORKS = ("mlp", "opnn", "dcn")
+DISAGREEING = {("dcn", 0.518): (0.8018, 0.8019), ("dcn", 0.062): (0.8017, 0.8018)}  # Table 2, Table 8: as printed
+
+
+def test_claims_follow_from_table_2():
+    points, claims = [point for of in published()["sparsity"].values() for point in of], published()["claims"]
+    cells = [(point["p_value"], point["feature_rate"], point["group_adam_auc"] - point["adam_auc"]) for point in points]
+    everywhere = count_significant(cells, claims["confidence"])
+    at_low_rate = count_significant(cells, claims["confidence"], below=claims["low_feature_rate"])
+    assert (everywhere, everywhere.share) == ((9, 15), claims["share_significant"])
+    assert (at_low_rate, at_low_rate.share) == ((7, 8), claims["share_significant_at_low_rate"])
+
+
+def test_the_papers_tables_agree_and_its_grids_are_whole():
+    paper, setup = published(), published()["setup"]
+    for network in NETWORKS:
+        points = paper["sparsity"][network]
+        assert [point["l21"] for point in points] == list(PAPERS)
+        rates = [point["feature_rate"] for point in points]
+        assert rates == sorted(rates, reverse=True)
+        for pruned, point in zip(paper["fine_tune"][network], points, strict=True):
+            assert pruned["feature_rate"] == point["feature_rate"]
+            assert set(pruned["aucs"]) == set(setup["fine_tune_shares"])
+            best = max(pruned["aucs"].values())
+            assert (point["adam_auc"], best) == DISAGREEING.get((network, point["feature_rate"]), (best, best))
+    assert {rate for of in paper["learning_rates"].values() for rate in of.values()} <= set(setup["learning_rate_grid"])
+    assert [len(grid) for grid in paper["norm_grids"].values()] == [10, 10]
+    # Pruning has as many trials as the others.
+    assert setup["default_l2"] in L2S
+    assert len(set(L2S)) == len(L2S) == len(setup["fine_tune_shares"])

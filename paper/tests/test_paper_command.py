@@ -35,7 +35,7 @@ def test_the_command_makes_a_report_and_makes_no_run_twice(settings, run):
     (table,) = section.tables
     assert len(files) == 2 * len(table.rows)
     assert [column.name for column in table.columns] == ["optimizer", "learning rate", "validation AUC", "± sd", "mark"]
-    assert len(table.rows) == 2 * len(published().setup.learning_rate_grid)
+    assert len(table.rows) == 2 * len(published()["setup"]["learning_rate_grid"])
     pages = [(out / name).read_text() for name in ("report.html", "report.md")]
     for _, _, auc, deviation, _ in table.rows:
         assert deviation is None

@@ -13,16 +13,8 @@ from sparsegroup import HashEmbedding
 from sparsegroup.data import Bags, Batch
 from sparsegroup.training import prune_rows
 from sparsegroup_paper import pruning
-from sparsegroup_paper.pruning import (
-    Learner,
-    WithoutRare,
-    count_keys,
-    deeplight,
-    gradual,
-    magnitude_pruning,
-    prune_weights,
-)
-from sparsegroup_paper.runs import CutOff, DeepLight, Plain, Pruned, Run
+from sparsegroup_paper.pruning import Learner, WithoutRare, count_keys, deeplight, magnitude_pruning, prune_weights
+from sparsegroup_paper.runs import CutOff, Plain, Pruned, Run
 
 # Magnitude pruning
 
@@ -74,14 +66,6 @@ def test_pruning_by_saliency_keeps_the_largest_u_minus_sigma_x(log):
         live = torch.cat([keys for keys, _ in table.items()])
         assert set(table.table.find(live.numpy()).tolist()) == set(np.argsort(-census.critical)[:keep].tolist())
         assert set(live.tolist()) != set(torch.cat([keys for keys, _ in by_norm.model.embedding.items()]).tolist())
-
-
-def test_gradual_pruning_ends_with_the_requested_share(log):
-    learner = Learner(log, BASE)
-    gradual(learner, 0.1, log.train_rows)
-    table = learner.model.embedding
-    assert table.num_live == round(0.1 * table.num_seen)
-    assert table.num_seen == table.num_rows
 
 
 # Frequency cut-off
@@ -186,10 +170,3 @@ def test_deeplight_prunes_more_and_more_every_tenth_step(log, monkeypatch):
     expected = [0.9 * (1 - 0.01 ** (step / 54)) for step in (10, 20, 30, 40, 50)] + [0.9]
     assert wanted == pytest.approx(expected, rel=1e-12)
     assert found == pytest.approx(expected, abs=1 / 1_000)
-
-
-def test_a_run_of_deeplight_ends_at_its_sparsity(worker):
-    result = result_of(worker, Run(BASE, DeepLight(0.9)))
-    assert result.parameter_rate == pytest.approx(0.1, abs=1 / (4 * result.seen))
-    assert result.parameter_rate < result.feature_rate < 0.4
-    assert result_of(worker, Run(BASE, DeepLight(0.0))).auc == result_of(worker, Run(BASE)).auc

@@ -10,14 +10,14 @@ from sparsegroup_paper.command_line import BEYOND_ALL, EXPERIMENTS
 from sparsegroup_paper.frontier import PRUNED, RECIPE
 from sparsegroup_paper.overview import MARKS, write_overview
 from sparsegroup_paper.report import REPORT, read_report, write_report, write_section
-from sparsegroup_paper.section import Facts, Section, SectionTable, columns
+from sparsegroup_paper.section import Facts, Section, table
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 FACTS = Facts("made up", (("rows", "100"), ("network", "DCN")), "sparsegroup-paper run …", "2026-01-02", 1.25, ())
 
 
-def section(name, table, specs, *rows):
-    return Section(name, name, ("found",), (), (SectionTable(table, table, columns(specs), rows),))
+def section(name, of, specs, *rows):
+    return Section(name, name, ("found",), (), (table(of, of, specs, rows),))
 
 
 def against_pruning(*rows):

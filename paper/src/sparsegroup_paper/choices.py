@@ -1,15 +1,14 @@
 """Choices of learning rates and λ: made on the last tenth of the training rows, or taken from the paper."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from sparsegroup.errors import UserError
-from sparsegroup.penalties import Lasso
 from sparsegroup.training import Config
 from sparsegroup_paper.lab import Lab
-from sparsegroup_paper.published import Base, Network, published
+from sparsegroup_paper.published import BASES, published
 from sparsegroup_paper.runs import Method, Sample
 
 Strength = Literal["l1", "l21"]
@@ -32,40 +31,40 @@ FINER = (0.2, 0.5, 0.7, 2.0, 5.0)
 """Learning rates tried next to the best one, relative to it."""
 
 
-def network_of(config: Config) -> Network:
-    """Whose of the paper's networks it is.
-
-    Raises:
-        UserError: The paper has no figures of it.
-    """
+def network_of(config: Config) -> str:
+    """Whose of the paper's networks it is; UserError if the paper has no figures of it."""
     name = config.model.name
-    if name not in ("mlp", "opnn", "dcn"):
+    if name not in published()["datasets"]:
         raise UserError(f"model.name: the paper's networks are mlp, opnn and dcn, and {name} has no figures there")
     return name
 
 
 def learning_rate_trials(lab: Lab, config: Config) -> list[tuple[float, Sample]]:
     """Each learning rate of the paper's grid with its validation AUCs, at λ = 0."""
-    rates = published().setup.learning_rate_grid
+    rates = published()["setup"]["learning_rate_grid"]
     configs = [config.replace(**NO_PENALTY, lr=rate) for rate in rates]
-    name = f"learning rate of {config.optimizer.name}, {config.model.name}"
-    return list(zip(rates, lab.validated(configs, name), strict=True))
+    return list(zip(rates, lab.validated(configs, f"learning rate of {_name(config)}"), strict=True))
 
 
 def best(trials: Sequence[tuple[float, Sample]]) -> float:
-    """The value with the best mean AUC; one that diverged is not."""
+    """The value with the best mean AUC."""
     return trials[_best([sample for _, sample in trials])][0]
 
 
 def _best(samples: Sequence[Sample]) -> int:
-    return int(np.argmax([np.nan_to_num(sample.auc, nan=-1.0) for sample in samples]))
+    return int(np.argmax(_aucs(samples)))
+
+
+def _aucs(samples: Sequence[Sample]) -> list[float]:
+    """Mean AUCs; -1 of what has diverged."""
+    return [float(np.nan_to_num(sample.auc, nan=-1.0)) for sample in samples]
 
 
 def tuned(lab: Lab, config: Config) -> Config:
     """The config with the learning rate of its network and base optimizer: the published one, or the best at λ = 0."""
     name = config.optimizer.name
-    if lab.recipe == "paper" and name in get_args(Base):
-        return config.replace(lr=published().learning_rates[network_of(config)][cast(Base, name)])
+    if lab.recipe == "paper" and name in BASES:
+        return config.replace(lr=published()["learning_rates"][network_of(config)][name])
     return config.replace(lr=best(learning_rate_trials(lab, config)))
 
 
@@ -93,7 +92,7 @@ def grid(lab: Lab, config: Config, strength: Strength = "l21") -> tuple[float, .
     They are found with the first seed by the feature rate on the training rows, which says nothing of the test rows.
     The recipe "paper" has no further ones.
     """
-    papers = [point.l21 for point in published().sparsity[network_of(config)]]
+    papers = [point["l21"] for point in published()["sparsity"][network_of(config)]]
     found = _rates(lab, config, papers, strength)
     if lab.recipe == "paper":
         return tuple(found)
@@ -142,14 +141,9 @@ def choose_l21(lab: Lab, config: Config) -> float:
     chosen = sorted({values[int(np.abs(rates - target).argmin())] for target in targets})
     configs = [config.replace(l21=value) for value in chosen]
     samples = lab.validated(configs, f"λ21 of {_name(config)}", lab.seeds[:TRIAL_SEEDS])
-    aucs = [np.nan_to_num(sample.auc, nan=-1.0) for sample in samples]
+    aucs = _aucs(samples)
     return max(value for value, auc in zip(chosen, aucs, strict=True) if auc >= max(aucs) - TOLERANCE)
 
 
 def _name(config: Config) -> str:
-    """The optimizer, the network and what is unusual."""
-    optimizer = config.optimizer
-    norm = [f"norm {optimizer.norm}"] * (optimizer.norm != "s")
-    return ", ".join(
-        [optimizer.name, config.model.name, *norm, *[str(optimizer.penalty)] * (optimizer.penalty != Lasso())]
-    )
+    return f"{config.optimizer.name}, {config.model.name}"

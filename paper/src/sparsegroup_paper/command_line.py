@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
@@ -14,18 +13,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from threadpoolctl import threadpool_limits
 
-from sparsegroup.errors import UserError
+from sparsegroup.errors import UserError, did_you_mean
 from sparsegroup_paper import tables
 from sparsegroup_paper.datasets import NETWORKS, SYNTHETIC, Scale, open_dataset, whole_of
 from sparsegroup_paper.equal_bytes.experiment import equal_bytes
@@ -34,7 +25,7 @@ from sparsegroup_paper.lab import Lab, Recipe
 from sparsegroup_paper.overview import INDEX, MARKS, write_overview
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 from sparsegroup_paper.published import published
-from sparsegroup_paper.regret import regret
+from sparsegroup_paper.regret import GAMES, regret
 from sparsegroup_paper.report import read_report, write_pages, write_report, write_section
 from sparsegroup_paper.section import Facts, Section
 
@@ -52,11 +43,9 @@ EXPERIMENTS: Mapping[str, Callable[[Lab], Section]] = {
 }
 """Experiments on a log. The regret is not one: it is on convex problems."""
 
-REGRET = "regret"
-ALL = "all"
+REGRET, ALL = "regret", "all"
 BEYOND_ALL = ("bytes", REGRET)
 """Experiments that `all` leaves out: one is as long as all others together, one needs no log."""
-REPORTS = ("report.html", "report.md")
 
 app = typer.Typer(
     add_completion=False,
@@ -134,10 +123,10 @@ def run_command(
     """
     for name in names:
         if name not in (known := (*EXPERIMENTS, REGRET, ALL)):
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            hint = did_you_mean(name, known) or f"there are {', '.join(known)}"
             raise UserError(f"no experiment {name!r}; {hint}")
-    wanted = list(dict.fromkeys(one for name in names for one in (_all() if name == ALL else [name])))
+    whole = [name for name in EXPERIMENTS if name not in BEYOND_ALL]
+    wanted = list(dict.fromkeys(one for name in names for one in (whole if name == ALL else [name])))
     on_log = [name for name in wanted if name != REGRET]
     if dataset is None and on_log:
         raise UserError(f"{on_log[0]} wants a data set: give --dataset, one of {', '.join(NETWORKS)}, or a YAML file")
@@ -154,7 +143,8 @@ def run_command(
             _regret(shown, runs)
             _report(shown, "convex online problems", (), None, options)
         else:
-            with _bar(TimeElapsedColumn(), transient=True) as bar:
+            columns = TextColumn("{task.description}"), TimeElapsedColumn()
+            with Progress(*columns, console=console, transient=True) as bar:
                 task = bar.add_task("opening the log", total=None)
                 opened = open_dataset(
                     *(dataset, data, test, scale, folder),
@@ -170,39 +160,30 @@ def run_command(
                     _report(shown, opened.name, _facts(lab), lab.results.seconds() / 3600, options)
     except KeyboardInterrupt:
         raise UserError(f"interrupted; the same command resumes with the runs in {folder}") from None
-    _say(f"report: {shown / REPORTS[0]}, {shown / REPORTS[1]}")
-
-
-def _all() -> list[str]:
-    return [name for name in EXPERIMENTS if name not in BEYOND_ALL]
+    _say(f"report: {shown / 'report.html'}, {shown / 'report.md'}")
 
 
 def _say(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
 
 
-def _bar(*columns: ProgressColumn, transient: bool = False) -> Progress:
-    return Progress(TextColumn("{task.description}"), *columns, console=console, transient=transient)
-
-
 @contextmanager
 def _reporting(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    timing = TimeElapsedColumn(), TimeRemainingColumn(compact=True)
-    with _bar(BarColumn(bar_width=20), MofNCompleteColumn(), *timing) as bar:
+    counts = TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()
+    with Progress(*counts, TimeElapsedColumn(), TimeRemainingColumn(compact=True), console=console) as bar:
         task = bar.add_task(name, total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
 def _regret(folder: Path, runs: int) -> None:
-    with threadpool_limits(1), _bar(BarColumn(), TimeElapsedColumn()) as bar:  # its matrices are too small to share
-        task = bar.add_task("online problems", total=1.0)
-        write_section(regret(runs=runs, on_progress=lambda share: bar.update(task, completed=share)), folder)
+    with threadpool_limits(1), _reporting("online problems", GAMES) as on_progress:  # too small to share its matrices
+        write_section(regret(runs=runs, on_progress=on_progress), folder)
 
 
 def _facts(lab: Lab) -> tuple[tuple[str, str], ...]:
     log, runs, whole = lab.log, len(lab.seeds), len(whole_of(lab.log))
     used = f"{len(log):,}" + (f" of {whole:,}, around the place where the test set begins" if len(log) < whole else "")
-    features, full = log.features, published().setup.runs
+    features, full = log.features, published()["setup"]["runs"]
     return (
         *((("log", "made up, see `sparsegroup-paper synthesize`"),) if lab.dataset.name.startswith(SYNTHETIC) else ()),
         ("rows", f"{used}: {log.train_rows:,} for training, {len(log) - log.train_rows:,} for testing"),
@@ -228,7 +209,7 @@ def report_command(
     """Make the pages of reports again: report.html, and report.md with its figures."""
     for folder in folders:
         write_pages(folder)
-        _say(f"{folder / REPORTS[0]}, {folder / REPORTS[1]}")
+        _say(f"{folder / 'report.html'}, {folder / 'report.md'}")
 
 
 @app.command("overview")

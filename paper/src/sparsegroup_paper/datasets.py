@@ -30,7 +30,6 @@ ROWS: Mapping[Scale, int | None] = {"small": 100_000, "full": None}
 """Rows of a log that are used; None is all."""
 
 SYNTHETIC_ROWS: Mapping[Scale, int] = {"small": 200_000, "full": 1_000_000}
-
 PLAIN: dict[str, Any] = {
     **{"optimizer": "adam", "l21": 0.0, "penalty": "lasso", "least_features": 0, "fallback": False},
     **{"number_buckets": 0, "standardize": False, "base_rate": False, "batch_size": 512, "shuffle_buffer": 0},
@@ -62,11 +61,9 @@ class Excerpt(LogView):
 
     @property
     def features(self) -> int | None:
-        """Number of distinct features in the training rows; None unless they are all of the log's."""
         return self.log.features if self.train_rows == self.log.train_rows else None
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Rows `start` to `stop` of the excerpt, `size` at a time."""
         first = self.log.train_rows - self.train_rows
         return self.log.batches(first + start, first + stop, size)
 
@@ -80,11 +77,8 @@ def whole_of(log: Log) -> Log:
 class Dataset:
     """A log and the network for it; small enough to be handed to another process, which opens the log there.
 
-    Attributes:
-        name: What reports call the data set.
-        folder: The prepared log; None is the synthetic log of `rows` rows.
-        rows: How many rows of the log are used, at most; None is all.
-        config: Model, batch size; no λ.
+    `folder` is the prepared log, of which at most `rows` rows are used; without one it is the synthetic log of `rows`
+    rows. `config` has no λ.
     """
 
     name: str
@@ -93,28 +87,11 @@ class Dataset:
     config: Config
 
     def open(self) -> Log:
-        """The log."""
         if self.folder is not None:
             log = PreparedLog(self.folder)
             return log if self.rows is None else Excerpt(log, self.rows)
         assert self.rows is not None
         return synthetic_log(SyntheticConfig(rows=self.rows))
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What results depend on, of the log: the same for copies of it."""
-        log = self.open()
-        whole = whole_of(log)
-        found: dict[str, Any] = {
-            "fields": list(log.fields),
-            "numbers": list(log.numbers),
-            "rows": len(log),
-            "train_rows": log.train_rows,
-            "of_rows": len(whole),
-        }
-        if isinstance(whole, PreparedLog):
-            manifest = whole.manifest
-            found |= {"positives": manifest.positives, "features": dict(manifest.features), "hash": manifest.hash}
-        return found
 
 
 def open_dataset(
@@ -127,18 +104,8 @@ def open_dataset(
 ) -> Dataset:
     """The data set of a command; a raw log is prepared first, into `folder`.
 
-    Args:
-        name: One of `NETWORKS`, or a YAML file of settings, of which model, batch size and log are taken, and not the
-            optimizer.
-        data: Its log: a folder that `prepare` has written, or a raw log.
-        test: A separate raw log for the test set.
-        scale: How much of the log is used.
-        folder: The experiments' folder.
-        on_progress: See `prepare`.
-
-    Raises:
-        UserError: No such data set, no log, or a log that cannot be used.
-        OSError: No such file.
+    `name` is one of `NETWORKS`, or a YAML file of settings, of which model, batch size and log are taken, and not the
+    optimizer. UserError says that there is no such data set, no log, or a log that cannot be used.
     """
     if name in NETWORKS:
         config = Config.of(**PLAIN, model=NETWORKS[name])
@@ -179,19 +146,25 @@ def open_dataset(
     return Dataset(f"{SYNTHETIC}-{synthetic}" if synthetic else name, log.folder, ROWS[scale], config)
 
 
-def reserve(folder: Path, dataset: Dataset) -> None:
-    """Let `folder` hold the results on this data set, and on no other.
-
-    Raises:
-        ClickLogError: It holds those on another one.
-    """
-    path = folder / "dataset.json"
-    ours = json.loads(json.dumps(dataset.fingerprint()))
+def reserve(folder: Path, log: Log) -> None:
+    """Let `folder` hold results on this log, or a copy of it; ClickLogError if it holds those on another one."""
+    whole = whole_of(log)
+    ours: dict[str, Any] = {
+        "fields": list(log.fields),
+        "numbers": list(log.numbers),
+        "rows": len(log),
+        "train_rows": log.train_rows,
+        "of_rows": len(whole),
+    }
+    if isinstance(whole, PreparedLog):
+        manifest = whole.manifest
+        ours |= {"positives": manifest.positives, "features": dict(manifest.features), "hash": manifest.hash}
+    path, text = folder / "dataset.json", json.dumps(ours, indent=1) + "\n"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda temporary: temporary.write_text(json.dumps(ours, indent=1) + "\n"))
+        write_atomically(path, lambda temporary: temporary.write_text(text))
         return
-    theirs = json.loads(path.read_text())
+    theirs, ours = json.loads(path.read_text()), json.loads(text)
     if theirs != ours:
         differs = next(key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key))
         raise ClickLogError(

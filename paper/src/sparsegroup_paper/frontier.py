@@ -10,8 +10,8 @@ from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.pruning import count_keys
 from sparsegroup_paper.published import published
 from sparsegroup_paper.runs import PLAIN, CutOff, DeepLight, Gradual, Method, Pruned, Sample
-from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, columns
-from sparsegroup_paper.statistics import COLUMNS, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
+from sparsegroup_paper.section import Figure, Row, Section, Series, table
+from sparsegroup_paper.statistics import COLUMNS, NOT_COMPARED, STATISTICS, WIDEST_GAP, Versus, at_rate, tally, versus
 
 L2S = (0.0, 1e-6, 1e-5, 1e-4)
 """λ2 that are tried for each method; pruning has as many fine-tuning schedules instead."""
@@ -106,7 +106,7 @@ def _tuned(
     point in words, for `str.format`.
     """
     config = tuned(lab, config)
-    rates = published().setup.learning_rate_grid
+    rates = published()["setup"]["learning_rate_grid"]
     number = choose(lab, [at(config.replace(lr=rate), middle) for rate in rates], f"learning rate: {name}")
     config = config.replace(lr=rates[number])
     number = choose(lab, [at(config.replace(l2=l2), middle) for l2 in L2S], f"λ2: {name}")
@@ -131,7 +131,7 @@ def _regularized(lab: Lab, name: str, config: Config, strength: Strength) -> Con
 
 def _pruned(lab: Lab, name: str, config: Config, by: Literal["x", "s"] = "x") -> Contender:
     config = tuned(lab, config)
-    shares = published().setup.fine_tune_shares
+    shares = published()["setup"]["fine_tune_shares"]
     share = shares[choose(lab, [(config, Pruned(MIDDLE, share, by)) for share in shares], f"schedule: {name}")]
     chosen = f"lr = {config.optimizer.lr:g}, fine-tuned on {share:.0%}"
     return _run(lab, name, [(config, Pruned(rate, share, by)) for rate in RATES], chosen)
@@ -158,14 +158,14 @@ def frontier(lab: Lab) -> Section:
     """Run it."""
     methods = contenders(lab)
     pruned = next(one for one in methods if one.name == PRUNED)
-    compared: list[tuple[Cell, ...]] = []
+    compared: list[Row] = []
     comparisons: dict[str, list[Versus]] = {}
     leaders = []
     for rate in RATES:
         reached = [(one.name, sample) for one in methods if (sample := at_rate(one.samples, rate)) is not None]
         baseline = at_rate(pruned.samples, rate)
         for name, sample in reached:
-            cells: tuple[Cell, ...] = (None,) * len(COLUMNS)
+            cells: Row = NOT_COMPARED
             if name != PRUNED and baseline is not None:
                 comparison = versus(sample, baseline)
                 comparisons.setdefault(name, []).append(comparison)
@@ -175,7 +175,7 @@ def frontier(lab: Lab) -> Section:
             name, sample = max(reached, key=lambda one: one[1].auc)
             leaders.append(f"{name} at {rate:g} ({sample.auc:.4f})")
     points = [
-        (one.name, one.chosen, strength, sample.rate, sample.parameter_rate, *sample.auc_cells)
+        (one.name, one.chosen, strength, sample.rate, sample.mean("parameter_rate"), *sample.auc_cells)
         for one in methods
         for strength, sample in zip(one.strengths, one.samples, strict=True)
     ]
@@ -204,19 +204,19 @@ def frontier(lab: Lab) -> Section:
             STATISTICS,
         ),
         tables=(
-            SectionTable(
+            table(
                 "compared",
                 f"AUC at the same feature rate, against “{PRUNED}”",
-                (*columns("feature rate; method; test AUC|.4f; ± sd|.4f"), *COLUMNS),
-                tuple(compared),
+                f"feature rate; method; test AUC|.4f; ± sd|.4f; {COLUMNS}",
+                compared,
                 "Each between its two nearest points, linearly in the logarithm of the rate, seed by seed. A method is "
                 f"left out at rates that it does not reach, or between points more than {WIDEST_GAP:g} times apart.",
             ),
-            SectionTable(
+            table(
                 "points",
                 "All points",
-                columns("method; chosen; strength; feature rate|.4f; non-zero weights|.4f; test AUC|.4f; ± sd|.4f"),
-                tuple(points),
+                "method; chosen; strength; feature rate|.4f; non-zero weights|.4f; test AUC|.4f; ± sd|.4f",
+                points,
             ),
         ),
         figures=(Figure("frontier", "AUC against feature rate", "feature rate", "test AUC", tuple(series), "log"),),

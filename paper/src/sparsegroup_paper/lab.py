@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from time import perf_counter
@@ -77,34 +78,31 @@ class Worker:
 
         Where training diverges, the AUC is NaN.
         """
-        left = list(runs)
-        begin = perf_counter()
+        left, begin = list(runs), perf_counter()
         try:
             for run, outcome in self._carry_out(runs):
-                yield run, outcome
+                yield run, replace(outcome, seconds=perf_counter() - begin)
                 left.remove(run)
+                begin = perf_counter()
         except FloatingPointError:
             for run in left:
-                yield run, _nothing(perf_counter() - begin)
+                yield run, replace(_nothing(), seconds=perf_counter() - begin)
 
     def _carry_out(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
-        begin, (run, *_) = perf_counter(), runs
-        log, stop, method = self.log, self.extent(run)[0], run.method
+        log, run, method = self.log, runs[0], runs[0].method
+        stop, by_method = self.extent(run)[0], {run.method: run for run in runs}
         if isinstance(method, Compact):
-            compact = {run.method: run for run in runs if isinstance(run.method, Compact)}
-            for trained, served in contest(Task(log, run.config, self.counts(stop), stop), list(compact)):
-                run = compact[trained]
-                yield run, _nothing(0.0) if served is None else self._measure_served(run, served, begin)
-                begin = perf_counter()
+            methods = [one for one in by_method if isinstance(one, Compact)]
+            for compact, served in contest(Task(log, run.config, self.counts(stop), stop), methods):
+                run = by_method[compact]
+                yield run, _nothing() if served is None else self._measure_served(run, served)
             return
         if isinstance(method, CutOff):
             log = WithoutRare(log, self.counts(stop).at_least(method.min_count))
         learner = Learner(log, run.config)
         if isinstance(method, Pruned):
-            by_method = {run.method: run for run in runs}
             for pruned in magnitude_pruning(learner, [one for one in by_method if isinstance(one, Pruned)], stop):
-                yield by_method[pruned], self._measure(by_method[pruned], learner, begin)
-                begin = perf_counter()
+                yield by_method[pruned], self._measure(by_method[pruned], learner)
             return
         if isinstance(method, DeepLight):
             deeplight(learner, method.sparsity, stop)
@@ -112,7 +110,7 @@ class Worker:
             gradual(learner, method.keep, stop)
         else:
             learner.fit(0, stop)
-        yield run, self._measure(run, learner, begin)
+        yield run, self._measure(run, learner)
 
     def extent(self, run: Run) -> tuple[int, int]:
         """Where its training rows end, and the rows after them that it is measured on."""
@@ -121,32 +119,22 @@ class Worker:
             train_rows = min(train_rows, TRIAL_ROWS)
         return (train_rows - train_rows // 10, train_rows) if run.validate else (train_rows, len(self.log))
 
-    def _measure(self, run: Run, learner: Learner, begin: float) -> Outcome:
-        table, stop = learner.model.table, self.extent(run)[0]
-        auc, log_loss, resampled = self._accuracy(run, learner.model, learner.log)
-        seen = len(self.counts(stop)) if isinstance(run.method, CutOff) else table.num_seen
+    def _measure(self, run: Run, learner: Learner) -> Outcome:
+        table = learner.model.table
+        seen = len(self.counts(self.extent(run)[0])) if isinstance(run.method, CutOff) else table.num_seen
         non_zero = sum(int(torch.count_nonzero(vectors)) for _, vectors in table.items())
-        return Outcome(
-            auc=auc,
-            log_loss=log_loss,
-            feature_rate=table.num_live / max(1, seen),
-            parameter_rate=non_zero / max(1, seen * table.dim),
-            live=table.num_live,
-            seen=seen,
-            resampled=resampled,
-            seconds=perf_counter() - begin,
-        )
+        rates = table.num_live / max(1, seen), non_zero / max(1, seen * table.dim)
+        auc, log_loss, resampled = self._accuracy(run, learner.model, learner.log)
+        return Outcome(auc, log_loss, *rates, table.num_live, seen, 0.0, resampled)
 
-    def _measure_served(self, run: Run, served: Served, begin: float) -> Outcome:
+    def _measure_served(self, run: Run, served: Served) -> Outcome:
         stop, end = self.extent(run)
         auc, log_loss, resampled = self._accuracy(run, served.model, self.log)
         batch = next(iter(self.log.batches(stop, end, max(LATENCY_ROWS))))
         latencies = (0.0, 0.0) if run.validate else served.latencies(batch.keys, batch.numbers)
-        seen, rate = len(self.counts(stop)), served.bytes / (len(self.counts(stop)) * run.config.model.vector_dim * 4)
-        return Outcome(
-            *(auc, log_loss, rate, rate, 0, seen, perf_counter() - begin, resampled),
-            *(served.bytes, served.peak_bytes, served.seconds, *latencies),
-        )
+        seen = len(self.counts(stop))
+        rate, costs = served.bytes / (seen * run.config.model.vector_dim * 4), (served.peak_bytes, served.seconds)
+        return Outcome(auc, log_loss, rate, rate, 0, seen, 0.0, resampled, served.bytes, *costs, *latencies)
 
     def _accuracy(self, run: Run, model: LookupModel, log: Log) -> tuple[float, float, npt.NDArray[np.float32]]:
         """AUC, log loss and resampled AUCs of a model on the rows that a run is measured on."""
@@ -158,10 +146,9 @@ class Worker:
         return metrics.auc, metrics.log_loss, resampled_aucs(labels, probabilities, REPLICATES).astype(np.float32)
 
 
-def _nothing(seconds: float) -> Outcome:
+def _nothing() -> Outcome:
     """The outcome of a run that diverged, or that there cannot be."""
-    resampled = np.full(REPLICATES, np.nan, np.float32)
-    return Outcome(math.nan, math.nan, 1.0, 1.0, 0, 0, seconds, resampled)
+    return Outcome(math.nan, math.nan, 1.0, 1.0, 0, 0, 0.0, np.full(REPLICATES, np.nan, np.float32))
 
 
 class Lab:
@@ -171,7 +158,7 @@ class Lab:
         dataset: The data set.
         folder: For results; those it holds are not run again.
         runs: Seeds of each configuration, from 0.
-        workers: Processes; 1 is this one.
+        workers: Processes; 1 is this one, None as many as there are cores.
         recipe: "searched" chooses learning rates and λ on the last tenth of the training rows, "paper" takes the
             published ones of the network.
         reporting: See `Reporting`.
@@ -190,7 +177,8 @@ class Lab:
         recipe: Recipe = "searched",
         reporting: Reporting = lambda name, total: nullcontext(lambda done: None),
     ) -> None:
-        reserve(folder, dataset)
+        self.log, self.config = dataset.open(), dataset.config
+        reserve(folder, self.log)
         self.dataset, self.recipe, self.reporting = dataset, recipe, reporting
         self.seeds: Sequence[int] = range(runs)
         self.workers = os.cpu_count() or 1 if workers is None else workers
@@ -207,16 +195,6 @@ class Lab:
                     process.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
-
-    @cached_property
-    def log(self) -> Log:
-        """The data set's."""
-        return self.dataset.open()
-
-    @property
-    def config(self) -> Config:
-        """The settings of the data set's network, with no λ."""
-        return self.dataset.config
 
     def runs(self, wanted: Wanted, *, validate: bool = False, seeds: Sequence[int] | None = None) -> list[list[Run]]:
         """Several runs, each with each seed; see `Run` for `validate`."""

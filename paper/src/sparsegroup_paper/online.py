@@ -3,10 +3,10 @@
 All runs of a problem are played side by side, as float64 `[runs, d]` arrays. No gradient element is larger than 1.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,29 +23,13 @@ LABELS = (0.05, 0.95)
 """Labels of the logistic regression; between 0 and 1, so that a minimizer exists even of a few rounds."""
 
 
-class Problem(Protocol):
+class Logistic:
     """Convex losses f_1, f_2, … of several runs; x_1 is `start`, `[runs, groups, size]`, d = groups × size.
 
-    One problem serves one player at a time.
-    """
+    Logistic regression, f_t(x) = log(1 + exp(a_t·x)) - b_t a_t·x; half of the groups have no effect.
 
-    name: str
-    start: Array
-
-    def gradient(self, t: int, x: Array) -> Array:
-        """A subgradient of f_t at x, `[runs, d]`; t from 0. Called once per round, in order."""
-
-    def losses(self, x: Array) -> Array:
-        """f_t(x_t) `[T, runs]` of points `[T, runs, d]`, for the first T rounds."""
-
-    def optimum(self, T: int) -> Array:
-        """x* of the first T rounds, `[runs, d]`."""
-
-
-class Logistic:
-    """Logistic regression, f_t(x) = log(1 + exp(a_t·x)) - b_t a_t·x; half of the groups have no effect.
-
-    Features are uniform in [-1, 1]; labels are drawn by the true model and smoothed, see `LABELS`.
+    Features are uniform in [-1, 1]; labels are drawn by the true model and smoothed, see `LABELS`. A problem serves one
+    player at a time.
     """
 
     name = "logistic"
@@ -60,15 +44,18 @@ class Logistic:
         self.start = np.zeros((runs, groups, size))
 
     def gradient(self, t: int, x: Array) -> Array:
+        """A subgradient of f_t at x, `[runs, d]`; t from 0. Called once per round, in order."""
         a = self.features[t]
         return np.asarray((expit((a * x).sum(axis=1)) - self.labels[t])[:, None] * a)
 
     def losses(self, x: Array) -> Array:
+        """f_t(x_t) `[T, runs]` of points `[T, runs, d]`, for the first T rounds."""
         T = len(x)
         logits = np.einsum("trd,trd->tr", self.features[:T], x)
         return np.asarray(np.logaddexp(0, logits) - self.labels[:T] * logits)
 
     def optimum(self, T: int) -> Array:
+        """x* of the first T rounds, `[runs, d]`."""
         runs = range(self.features.shape[1])
         return np.stack([logistic_minimizer(self.features[:T, run], self.labels[:T, run]) for run in runs])
 
@@ -138,6 +125,9 @@ class Steady(Absolute):
         return self.slope * super().losses(x)
 
 
+Problem: TypeAlias = Logistic | Absolute
+
+
 def logistic_minimizer(features: Array, labels: Array) -> Array:
     """argmin_x Σ_t log(1 + exp(a_t·x)) - b_t a_t·x by Newton's method; of several minimizers one of least norm."""
     x = np.zeros(features.shape[1])
@@ -194,12 +184,7 @@ class MomentOptimizer(GroupOptimizer):
 class Player:
     """An optimizer with its hyperparameters: m_t = γ m_{t-1} + g_t, V_t = η V_{t-1} + g_t², α_t = α.
 
-    Attributes:
-        name: In tables.
-        gamma, eta: γ and η.
-        alpha: α.
-        delta: δ, whose square is added to V_t.
-        weights: l1, l21 and l2.
+    The square of δ is added to V_t. `weights` are l1, l21 and l2.
     """
 
     name: str
@@ -220,14 +205,9 @@ class Player:
 
 @dataclass(frozen=True)
 class Game:
-    """A problem after a player played it.
+    """A problem after a player played it: x_1 … x_{T+1}, `[T + 1, runs, d]`, and the gradients `[T, runs, d]` at them.
 
-    Attributes:
-        problem: The problem.
-        player: The player.
-        x: x_1 … x_{T+1}, `[T + 1, runs, d]`.
-        g: The gradients at x_1 … x_T, `[T, runs, d]`.
-        m, V: The moments as eq:mt and eq:vt give them from `g`, `[T, runs, d]`; V without δ².
+    m and V, without δ², are the moments as eq:mt and eq:vt give them from `g`.
     """
 
     problem: Problem
@@ -252,8 +232,8 @@ class Game:
         return values.reshape(self.problem.start.shape)
 
 
-def play(problem: Problem, player: Player, steps: int, on_round: Callable[[int], None] | None = None) -> Game:
-    """Let `player` play `steps` rounds of `problem`; `on_round` receives the number of each round, from 1."""
+def play(problem: Problem, player: Player, steps: int) -> Game:
+    """Let `player` play `steps` rounds of `problem`."""
     runs, groups, size = problem.start.shape
     d = groups * size
     parameter = torch.nn.Parameter(torch.tensor(problem.start.reshape(runs * groups, size)))
@@ -265,8 +245,6 @@ def play(problem: Problem, player: Player, steps: int, on_round: Callable[[int],
         g[t] = problem.gradient(t, x[t])
         parameter.grad = torch.from_numpy(g[t].reshape(runs * groups, size))
         optimizer.step()
-        if on_round is not None:
-            on_round(t + 1)
     x[steps] = point
     m, V = (lfilter([1.0], [1.0, -decay], values, axis=0) for decay, values in ((player.gamma, g), (player.eta, g * g)))
     return Game(problem, player, x, g, m, V)

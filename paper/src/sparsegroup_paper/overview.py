@@ -14,26 +14,26 @@ from sparsegroup.errors import UserError
 from sparsegroup_paper.equal_bytes.experiment import FIRST_IN_TRIALS
 from sparsegroup_paper.equal_bytes.ours import FIXED
 from sparsegroup_paper.frontier import PRUNED, RATES, RECIPE
-from sparsegroup_paper.published import published
 from sparsegroup_paper.report import REPORT, Report, read_report, section_markdown
-from sparsegroup_paper.section import Cell, Section, SectionTable, columns
-from sparsegroup_paper.statistics import MARGIN, count_significant
+from sparsegroup_paper.section import Cell, Row, Section, SectionTable, table
+from sparsegroup_paper.statistics import MARGIN, counted
 
 INDEX = "index.md"
 MARKS = "<!-- overview -->", "<!-- end of the overview -->"
 """Lines of a page between which the overview is written."""
 
-Row = Mapping[str, Cell]
+WORDS = ("better", "within noise", "worse")
+
+Record = Mapping[str, Cell]
+"""A row of a report's table by the names of its columns."""
+Records = Mapping[str, Sequence[Record]]
+"""Report → rows of one of its tables."""
 
 
 def write_overview(folder: Path, page: Path | None = None) -> list[str]:
     """Write what the reports in the subfolders say, between the `MARKS` of a page, or into `index.md` in the folder.
 
-    Returns:
-        Names of the reports, in order; nothing is written if there are none.
-
-    Raises:
-        UserError: The page has no such lines.
+    Returns their names, in order; nothing is written if there are none.
     """
     names = sorted(path.parent.name for path in folder.glob(f"*/{REPORT}"))
     reports = {name: report for name in names if (report := read_report(folder / name)).facts is not None}
@@ -67,36 +67,37 @@ def overview(reports: Mapping[str, Report], folder: str) -> str:
 
 
 def _summary(reports: Mapping[str, Report]) -> Section:
-    def rows_of(section: str, table: str) -> dict[str, list[Row]]:
-        """Report → rows of a table by the names of its columns, where there is one."""
-        tables = {
-            name: one
-            for name, report in reports.items()
-            for of in report.sections
-            for one in of.tables
-            if (of.name, one.name) == (section, table)
-        }
-        return {
-            name: [dict(zip((column.name for column in one.columns), row, strict=True)) for row in one.rows]
-            for name, one in tables.items()
-        }
+    def rows_of(section: str, table: str) -> dict[str, list[Record]]:
+        found: dict[str, list[Record]] = {}
+        for name, report in reports.items():
+            for one in (one for of in report.sections if of.name == section for one in of.tables if one.name == table):
+                names = [column.name for column in one.columns]
+                found[name] = [dict(zip(names, row, strict=True)) for row in one.rows]
+        return found
+
+    def verdicts(rows: Iterable[Record]) -> str:
+        counts = Counter(map(_verdict, rows))
+        return ", ".join(f"{word} {counts[word]}" for word in WORDS)
 
     tables: list[SectionTable] = []
     findings: list[str] = []
-    claims: list[tuple[Cell, ...]] = []
+    claims: list[Row] = []
     if against := rows_of("sparsity-vs-auc", "points"):
         tables += [_against_pruning(against), _strengths(against)]
-        claims.append(("Group Adam is better than pruned Adam", "Table 2", _counted(list(chain(*against.values())))))
+        # As the paper counts, over all reports with several seeds.
+        rows = [row for row in chain(*against.values()) if row["p"] is not None]
+        found = counted([(_number(row["p"]), _number(row["feature rate"]), _number(row["difference"])) for row in rows])
+        claims.append(("Group Adam is better than pruned Adam", "Table 2", found))
     if best := rows_of("best-auc", "best"):
         tables.append(_without_pruning(best))
-        found = _verdicts(chain(*best.values()))
-        claims.append(("Group versions lose no AUC with few features", "Table 3", f"against all features {found}"))
+        found = f"against all features {verdicts(chain(*best.values()))}"
+        claims.append(("Group versions lose no AUC with few features", "Table 3", found))
     if family := rows_of("family", "family"):
-        found = _verdicts(chain(*family.values()))
-        claims.append(("The same for all six optimizers", "promised", f"against all features {found}"))
+        found = f"against all features {verdicts(chain(*family.values()))}"
+        claims.append(("The same for all six optimizers", "promised", found))
     if norms := rows_of("norm", "compared"):
         for norm in dict.fromkeys(str(row["other norm"]) for row in chain(*norms.values())):
-            found = _verdicts(row for row in chain(*norms.values()) if row["other norm"] == norm)
+            found = verdicts(row for row in chain(*norms.values()) if row["other norm"] == norm)
             claims.append((f"‖s‖ against {norm} at the same feature rate", "Figure 2, Table 9", found))
     if values := rows_of("l1-vs-l21", "values"):
         times = [_number(row["times"]) for row in chain(*values.values())]
@@ -105,11 +106,12 @@ def _summary(reports: Mapping[str, Report]) -> Section:
     if dimensions := rows_of("embedding-dim", "dimensions"):
         rates = [[_number(row["feature rate"]) for row in rows] for rows in dimensions.values()]
         falling = sum(all(one >= other for one, other in pairwise(of)) for of in rates)
-        found = f"in {falling} of {len(rates)} reports"
-        claims.append(("The feature rate falls as the dimension grows", "Table 4", found))
+        claims.append(
+            ("The feature rate falls as the dimension grows", "Table 4", f"in {falling} of {len(rates)} reports")
+        )
     if claims:
         title = "The paper's claims, and what came out over all reports"
-        tables.insert(0, SectionTable("claims", title, columns("claim; in the paper; here"), tuple(claims)))
+        tables.insert(0, table("claims", title, "claim; in the paper; here", claims))
     if frontiers := rows_of("frontier", "compared"):
         tables += [_methods(frontiers), _recipe(frontiers)]
         findings.append(_higher(frontiers))
@@ -118,105 +120,80 @@ def _summary(reports: Mapping[str, Report]) -> Section:
     return Section("overview", "What came out", tuple(findings), (), tuple(tables))
 
 
-def _verdicts(rows: Iterable[Row]) -> str:
-    words = Counter(map(_verdict, rows))
-    return f"better {words['better']}, within noise {words['within noise']}, worse {words['worse']}"
-
-
-def _against_pruning(against: Mapping[str, Sequence[Row]]) -> SectionTable:
-    rows: list[tuple[Cell, ...]] = []
+def _against_pruning(against: Records) -> SectionTable:
+    rows: list[Row] = []
     for name, points in against.items():
         words = Counter(map(_verdict, points))
         differences, rates = ([_number(point[key]) for point in points] for key in ("difference", "feature rate"))
-        rows.append(
-            (
-                *(name, len(points), f"{max(rates):.2g} – {min(rates):.2g}"),
-                *(words["better"], words["within noise"], words["worse"]),
-                sum(_number(point["95 % low"]) > -MARGIN for point in points),
-                *(min(differences), max(differences)),
-            )
-        )
-    return SectionTable(
+        non_inferior = sum(_number(point["95 % low"]) > -MARGIN for point in points)
+        spans = f"{max(rates):.2g} – {min(rates):.2g}"
+        counts = (words[word] for word in WORDS)
+        rows.append((name, len(points), spans, *counts, non_inferior, min(differences), max(differences)))
+    return table(
         "against-pruning",
         "Group Adam against Adam pruned to the same feature rate (Table 2)",
-        columns(
-            "report; points; feature rates; better; within noise; worse; non-inferior; "
-            "least difference|+.4f; largest|+.4f"
-        ),
-        tuple(rows),
+        "report; points; feature rates; better; within noise; worse; non-inferior; least difference|+.4f; largest|+.4f",
+        rows,
         "By the 95 % interval of a paired bootstrap over test rows and seeds (over rows only if there is one seed); "
         f"non-inferior is less than {MARGIN:g} AUC worse.",
     )
 
 
-def _strengths(against: Mapping[str, Sequence[Row]]) -> SectionTable:
+def _strengths(against: Records) -> SectionTable:
     """λ21 at some feature rates: between two points, linear in both logarithms."""
-    lines: list[tuple[Cell, ...]] = []
+    lines: list[Row] = []
     for name, points in against.items():
         ordered = sorted(points, key=lambda point: _number(point["feature rate"]))
         rates = np.log([max(_number(point["feature rate"]), 1e-12) for point in ordered])
         strengths = np.log([_number(point["λ21"]) for point in ordered])
         found = np.exp(np.interp(np.log(RATES), rates, strengths, np.nan, np.nan))
         lines.append((name, *(float(value) if np.isfinite(value) else None for value in found)))
-    return SectionTable(
+    return table(
         "strengths",
         "λ21 of Group Adam that leads to a feature rate",
-        columns("; ".join(["report", *(f"{rate:g}|.1e" for rate in RATES)])),
-        tuple(lines),
+        "; ".join(["report", *(f"{rate:g}|.1e" for rate in RATES)]),
+        lines,
         "Between two points of the report, linearly in both logarithms.",
     )
 
 
-def _counted(points: Sequence[Row]) -> str:
-    """As the paper counts, over all reports with several seeds."""
-    claims = published().claims
-    cells = [
-        (_number(point["p"]), _number(point["feature rate"]), _number(point["difference"]))
-        for point in points
-        if point["p"] is not None
-    ]
-    everywhere = count_significant(cells, claims.confidence)
-    low = count_significant(cells, claims.confidence, below=claims.low_feature_rate)
-    return (
-        f"significantly at {claims.confidence:.0%} confidence at {everywhere.significant} of {everywhere.cells} points "
-        f"({everywhere.share:.0%}; the paper: {claims.share_significant:.0%}), below a feature rate of "
-        f"{claims.low_feature_rate:g} at {low.significant} of {low.cells} ({low.share:.0%}; the paper: "
-        f"{claims.share_significant_at_low_rate:.1%})"
-    )
-
-
-def _without_pruning(best: Mapping[str, Sequence[Row]]) -> SectionTable:
-    shown = columns("optimizer; settings; AUC|.4f; Group: AUC|.4f; Group: feature rate|.4f; difference|+.4f; verdict")
-    return SectionTable(
+def _without_pruning(best: Records) -> SectionTable:
+    shown = "optimizer; settings; AUC|.4f; Group: AUC|.4f; Group: feature rate|.4f; difference|+.4f; verdict"
+    names = [one.split("|")[0] for one in shown.split("; ")]
+    return table(
         "without-pruning",
         "Base optimizers with all features against their Group versions (Table 3)",
-        (*columns("report"), *shown),
-        tuple((report, *(row[column.name] for column in shown)) for report, rows in best.items() for row in rows),
+        f"report; {shown}",
+        ((report, *(row[name] for name in names)) for report, rows in best.items() for row in rows),
     )
 
 
-def _methods(frontiers: Mapping[str, Sequence[Row]]) -> SectionTable:
+def _counts(verdicts: Iterable[tuple[str, str]]) -> list[Row]:
+    """How many of each verdict each method has."""
+    counts: dict[str, Counter[str]] = {}
+    for method, verdict in verdicts:
+        counts.setdefault(method, Counter())[verdict] += 1
+    return [(method, *(of[word] for word in WORDS)) for method, of in counts.items()]
+
+
+def _methods(frontiers: Records) -> SectionTable:
     """Each method of the frontier against pruning, over all reports."""
-    verdicts: dict[str, Counter[str]] = {}
-    for row in (row for rows in frontiers.values() for row in rows):
-        if row["verdict"] is not None:
-            verdicts.setdefault(str(row["method"]), Counter())[_verdict(row)] += 1
-    words = ("better", "within noise", "worse")
-    return SectionTable(
+    compared = (row for row in chain(*frontiers.values()) if row["verdict"] is not None)
+    return table(
         "methods",
         f"Methods against “{PRUNED}”, over all reports and the rates of the next table",
-        columns("method; better; within noise; worse"),
-        tuple((method, *(count[word] for word in words)) for method, count in verdicts.items()),
+        "method; better; within noise; worse",
+        _counts((str(row["method"]), _verdict(row)) for row in compared),
     )
 
 
-def _at(rows: Sequence[Row], rate: float) -> dict[str, Row]:
+def _at(rows: Sequence[Record], rate: float) -> dict[str, Record]:
     return {str(row["method"]): row for row in rows if row["feature rate"] == rate}
 
 
-def _recipe(frontiers: Mapping[str, Sequence[Row]]) -> SectionTable:
+def _recipe(frontiers: Records) -> SectionTable:
     """The recommended recipe, the best of the other methods, and pruning, by report and rate."""
-    lines: list[tuple[Cell, ...]] = []
+    lines: list[Row] = []
     for report, rows in frontiers.items():
         cells: dict[str, list[Cell]] = {"recipe": [], "best of the others": [], "pruned": []}
         for rate in RATES:
@@ -228,16 +205,16 @@ def _recipe(frontiers: Mapping[str, Sequence[Row]]) -> SectionTable:
             cells["best of the others"].append(None if best is None else f"{best['test AUC']:.4f} ({best['method']})")
             cells["pruned"].append(at[PRUNED]["test AUC"] if PRUNED in at else None)
         lines += [(report, name, *of) for name, of in cells.items()]
-    return SectionTable(
+    return table(
         "recipe",
         f"Test AUC of the recommended recipe (compared with “{PRUNED}”), the best of the other methods, and pruning",
-        columns("; ".join(["report", "", *(f"{rate:g}|.4f" for rate in RATES)])),
-        tuple(lines),
+        "; ".join(["report", "", *(f"{rate:g}|.4f" for rate in RATES)]),
+        lines,
         "The best of the others is the one with the highest mean test AUC, in part by luck.",
     )
 
 
-def _higher(frontiers: Mapping[str, Sequence[Row]]) -> str:
+def _higher(frontiers: Records) -> str:
     """Where another method has a higher mean AUC than the recipe."""
     words = []
     for report, rows in frontiers.items():
@@ -251,9 +228,9 @@ def _higher(frontiers: Mapping[str, Sequence[Row]]) -> str:
     return f"Another method has a higher mean AUC than the recommended recipe at {', '.join(words) or 'no rate'}."
 
 
-def _contest(contests: Mapping[str, Sequence[Row]]) -> SectionTable:
+def _contest(contests: Records) -> SectionTable:
     """This library and the best of the other methods, at equal served bytes, by report and budget."""
-    lines: list[tuple[Cell, ...]] = []
+    lines: list[Row] = []
     for report, rows in contests.items():
         for budget in dict.fromkeys(row["budget"] for row in rows):
             of_budget = [row for row in rows if row["budget"] == budget]
@@ -262,37 +239,31 @@ def _contest(contests: Mapping[str, Sequence[Row]]) -> SectionTable:
             ours = (best[name] for name in ("ours", "its AUC", "int4 AUC"))
             others = (row[name] for row in (first, best) for name in ("method", "test AUC", "verdict"))
             lines.append((report, budget, *ours, *others))
-    return SectionTable(
+    return table(
         "contest",
         "At equal served bytes: this library, and the best of the others by held-out rows and by the test rows",
-        columns(
-            "report; of the dense table|.1%; this library; its AUC|.4f; int4 AUC|.4f; first in trials; AUC|.4f; "
-            "verdict; highest on the test rows; AUC|.4f; verdict"
-        ),
-        tuple(lines),
+        "report; of the dense table|.1%; this library; its AUC|.4f; int4 AUC|.4f; first in trials; AUC|.4f; verdict; "
+        "highest on the test rows; AUC|.4f; verdict",
+        lines,
         "This library's form is chosen on held-out rows, as the method that is first in trials; the one with the "
         "highest mean test AUC of up to 30 methods and precisions is that in part by luck. “int4 AUC” is that of one "
         f"form for all, “{FIXED}”, without a choice.",
     )
 
 
-def _contestants(contests: Mapping[str, Sequence[Row]]) -> SectionTable:
+def _contestants(contests: Records) -> SectionTable:
     """This library against each method at equal served bytes, over all reports and budgets."""
-    verdicts: dict[str, Counter[str]] = {FIRST_IN_TRIALS: Counter()}
-    for row in chain(*contests.values()):
-        verdicts.setdefault(str(row["method"]), Counter())[_verdict(row)] += 1
-        if row["in trials"] == 1:
-            verdicts[FIRST_IN_TRIALS][_verdict(row)] += 1
-    words = ("better", "within noise", "worse")
-    return SectionTable(
+    rows = list(chain(*contests.values()))
+    first = [(FIRST_IN_TRIALS, _verdict(row)) for row in rows if row["in trials"] == 1]
+    return table(
         "contestants",
         "This library against each method at equal served bytes, over all reports and budgets",
-        columns("; ".join(["against", *words])),
-        tuple((method, *(count[word] for word in words)) for method, count in verdicts.items()),
+        "against; better; within noise; worse",
+        _counts([*first, *((str(row["method"]), _verdict(row)) for row in rows)]),
     )
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: Record) -> str:
     return str(row["verdict"]).split(",")[0]
 
 

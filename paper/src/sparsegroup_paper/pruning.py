@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +34,7 @@ ROWS, MERGED = 1 << 16, 1 << 22
 
 
 class Learner:
-    """A freshly initialized model, its optimizer, and the log they learn from.
-
-    Args:
-        log: The log.
-        config: Settings of model, optimizer and training; its seed seeds torch's generator.
-    """
+    """A freshly initialized model, its optimizer, and the log they learn from; the config's seed is torch's."""
 
     def __init__(self, log: Log, config: Config) -> None:
         self.log, self.config = log, config
@@ -66,17 +62,17 @@ class Learner:
         )
         trainer.fit(self.log.batches(start, stop, self.config.training.batch_size))
 
-    def checkpoint(self) -> Callable[[], None]:
-        """A function that sets training back to where it is now."""
-        model, optimizer = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
-        generator = torch.get_rng_state()
 
-        def restore() -> None:
-            self.model.load_state_dict(model)
-            self.optimizer.load_state_dict(optimizer)
-            torch.set_rng_state(generator)
+def checkpoint(*parts: Any) -> Callable[[], None]:
+    """A function that sets models, optimizers and torch's generator back to where they are now."""
+    states, generator = copy.deepcopy([part.state_dict() for part in parts]), torch.get_rng_state()
 
-        return restore
+    def restore() -> None:
+        for part, state in zip(parts, copy.deepcopy(states), strict=True):
+            part.load_state_dict(state)
+        torch.set_rng_state(generator)
+
+    return restore
 
 
 class _EachStep(Callback):
@@ -101,7 +97,7 @@ def magnitude_pruning(learner: Learner, methods: Sequence[Pruned], stop: int) ->
         # Whole batches, so that the first phase is a part of the plain pass.
         mark = min(stop, round((1 - share) * stop / size) * size) if share else stop
         learner.fit(trained, mark)
-        trained, restore = mark, learner.checkpoint()
+        trained, restore = mark, checkpoint(learner.model, learner.optimizer)
         for method in methods:
             if method.fine_tune == share:
                 _prune(learner, method)
@@ -197,7 +193,6 @@ class WithoutRare(LogView):
         self.kept = kept
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Rows `start` to `stop`, `size` at a time."""
         for batch in self.log.batches(start, stop, size):
             bags = tuple(Bags(self._joined(bag.keys), bag.offsets) for bag in batch.bags)
             yield replace(batch, keys=self._joined(batch.keys), bags=bags)

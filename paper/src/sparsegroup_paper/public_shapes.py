@@ -55,7 +55,6 @@ class FieldShape:
     """A categorical field.
 
     Attributes:
-        name: Column name.
         cardinality: Distinct values at the data set's full size.
         exponent: a of the Zipf law P(rank r) ∝ about r^-a among the values introduced so far.
         seconds: If > 0, the value is not drawn but read off the clock: (time // seconds) mod cardinality.
@@ -157,16 +156,8 @@ def synthesize(
 ) -> PreparedLog:
     """Write a synthetic log of `rows` rows; the last seventh (Criteo) or tenth is the test set.
 
-    Args:
-        shape: From `DATASETS`.
-        rows: From 1 to `shape.full_rows`.
-        folder: Empty, or a new one.
-        seed: Seed of everything random.
-        on_progress: Called with the rows written so far.
-
-    Raises:
-        ValueError: Rows or seed out of range.
-        ClickLogError: The folder is not empty, or its name is not text.
+    The folder is empty, or a new one (else ClickLogError); `rows` are from 1 to `shape.full_rows` (else ValueError).
+    `on_progress` is called with the rows written so far.
     """
     check_name(folder)
     batches = synthetic_batches(shape, rows, seed)  # arguments out of range leave no folder

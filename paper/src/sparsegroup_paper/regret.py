@@ -1,13 +1,15 @@
 """Section 3 in numbers: the conditions, Lemma 1, Theorem 3 and the corollaries on convex online problems."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from sparsegroup_paper.online import Absolute, Adversary, Array, Game, Logistic, Player, Problem, Steady, play
-from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, Style, columns
+from sparsegroup_paper.section import Figure, Row, Section, SectionTable, Series, table
 
 DELTA = 1.0
 """δ: no gradient of the problems has a larger element."""
@@ -24,6 +26,8 @@ PROBLEMS: tuple[Callable[[int, int, int, int, int], Problem], ...] = (Logistic, 
 MOMENTS = (("Group Adagrad", 0.0, 1.0), ("Group Adagrad, momentum", 0.9, 1.0), ("Adam-like", 0.9, 0.99))
 """Name, γ and η."""
 
+GAMES = len(PROBLEMS) * len(MOMENTS) * len(WEIGHTS)
+
 _GRID = 25
 
 
@@ -31,9 +35,6 @@ class Terms:
     """What Section 3 speaks of, after T rounds of a game, `[runs]` each.
 
     Attributes:
-        player: Who played.
-        d: Dimensions.
-        T: Rounds.
         regret: Σ f_t(x_t) - f_t(x*), with x* the best fixed point of these T rounds.
         penalty: Ψ_T(x*).
         proximal: h_T(x*) = Σ 1/(2α_t) ‖Q_t^½ (x* - x_t)‖².
@@ -119,9 +120,6 @@ class Analysis:
     """What remains of a game.
 
     Attributes:
-        problem: Its name.
-        weights: "0" or "> 0".
-        player: Who played.
         path: `Terms` at growing T.
         negative_share: Share of the elements of all Q_t that are negative.
         kappa: The largest V_{t-1} / V_t of a coordinate; 0/0 is 0.
@@ -205,29 +203,19 @@ def counterexamples() -> list[Example]:
     return [Example(name, terms, slope, float(one[0]), float(other[0])) for name, terms, slope, one, other in cases]
 
 
-def regret(steps: int = 10_000, runs: int = 5, on_progress: Callable[[float], None] | None = None) -> Section:
-    """Evaluate Section 3 of Yue et al. (2021) on convex online problems, at T up to `steps`.
+def regret(steps: int = 10_000, runs: int = 5, on_progress: Callable[[int], None] = lambda done: None) -> Section:
+    """Evaluate Section 3 of Yue et al. (2021) on convex online problems, at T up to `steps`, at least 2.
 
-    Args:
-        steps: Rounds of a problem; at least 2.
-        runs: Independent runs of each.
-        on_progress: Given the share done, in [0, 1].
+    There are `runs` independent runs of each; `on_progress` is given the number of `GAMES` that are over.
     """
     rounds = np.unique(np.geomspace(min(10, steps), steps, _GRID).round().astype(int)).tolist()
-    games = [(problem, moments, weights) for problem in PROBLEMS for moments in MOMENTS for weights in WEIGHTS]
     analyses = []
-    for done, (problem, (name, gamma, eta), weights) in enumerate(games):
-
-        def report(t: int, done: int = done) -> None:
-            if on_progress is not None and t % 1000 == 0:
-                on_progress((done + 0.8 * t / steps) / len(games))
-
+    for problem, (name, gamma, eta), weights in itertools.product(PROBLEMS, MOMENTS, WEIGHTS):
         # The α that makes the corollaries' factor of √T least at D2 = 1.
         player = Player(name, gamma, eta, (1 - gamma) / math.sqrt(2), DELTA, WEIGHTS[weights])
-        game = play(problem(steps, runs, GROUPS, SIZE, PROBLEMS.index(problem)), player, steps, report)
+        game = play(problem(steps, runs, GROUPS, SIZE, PROBLEMS.index(problem)), player, steps)
         analyses.append(Analysis(game, weights, rounds))
-        if on_progress is not None:
-            on_progress((done + 1) / len(games))
+        on_progress(len(analyses))
     examples = counterexamples()
     return Section(
         name="regret",
@@ -240,36 +228,31 @@ def regret(steps: int = 10_000, runs: int = 5, on_progress: Callable[[float], No
 
 
 def _bounds(analyses: Iterable[Analysis]) -> SectionTable:
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[Row] = []
     for one in analyses:
         last = one.path[-1]
         values = (last.regret, last.theorem(), last.corollary_1(), last.corollary_2())
         means = (float(of_runs.mean()) for of_runs in values)
         exponents = one.exponent(), one.exponent(Terms.theorem)
         rows.append((one.problem, one.player.name, one.weights, *means, one.of_theorem_3, *exponents))
-    return SectionTable(
-        name="regret-bounds",
-        title="Regret and its bounds at the last T",
-        columns=columns(
-            "problem; algorithm; λ; regret|,.1f; Theorem 3|,.1f; Corollary 1|,.0f; Corollary 2|,.0f; "
-            "largest regret/Theorem 3|.3f; exponent of the regret|.3f; of Theorem 3|.3f"
-        ),
-        rows=tuple(rows),
-        note="Means over runs; the largest ratio is over all T and runs. "
-        "An exponent is the slope of log(mean over runs) against log T over the last decade of T; empty if a mean is "
-        "not positive.",
+    return table(
+        "regret-bounds",
+        "Regret and its bounds at the last T",
+        "problem; algorithm; λ; regret|,.1f; Theorem 3|,.1f; Corollary 1|,.0f; Corollary 2|,.0f; "
+        "largest regret/Theorem 3|.3f; exponent of the regret|.3f; of Theorem 3|.3f",
+        rows,
+        "Means over runs; the largest ratio is over all T and runs. An exponent is the slope of log(mean over runs) "
+        "against log T over the last decade of T; empty if a mean is not positive.",
     )
 
 
 def _conditions(analyses: Iterable[Analysis]) -> SectionTable:
-    return SectionTable(
-        name="regret-conditions",
-        title="The conditions of Section 3 along the run",
-        columns=columns(
-            "problem; algorithm; λ; max ‖g‖∞ / δ|.3f; Q_t < 0|.1%; κ|.4f; V first falls at t; "
-            "⟨m_{t-1}, x_t - x*⟩ ≥ 0|.1%; its sum ≥ 0|.1%; Lemma 1, largest left/right|.3f"
-        ),
-        rows=tuple(
+    return table(
+        "regret-conditions",
+        "The conditions of Section 3 along the run",
+        "problem; algorithm; λ; max ‖g‖∞ / δ|.3f; Q_t < 0|.1%; κ|.4f; V first falls at t; ⟨m_{t-1}, x_t - x*⟩ ≥ 0|.1%; "
+        "its sum ≥ 0|.1%; Lemma 1, largest left/right|.3f",
+        (
             (
                 *(one.problem, one.player.name, one.weights),
                 one.worst(lambda terms: terms.gradient) / one.player.delta,
@@ -278,7 +261,7 @@ def _conditions(analyses: Iterable[Analysis]) -> SectionTable:
             )
             for one in analyses
         ),
-        note="Q_t ≥ 0 is what h_{t+1} ≥ h_t needs, which the proof uses and does not state. κ is the largest "
+        "Q_t ≥ 0 is what h_{t+1} ≥ h_t needs, which the proof uses and does not state. κ is the largest "
         "V_{t-1}/V_t; condition 2 of Lemma 1 (η < 1) asks for κ < 1, condition 1 (η = 1) for nothing. ⟨m_{t-1}, x_t - "
         "x*⟩ ≥ 0 is eq:cond, as a share of the steps t ≥ 2; its sum over t ≤ T, as a share of T and runs, is all that "
         "the proof uses, and only for γ > 0. Lemma 1 with ν = γ, the strongest form.",
@@ -286,28 +269,27 @@ def _conditions(analyses: Iterable[Analysis]) -> SectionTable:
 
 
 def _examples(examples: Iterable[Example]) -> SectionTable:
-    return SectionTable(
-        name="regret-counterexamples",
-        title="Printed bounds at their limits: f_t(x) = slope |x - 1|, x_1 = 0, Group Adagrad, λ = 0",
-        columns=columns(
-            "statement; slope = G|g; δ|g; α|g; T; conditions hold; regret|.3f; bound as printed|.3f; bound mended|.3f"
-        ),
-        rows=tuple(
+    return table(
+        "regret-counterexamples",
+        "Printed bounds at their limits: f_t(x) = slope |x - 1|, x_1 = 0, Group Adagrad, λ = 0",
+        "statement; slope = G|g; δ|g; α|g; T; conditions hold; regret|.3f; bound as printed|.3f; bound mended|.3f",
+        (
             (
                 *(one.statement, one.slope, one.at_end.player.delta, one.at_end.player.alpha, one.at_end.T),
                 *("yes" if one.conditions_hold else "no", one.regret, one.printed, one.mended),
             )
             for one in examples
         ),
-        note="Mended: h_0 = δ/(2α) ‖x - c‖² in Theorem 3, so that h_1 ≥ h_0; in Corollary 1 √(δ² + T G²) for √T G "
+        "Mended: h_0 = δ/(2α) ‖x - c‖² in Theorem 3, so that h_1 ≥ h_0; in Corollary 1 √(δ² + T G²) for √T G "
         "where that bounds √(δ² + V_T).",
     )
 
 
 def _figure(problem: str, analyses: Iterable[Analysis]) -> Figure:
-    def curve(label: str, one: Analysis, of: Callable[[Terms], Array], style: Style = "line") -> Series:
+    def curve(label: str, one: Analysis, of: Callable[[Terms], Array]) -> Series:
         means = {float(terms.T): float(of(terms).mean()) for terms in one.path}
         positive = {T: mean for T, mean in means.items() if mean > 0}
+        style: Literal["points-and-line", "line"] = "points-and-line" if label == "regret" else "line"
         return Series(f"{label}, {one.player.name}", tuple(positive), tuple(positive.values()), style=style)
 
     shown = [one for one in analyses if one.problem == problem and one.weights == "> 0"]
@@ -315,17 +297,17 @@ def _figure(problem: str, analyses: Iterable[Analysis]) -> Figure:
     start, end = first.path[0], first.path[-1]
     rounds, height = (float(start.T), float(end.T)), abs(float(end.regret.mean()))
     series = (
-        *(curve("regret", one, lambda terms: terms.regret, "points-and-line") for one in shown),
+        *(curve("regret", one, lambda terms: terms.regret) for one in shown),
         curve("Theorem 3", first, Terms.theorem),
         curve("Corollary 2", first, Terms.corollary_2),
         Series("√T", rounds, tuple(height * math.sqrt(t / end.T) for t in rounds), style="dashed"),
     )
     return Figure(
-        name=f"regret-{problem}",
-        title=f"Regret and its bounds, {problem}, λ > 0",
-        x_label="T",
-        y_label="regret",
-        series=tuple(one for one in series if one.x),
+        f"regret-{problem}",
+        f"Regret and its bounds, {problem}, λ > 0",
+        "T",
+        "regret",
+        tuple(one for one in series if one.x),
         x_scale="log",
         y_scale="log",
         note=f"Means over runs, where positive. √T is drawn through the last regret of {first.player.name}.",

@@ -17,19 +17,10 @@ from sparsegroup.reporting.page import page_environment
 from sparsegroup_paper.figures import describe, to_png, to_svg
 from sparsegroup_paper.section import Cell, Facts, Figure, Section, SectionTable
 
-ORDER = (
-    "learning-rate",
-    "sparsity-vs-auc",
-    "fine-tune",
-    "best-auc",
-    "norm",
-    "l1-vs-l21",
-    "embedding-dim",
-    "family",
-    "frontier",
-    "bytes",
-    "regret",
-)
+ORDER = [
+    *("learning-rate", "sparsity-vs-auc", "fine-tune", "best-auc", "norm", "l1-vs-l21", "embedding-dim", "family"),
+    *("frontier", "bytes", "regret"),
+]
 """The order of sections in the report; others follow by name."""
 
 REPORT = "report.json"
@@ -50,12 +41,8 @@ _REPORT = TypeAdapter(Report)
 
 
 def write_section(section: Section, folder: Path) -> None:
-    """Put the section into `folder/report.json`, in place of an earlier one of its name.
-
-    Raises:
-        ValueError: A table has a row too long or too short, or a format is not one of numbers; nothing is written.
-    """
-    section_markdown(section)
+    """Put the section into `folder/report.json`, in place of an earlier one of its name."""
+    section_markdown(section)  # a table that cannot be shown is not written
     report = read_report(folder)
     others = [one for one in report.sections if one.name != section.name]
     _dump(replace(report, sections=tuple(sorted([*others, section], key=_place))), folder)
@@ -72,11 +59,7 @@ def write_report(folder: Path, facts: Facts) -> None:
 
 
 def write_pages(folder: Path) -> None:
-    """Write `report.md` (with pictures in `figures`) and `report.html` from `report.json`.
-
-    Raises:
-        FileNotFoundError: There is no report with its facts in `folder`.
-    """
+    """Write `report.md` (with pictures in `figures`) and `report.html` from `report.json`."""
     report = read_report(folder)
     if report.facts is None:
         raise FileNotFoundError(errno.ENOENT, "no report of `sparsegroup-paper run` is here", str(folder / REPORT))
@@ -131,11 +114,8 @@ def render_report(facts: Facts, sections: Sequence[Section]) -> str:
     """The report as an HTML page that loads nothing, holds no script, and is the same for the same arguments."""
     environment = page_environment("sparsegroup_paper")
     environment.filters.update(texts=table_texts, numeric=numeric_columns, describe=describe, svg=to_svg)
-    about = {
-        "Data": [("data set", facts.dataset), *facts.data],
-        "This report": [*_made(facts), ("command", facts.command)],
-        "Versions": list(facts.versions),
-    }
+    data, made = [("data set", facts.dataset), *facts.data], [*_made(facts), ("command", facts.command)]
+    about = {"Data": data, "This report": made, "Versions": list(facts.versions)}
     return environment.get_template("report.html.jinja").render(facts=facts, about=about, sections=sections)
 
 
@@ -229,20 +209,7 @@ def numeric_columns(table: SectionTable) -> list[bool]:
 
 
 def table_texts(table: SectionTable) -> list[list[str]]:
-    """All cells as shown, by row.
-
-    Raises:
-        ValueError: A row has more or fewer cells than there are columns, or a format is not one of numbers.
-    """
-    texts: list[list[str]] = []
-    for number, row in enumerate(table.rows, start=1):
-        if len(row) != len(table.columns):
-            raise ValueError(f"table {table.name!r}, row {number}: {len(row)} cells for {len(table.columns)} columns")
-        texts.append([])
-        for column, cell in zip(table.columns, row, strict=True):
-            try:
-                texts[-1].append(cell_text(cell, column.format))
-            except ValueError as error:
-                where = f"table {table.name!r}, row {number}, column {column.name!r}"
-                raise ValueError(f"{where}: {cell!r}: {error}") from None
-    return texts
+    """All cells as shown, by row; ValueError if a row is too short or too long, or a format not one of numbers."""
+    return [
+        [cell_text(cell, column.format) for column, cell in zip(table.columns, row, strict=True)] for row in table.rows
+    ]

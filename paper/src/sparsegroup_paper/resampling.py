@@ -24,17 +24,9 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _32 = (np.uint64(bits) for bits in (30, 27, 31, 32))
 
 
-def _poisson_thresholds() -> tuple[np.uint32, ...]:
-    """P(w <= k) for w ~ Poisson(1) in units of 2^-32, while that is below 1: w counts those below a uniform draw."""
-    thresholds, term, total = [], np.exp(-1.0), 0.0
-    for count in range(1, 13):
-        total += term
-        term /= count
-        thresholds.append(np.uint32(round(total * 2.0**32)))
-    return tuple(thresholds)
-
-
-_THRESHOLDS = _poisson_thresholds()
+_TERMS = np.exp(-1.0) / np.cumprod([1.0, *range(1, 12)])
+# P(w <= k) for w ~ Poisson(1) in units of 2^-32, while that is below 1: w counts those below a uniform draw.
+_THRESHOLDS = tuple(np.uint32(round(total * 2.0**32)) for total in np.cumsum(_TERMS))
 
 
 @njit(**_INLINED)
@@ -84,10 +76,6 @@ def _fill_aucs(seed: Any, steps: Any, positive: Any, last: Any, aucs: Any) -> No
         aucs[replicate] = np.float64(area) / (2.0 * pairs) if pairs > 0 else np.nan
 
 
-def _steps(rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
-    return rows.astype(np.uint64) * _GOLDEN
-
-
 def weights(rows: int, replicate: int, seed: int = 0) -> npt.NDArray[np.int64]:
     """How often each of `rows` test rows counts in one replicate, from 0: Poisson(1), the same for every run.
 
@@ -96,7 +84,7 @@ def weights(rows: int, replicate: int, seed: int = 0) -> npt.NDArray[np.int64]:
         True
     """
     drawn = np.empty(rows, np.uint8)
-    _draw(seed, replicate, _steps(np.arange(rows)), drawn)
+    _draw(seed, replicate, np.arange(rows, dtype=np.uint64) * _GOLDEN, drawn)
     return drawn.astype(np.int64)
 
 
@@ -109,13 +97,13 @@ def resampled_aucs(
     equals. One sort of the scores, then linear time per replicate; other threads can run.
 
     Args:
-        labels: `[rows]` of 0 and 1, numbers or booleans.
-        scores: `[rows]` of numbers; the higher, the likelier is a 1.
+        labels: `[rows]` of 0 and 1.
+        scores: `[rows]`; the higher, the likelier is a 1.
         replicates: How many resamplings.
-        seed: Seed of all resamplings; runs to compare need the same one, and the same rows in the same order.
+        seed: That of all resamplings; runs to compare need the same one, and the same rows in the same order.
 
     Returns:
-        `[replicates]` float64; NaN in a replicate where only one class was drawn.
+        `[replicates]`; NaN in a replicate where only one class was drawn.
 
     Raises:
         ValueError: Labels and scores of other or different shapes, other labels, or a score that is NaN.
@@ -136,5 +124,5 @@ def resampled_aucs(
     last = np.ones(len(ordered), np.uint8)
     last[:-1] = ordered[1:] != ordered[:-1]
     aucs = np.empty(replicates, np.float64)
-    _fill_aucs(seed, _steps(order), positive[order].astype(np.uint8), last, aucs)
+    _fill_aucs(seed, order.astype(np.uint64) * _GOLDEN, positive[order].astype(np.uint8), last, aucs)
     return aucs

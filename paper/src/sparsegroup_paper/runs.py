@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +20,9 @@ class Plain:
 
 @dataclass(frozen=True)
 class Pruned:
-    """Magnitude pruning with fine-tuning (§4.2): `keep` of the features seen in training keep their vectors.
+    """Magnitude pruning (§4.2) to the share `keep` of the features, `fine_tune` of the samples for fine-tuning.
 
-    The share `fine_tune` of the samples, the last ones, is trained on after pruning. Vectors are kept `by` "x", their
-    norm, or by "s", that of u - σx, which Group Adam compares.
+    Vectors are kept `by` "x", their norm, or by "s", that of u - σx, which Group Adam compares.
     """
 
     keep: float
@@ -108,15 +106,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes of a run.
+    """What comes of a run, on the rows it is measured on.
 
     Attributes:
-        auc: On the rows it is measured on.
-        log_loss: On them, in nats.
+        auc, log_loss: The latter in nats.
         feature_rate: Live features over features seen in training (the paper's "sparsity").
         parameter_rate: Non-zero embedding weights over those of all features seen.
-        live: Features with a non-zero vector.
-        seen: Features seen in training.
+        live, seen: Features with a non-zero vector, and features seen in training.
         seconds: Computing time.
         resampled: AUC under resamplings of the rows `[replicates]` float32, the same for all runs on them.
         served_bytes: What is served of the embedding, of a `Compact`, as the others below; 0 if it cannot be so small.
@@ -146,33 +142,23 @@ class Sample:
 
     outcomes: tuple[Outcome, ...]
 
-    def _each(self, name: str) -> npt.NDArray[np.float64]:
+    def each(self, name: str) -> npt.NDArray[np.float64]:
+        """A number of the outcomes, or its resamplings, by seed."""
         return np.array([getattr(outcome, name) for outcome in self.outcomes], np.float64)
 
-    @property
-    def aucs(self) -> Any:
-        """`[seeds]`."""
-        return self._each("auc")
-
-    @property
-    def rates(self) -> Any:
-        """Feature rates `[seeds]`."""
-        return self._each("feature_rate")
-
-    @property
-    def resampled(self) -> npt.NDArray[np.float64]:
-        """AUC under resamplings of the rows `[seeds, replicates]`."""
-        return self._each("resampled")
+    def mean(self, name: str) -> float:
+        """The mean of a number of the outcomes."""
+        return float(self.each(name).mean())
 
     @property
     def auc(self) -> float:
         """Mean."""
-        return float(self.aucs.mean())
+        return self.mean("auc")
 
     @property
     def auc_deviation(self) -> float | None:
         """Standard deviation over seeds; None of one."""
-        return float(self.aucs.std(ddof=1)) if len(self.outcomes) > 1 else None
+        return float(self.each("auc").std(ddof=1)) if len(self.outcomes) > 1 else None
 
     @property
     def auc_cells(self) -> tuple[float, float | None]:
@@ -182,16 +168,7 @@ class Sample:
     @property
     def rate(self) -> float:
         """Mean feature rate."""
-        return float(self.rates.mean())
-
-    @property
-    def parameter_rate(self) -> float:
-        """Mean."""
-        return self.mean("parameter_rate")
-
-    def mean(self, name: str) -> float:
-        """The mean of a number of the outcomes."""
-        return float(self._each(name).mean())
+        return self.mean("feature_rate")
 
     def between(self, other: "Sample", share: float, rate: float) -> "Sample":
         """`share` of the way from this sample to another of the same seeds, at feature rate `rate`."""
@@ -215,15 +192,7 @@ class Results:
         return self._path(run, "json").exists()
 
     def __getitem__(self, run: Run) -> Outcome:
-        """The outcome of a run.
-
-        Raises:
-            KeyError: It has not been run.
-        """
-        try:
-            content = json.loads(self._path(run, "json").read_text())["outcome"]
-        except FileNotFoundError:
-            raise KeyError(run) from None
+        content = json.loads(self._path(run, "json").read_text())["outcome"]
         return Outcome(**content, resampled=np.load(self._path(run, "npy")))
 
     def __setitem__(self, run: Run, outcome: Outcome) -> None:
@@ -239,14 +208,9 @@ class Results:
         write_atomically(self._path(run, "json"), lambda path: path.write_text(text))
 
     def seconds(self) -> float:
-        """Computing time of all runs, in seconds."""
-        return sum(float(json.loads(path.read_text())["outcome"]["seconds"]) for path in self._outcomes())
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self._outcomes())
-
-    def _outcomes(self) -> Iterable[Path]:
-        return self.folder.glob("[!.]*.json")
+        """Computing time of all runs."""
+        paths = self.folder.glob("[!.]*.json")
+        return sum(float(json.loads(path.read_text())["outcome"]["seconds"]) for path in paths)
 
     def _path(self, run: Run, kind: str) -> Path:
         return self.folder / f"{run.key}.{kind}"

@@ -1,30 +1,23 @@
 """What an experiment has to say: tables, figures and sentences, apart from how they are shown."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 Cell = str | int | float | None
-
-Style = Literal["points-and-line", "line", "dashed", "level"]
+Row = tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
 class Column:
     """A column of a table.
 
-    Attributes:
-        name: Its heading.
-        format: How its numbers are written, for `format()`, such as ".4f"; "" shows integers with thousands separators
-            and leaves text alone.
+    `format` is how its numbers are written, for `format()`, such as ".4f"; "" shows integers with thousands separators
+    and leaves text alone.
     """
 
     name: str
     format: str = ""
-
-
-def columns(specs: str) -> tuple[Column, ...]:
-    """Columns separated by semicolons, each a name, or a name and a format: "method; test AUC|.4f"."""
-    return tuple(Column(*spec.split("|")) for spec in specs.split("; "))
 
 
 @dataclass(frozen=True)
@@ -32,7 +25,7 @@ class SectionTable:
     """A table; a cell of None is empty.
 
     Attributes:
-        name: The name of its file, without ending: letters and hyphens, unique in the section.
+        name: Letters and hyphens, unique in the section.
         title: What it shows.
         columns: Its columns.
         rows: Cells of each row, as many as there are columns, numbers with all their digits.
@@ -42,8 +35,13 @@ class SectionTable:
     name: str
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[Row, ...]
     note: str = ""
+
+
+def table(name: str, title: str, columns: str, rows: Iterable[Row], note: str = "") -> SectionTable:
+    """A table whose columns are separated by semicolons, each a name, or name and format: "method; test AUC|.4f"."""
+    return SectionTable(name, title, tuple(Column(*one.split("|")) for one in columns.split("; ")), tuple(rows), note)
 
 
 @dataclass(frozen=True)
@@ -61,20 +59,14 @@ class Series:
     x: tuple[float, ...]
     y: tuple[float, ...]
     y_error: tuple[float, ...] = ()
-    style: Style = "points-and-line"
+    style: Literal["points-and-line", "line", "dashed", "level"] = "points-and-line"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure.
+    """A figure: what it shows, titles and scales of its axes, what is drawn, in the legend's order, and how to read it.
 
-    Attributes:
-        name: The name of its file, without ending: letters and hyphens, unique in the section.
-        title: What it shows.
-        x_label, y_label: Titles of the axes.
-        series: What is drawn, in the order of the legend.
-        x_scale, y_scale: Scales of the axes.
-        note: How to read it.
+    `name` is that of its file, without ending: letters and hyphens, unique in the section.
     """
 
     name: str

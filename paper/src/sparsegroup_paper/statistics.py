@@ -4,14 +4,15 @@ import itertools
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import ttest_ind, ttest_rel
 
+from sparsegroup_paper.published import published
 from sparsegroup_paper.runs import Sample
-from sparsegroup_paper.section import Cell, columns
+from sparsegroup_paper.section import Row
 
 MARGIN = 0.001
 """AUC by which a method may be worse and still be called non-inferior."""
@@ -22,7 +23,9 @@ SAME_RATE = 0.005
 WIDEST_GAP = 8.0
 """How many times as large the higher feature rate of two points may be to interpolate between them."""
 
-COLUMNS = columns("difference|+.4f; 95 % low|+.4f; 95 % high|+.4f; p|.2g; test; verdict")
+COLUMNS = "difference|+.4f; 95 % low|+.4f; 95 % high|+.4f; p|.2g; test; verdict"
+"""Of a comparison, for `section.table`."""
+NOT_COMPARED = (None,) * 6
 
 STATISTICS = (
     "The difference is in mean test AUC, with the 95 % interval of a paired bootstrap over test rows and seeds "
@@ -32,17 +35,15 @@ STATISTICS = (
 )
 """What the columns mean."""
 
-Verdict = Literal["better", "within noise, non-inferior", "within noise", "worse, non-inferior", "worse"]
-
 
 class Interval(NamedTuple):
-    """A confidence interval, from `low` to `high`."""
+    """A confidence interval."""
 
     low: float
     high: float
 
 
-def t_test(a: Sequence[float], b: Sequence[float], paired: bool) -> float | None:
+def t_test(a: npt.ArrayLike, b: npt.ArrayLike, paired: bool) -> float | None:
     """The two-sided p-value of a t-test over seeds; None where a method has only one.
 
     `a` and `b` have a value of each seed, such as AUC; if equal places are not the same seed (`paired`), the test is
@@ -52,9 +53,9 @@ def t_test(a: Sequence[float], b: Sequence[float], paired: bool) -> float | None
         >>> round(t_test([0.80, 0.82, 0.81], [0.79, 0.80, 0.80], paired=True), 4)
         0.0572
     """
-    if min(len(a), len(b)) == 1:
-        return None
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if min(len(first), len(second)) == 1:
+        return None
     rounding = 8 * np.finfo(np.float64).eps * max(np.abs(first).max(), np.abs(second).max())
     if all(np.ptp(sample) <= rounding for sample in ([first - second] if paired else [first, second])):
         return float(abs(first.mean() - second.mean()) <= rounding)
@@ -84,7 +85,7 @@ def bootstrap_difference(a: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.flo
     return Interval(float(low), float(high))
 
 
-def verdict(interval: Interval) -> Verdict:
+def verdict(interval: Interval) -> str:
     """The interval of a − b in words, of method a.
 
     "better" is above 0, "worse" below it, and "within noise" holds 0. The last two are "non-inferior" where the
@@ -104,14 +105,7 @@ def verdict(interval: Interval) -> Verdict:
 
 @dataclass(frozen=True)
 class Versus:
-    """Method a against method b, by AUC.
-
-    Attributes:
-        difference: Mean of a minus mean of b.
-        interval: See `bootstrap_difference`.
-        p_value: See `t_test`.
-        paired: By seed.
-    """
+    """Method a against method b, by AUC; `difference` is a's mean minus b's, and seeds may be `paired`."""
 
     difference: float
     interval: Interval
@@ -119,23 +113,22 @@ class Versus:
     paired: bool
 
     @property
-    def verdict(self) -> Verdict | Literal["diverged"]:
-        """In words."""
+    def verdict(self) -> str:
         return verdict(self.interval) if np.isfinite(self.difference) else "diverged"
 
     @property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> Row:
         """As `COLUMNS`."""
         if self.verdict == "diverged":
-            return (*(None,) * (len(COLUMNS) - 1), self.verdict)
+            return (*NOT_COMPARED[1:], self.verdict)
         test = "one seed" if self.p_value is None else "paired t" if self.paired else "Welch t"
         return self.difference, *self.interval, self.p_value, test, self.verdict
 
 
 def versus(a: Sample, b: Sample, *, paired: bool = True) -> Versus:
     """Method a against method b on the same test rows; `paired` where equal seeds mean equal starts."""
-    interval = bootstrap_difference(a.resampled, b.resampled)
-    return Versus(float(a.aucs.mean() - b.aucs.mean()), interval, t_test(a.aucs, b.aucs, paired), paired)
+    interval = bootstrap_difference(a.each("resampled"), b.each("resampled"))
+    return Versus(a.auc - b.auc, interval, t_test(a.each("auc"), b.each("auc"), paired), paired)
 
 
 def tally(comparisons: Sequence[Versus]) -> str:
@@ -144,17 +137,14 @@ def tally(comparisons: Sequence[Versus]) -> str:
     counts = {word: words.count(word) for word in ("better", "within noise", "worse")}
     non_inferior = sum(one.interval.low > -MARGIN for one in comparisons)
     diverged = f", diverged at {words.count('diverged')}" if "diverged" in words else ""
-    return (
-        f"better at {counts['better']}, within noise at {counts['within noise']}, worse at {counts['worse']}"
-        f"{diverged} of {len(words)}; non-inferior at {non_inferior}"
-    )
+    at = ", ".join(f"{word} at {count}" for word, count in counts.items())
+    return f"{at}{diverged} of {len(words)}; non-inferior at {non_inferior}"
 
 
 def at_rate(samples: Sequence[Sample], rate: float) -> Sample | None:
     """What a method does at a feature rate: at one of its samples, or between two, linear in the logarithm of the rate.
 
-    The outcomes have AUC, resampled AUCs and this rate. None if the rate is not between two points, or these are too
-    far apart.
+    None if the rate is not between two points, or these are too far apart.
     """
     ordered = sorted((one for one in samples if one.rate > 0 and np.isfinite(one.auc)), key=lambda one: one.rate)
     for sample in ordered:
@@ -175,7 +165,7 @@ class Count(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of the comparisons that count; NaN where there are none."""
+        """NaN of none."""
         return self.significant / self.cells if self.cells else float("nan")
 
 
@@ -197,3 +187,17 @@ def count_significant(
         if below is None or rate < below
     ]
     return Count(sum(counted), len(counted))
+
+
+def counted(cells: Iterable[tuple[float | None, float, float]]) -> str:
+    """How often a method is better as the paper counts, everywhere and at low feature rates, beside its own shares."""
+    cells, claims = list(cells), published()["claims"]
+    everywhere = count_significant(cells, claims["confidence"])
+    low = count_significant(cells, claims["confidence"], below=claims["low_feature_rate"])
+    share = f"{low.share:.0%}; " if low.cells else ""
+    return (
+        f"significantly at {claims['confidence']:.0%} confidence at {everywhere.significant} of {everywhere.cells} "
+        f"points ({everywhere.share:.0%}; the paper: {claims['share_significant']:.0%}), below a feature rate of "
+        f"{claims['low_feature_rate']:g} at {low.significant} of {low.cells} ({share}the paper: "
+        f"{claims['share_significant_at_low_rate']:.1%})"
+    )

@@ -3,12 +3,10 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 
 from sparsegroup.penalties import NormName
-from sparsegroup.settings.names import OptimizerName
 from sparsegroup.training import Config
 from sparsegroup_paper.choices import (
     HIGHEST_RATE,
@@ -27,21 +25,22 @@ from sparsegroup_paper.choices import (
     tuned_on_dcn,
 )
 from sparsegroup_paper.lab import Lab, Wanted
-from sparsegroup_paper.published import Base, published
+from sparsegroup_paper.published import BASES, published
 from sparsegroup_paper.runs import Pruned, Sample
-from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, columns
+from sparsegroup_paper.section import Figure, Row, Section, Series, table
 from sparsegroup_paper.statistics import (
     COLUMNS,
+    NOT_COMPARED,
     STATISTICS,
     WIDEST_GAP,
     at_rate,
-    count_significant,
+    counted,
     t_test,
     tally,
     versus,
 )
 
-NAMES: dict[OptimizerName, str] = {
+NAMES = {
     "sgd": "SGD",
     "momentum": "Momentum",
     "adagrad": "Adagrad",
@@ -55,7 +54,10 @@ RATES = (0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
 
 LABELS: dict[NormName, str] = {"s": "‖s‖", "s_tilde": "‖s̃‖", "metric": "metric"}
 
-Rows = list[tuple[Cell, ...]]
+SEARCHED = (
+    "of learning rates between that and its neighbours, and the Group version "
+    f"{TRIALS}, of λ21, with λ1 = λ2 = 0: the sparsest whose AUC is within {TOLERANCE:g} of the best one."
+)
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,12 @@ class Point:
 
     @property
     def adam(self) -> Sample:
-        """Adam with the chosen schedule."""
         return self.pruned[self.share]
 
 
 def prune_alike(lab: Lab, config: Config, values: Sequence[float]) -> list[Point]:
     """Group Adam at several λ21, and Adam (the config has no λ) pruned to as many vectors with each seed."""
-    shares = published().setup.fine_tune_shares
+    shares = published()["setup"]["fine_tune_shares"]
     groups = lab.plain([config.replace(l21=value) for value in values], "Group Adam")
     # No further fine-tuning is tried on the test rows than is shown: all schedules are, as in Table 8.
     keeps = [[outcome.live / max(1, outcome.seen) for outcome in group.outcomes] for group in groups]
@@ -106,11 +107,9 @@ def sparsity_vs_auc(lab: Lab) -> Section:
     (adam,) = lab.plain([config], "Adam")
     comparisons = [versus(point.group, point.adam) for point in points]
     network, seeds = network_of(config), len(lab.seeds)
-    paper = {
-        point.l21: (point.feature_rate, point.adam_auc, point.group_adam_auc, point.p_value)
-        for point in published().sparsity[network]
-    }
-    rows: Rows = [
+    names = "feature_rate", "adam_auc", "group_adam_auc", "p_value"
+    paper = {point["l21"]: [point[name] for name in names] for point in published()["sparsity"][network]}
+    rows: list[Row] = [
         (
             *(point.l21, point.group.rate, *point.adam.auc_cells, f"{point.share:.0%}", *point.group.auc_cells),
             *comparison.cells,
@@ -131,10 +130,9 @@ def sparsity_vs_auc(lab: Lab) -> Section:
 
     group, pruned = [point.group for point in points], [point.adam for point in points]
     cells = [(one.p_value, rate, one.difference) for one, rate in zip(comparisons, rates, strict=True)]
-    whole = published().setup.runs
-    shown_seeds = ("one seed" if seeds == 1 else f"{seeds} seeds") + (
-        f", of the paper's {whole}" if seeds < whole else ""
-    )
+    whole = published()["setup"]["runs"]
+    shown_seeds = "one seed" if seeds == 1 else f"{seeds} seeds"
+    shown_seeds += f", of the paper's {whole}" if seeds < whole else ""
     return Section(
         name="sparsity-vs-auc",
         title="Group Adam against Adam with magnitude pruning (Table 2, Figure 1)",
@@ -142,7 +140,7 @@ def sparsity_vs_auc(lab: Lab) -> Section:
             f"Group Adam is {tally(comparisons)}, at feature rates from {max(rates):.2g} to {min(rates):.2g}.",
             "With one seed there is no t-test, and nothing to count as the paper does."
             if seeds == 1
-            else _counted(cells),
+            else f"Counted as the paper does, Group Adam is better {counted(cells)}.",
             f"Adam with all features reaches {adam.auc:.4f}. Of the points within .001 of that, the sparsest is "
             f"{sparsest(group)} with Group Adam and {sparsest(pruned)} with pruning.",
         ),
@@ -161,18 +159,14 @@ def sparsity_vs_auc(lab: Lab) -> Section:
             STATISTICS,
         ),
         tables=(
-            SectionTable(
+            table(
                 "points",
                 "AUC at the same feature rate",
-                (
-                    *columns("λ21; feature rate|.4f; Adam, pruned|.4f; ± sd|.4f; fine-tuned on; Group Adam|.4f"),
-                    *columns("± sd |.4f"),
-                    *COLUMNS,
-                    *columns("paper: rate|.4f; paper: Adam|.4f; paper: Group Adam|.4f; paper: p|.2g"),
-                ),
-                tuple(rows),
-                f"The paper's columns are those of its {published().networks[network].dataset} with "
-                f"{network.upper()}, at the same λ21, for comparison: {published().source}.",
+                "λ21; feature rate|.4f; Adam, pruned|.4f; ± sd|.4f; fine-tuned on; Group Adam|.4f; ± sd |.4f; "
+                f"{COLUMNS}; paper: rate|.4f; paper: Adam|.4f; paper: Group Adam|.4f; paper: p|.2g",
+                rows,
+                f"The paper's columns are those of its {published()['datasets'][network]} with "
+                f"{network.upper()}, at the same λ21, for comparison: {published()['source']}.",
             ),
         ),
         figures=(
@@ -193,27 +187,14 @@ def sparsity_vs_auc(lab: Lab) -> Section:
     )
 
 
-def _counted(cells: Sequence[tuple[float | None, float, float]]) -> str:
-    claims = published().claims
-    everywhere = count_significant(cells, claims.confidence)
-    low = count_significant(cells, claims.confidence, below=claims.low_feature_rate)
-    at_low = f"{low.significant} of {low.cells} points" if low.cells else "no point"
-    return (
-        f"Counted as the paper does, Group Adam is significantly better at {claims.confidence:.0%} confidence at "
-        f"{everywhere.significant} of {everywhere.cells} points ({everywhere.share:.0%}; the paper: "
-        f"{claims.share_significant:.0%}), and below a feature rate of {claims.low_feature_rate:g} at {at_low} "
-        f"(the paper: {claims.share_significant_at_low_rate:.1%})."
-    )
-
-
 def fine_tune(lab: Lab) -> Section:
     """Table 8."""
     config = tuned(lab, lab.config)
     points = prune_alike(lab, config, grid(lab, config))
-    shares, network = published().setup.fine_tune_shares, network_of(config)
-    l21s = [point.l21 for point in published().sparsity[network]]
-    paper = dict(zip(l21s, published().fine_tune[network], strict=True))
-    rows: Rows = []
+    shares, network = published()["setup"]["fine_tune_shares"], network_of(config)
+    l21s = [point["l21"] for point in published()["sparsity"][network]]
+    paper = dict(zip(l21s, published()["fine_tune"][network], strict=True))
+    rows: list[Row] = []
     lost = []
     for point in points:
         best_share = max(shares, key=lambda share: point.pruned[share].auc)
@@ -225,7 +206,7 @@ def fine_tune(lab: Lab) -> Section:
                 (
                     *(point.l21, sample.rate, f"{share:.0%}", point.validation[share], *sample.auc_cells),
                     ", ".join(marks) or None,
-                    *((None, None) if theirs is None else (theirs.feature_rate, theirs.aucs[share])),
+                    *((None, None) if theirs is None else (theirs["feature_rate"], theirs["aucs"][share])),
                 )
             )
     chosen = [point.share for point in points]
@@ -246,15 +227,13 @@ def fine_tune(lab: Lab) -> Section:
             f"({min(len(lab.seeds), TRIAL_SEEDS)} seeds), “best” the one with the best test AUC, which nobody knows.",
         ),
         tables=(
-            SectionTable(
+            table(
                 "schedules",
                 "Test AUC by the share of samples kept for fine-tuning",
-                columns(
-                    "λ21; feature rate|.4f; fine-tuned on; validation AUC|.4f; test AUC|.4f; ± sd|.4f; "
-                    "mark; paper: rate|.4f; paper: AUC|.4f"
-                ),
-                tuple(rows),
-                f"The paper's numbers are those of {published().networks[network].dataset}.",
+                "λ21; feature rate|.4f; fine-tuned on; validation AUC|.4f; test AUC|.4f; ± sd|.4f; mark; "
+                "paper: rate|.4f; paper: AUC|.4f",
+                rows,
+                f"The paper's numbers are those of {published()['datasets'][network]}.",
             ),
         ),
     )
@@ -263,16 +242,16 @@ def fine_tune(lab: Lab) -> Section:
 def learning_rate(lab: Lab) -> Section:
     """Table 5."""
     network = network_of(lab.config)
-    rows: Rows = []
+    dataset = published()["datasets"][network]
+    rows: list[Row] = []
     findings = []
-    for base in get_args(Base):
+    for base in BASES:
         trials = learning_rate_trials(lab, lab.config.replace(optimizer=base, **NO_PENALTY))
-        chosen, paper = best(trials), published().learning_rates[network][base]
+        chosen, paper = best(trials), published()["learning_rates"][network][base]
         for rate, sample in trials:
             marks = ["chosen"] * (rate == chosen) + ["paper's"] * (rate == paper)
             rows.append((NAMES[base], rate, *sample.auc_cells, ", ".join(marks) or None))
         at_end = ", at the end of the grid" if chosen in (trials[0][0], trials[-1][0]) else ""
-        dataset = published().networks[network].dataset
         findings.append(f"{NAMES[base]}: {chosen:g} is best ({dataset} in the paper: {paper:g}){at_end}.")
     return Section(
         name="learning-rate",
@@ -284,11 +263,11 @@ def learning_rate(lab: Lab) -> Section:
             "the paper. AUC is the mean over seeds.",
         ),
         tables=(
-            SectionTable(
+            table(
                 "learning-rates",
                 "Validation AUC",
-                columns("optimizer; learning rate; validation AUC|.4f; ± sd|.4f; mark"),
-                tuple(rows),
+                "optimizer; learning rate; validation AUC|.4f; ± sd|.4f; mark",
+                rows,
                 f"“paper's” marks the rate that its Table 5 gives for {network.upper()}.",
             ),
         ),
@@ -304,13 +283,15 @@ def _without_and_with(lab: Lab, config: Config) -> tuple[Config, Config]:
 def best_auc(lab: Lab) -> Section:
     """Table 3."""
     network = network_of(lab.config)
-    dataset = published().networks[network].dataset
-    rows: Rows = []
+    dataset = published()["datasets"][network]
+    rows: list[Row] = []
     findings = []
-    for base in get_args(Base):
+    for base in BASES:
         config = lab.config.replace(optimizer=base, **NO_PENALTY)
-        as_published = config.replace(lr=published().learning_rates[network][base])
-        lambdas, paper = published().lambdas[network][base], published().best_auc[network][base]
+        learning_rate, lambdas, paper = (
+            published()[name][network][base] for name in ("learning_rates", "lambdas", "best_auc")
+        )
+        as_published = config.replace(lr=learning_rate)
         pairs = {"paper's": (as_published, as_published.replace(**lambdas))}
         if lab.recipe == "searched":
             pairs["searched"] = _without_and_with(lab, config)
@@ -321,8 +302,8 @@ def best_auc(lab: Lab) -> Section:
                 (
                     *(NAMES[base], recipe, plain.optimizer.lr, of.lr, of.l1, of.l21, of.l2),
                     *(*theirs.auc_cells, theirs.rate, *ours.auc_cells, ours.rate),
-                    *(*comparison.cells, t_test(ours.rates, theirs.rates, paired=True)),
-                    *(paper.auc, paper.group_auc, paper.group_feature_rate, paper.auc_p_value),
+                    *(*comparison.cells, t_test(ours.each("feature_rate"), theirs.each("feature_rate"), paired=True)),
+                    *(paper[name] for name in ("auc", "group_auc", "group_feature_rate", "auc_p_value")),
                 )
             )
             findings.append(
@@ -331,9 +312,7 @@ def best_auc(lab: Lab) -> Section:
             )
     searched = (
         "“Searched” are chosen on the last tenth of the training rows. Both have the best of the paper's five learning "
-        f"rates at λ = 0. Then the base optimizer has {TRIALS} more trials, of learning rates between that and its "
-        f"neighbours, and the Group version {TRIALS}, of λ21, with λ1 = λ2 = 0: the sparsest whose AUC is within "
-        f"{TOLERANCE:g} of the best one."
+        f"rates at λ = 0. Then the base optimizer has {TRIALS} more trials, {SEARCHED}"
     )
     return Section(
         name="best-auc",
@@ -346,17 +325,13 @@ def best_auc(lab: Lab) -> Section:
             STATISTICS + " The p of the rate is of the same test.",
         ),
         tables=(
-            SectionTable(
+            table(
                 "best",
                 "AUC and feature rate without pruning",
-                (
-                    *columns("optimizer; settings; learning rate; Group: rate; λ1; λ21; λ2; AUC|.4f; ± sd|.4f"),
-                    *columns("feature rate|.4f; Group: AUC|.4f; ± sd |.4f; Group: feature rate|.4f"),
-                    *COLUMNS,
-                    *columns("p of rate|.2g; paper: AUC|.4f; paper: Group AUC|.4f; paper: Group rate|.4f"),
-                    *columns("paper: p|.2g"),
-                ),
-                tuple(rows),
+                "optimizer; settings; learning rate; Group: rate; λ1; λ21; λ2; AUC|.4f; ± sd|.4f; feature rate|.4f; "
+                f"Group: AUC|.4f; ± sd |.4f; Group: feature rate|.4f; {COLUMNS}; p of rate|.2g; paper: AUC|.4f; "
+                "paper: Group AUC|.4f; paper: Group rate|.4f; paper: p|.2g",
+                rows,
                 f"The paper's numbers are those of {dataset}.",
             ),
         ),
@@ -365,7 +340,7 @@ def best_auc(lab: Lab) -> Section:
 
 def family(lab: Lab) -> Section:
     """Table 1."""
-    rows: Rows = []
+    rows: list[Row] = []
     comparisons = []
     for optimizer, name in NAMES.items():
         plain, group = _without_and_with(lab, lab.config.replace(optimizer=optimizer, **NO_PENALTY))
@@ -383,21 +358,17 @@ def family(lab: Lab) -> Section:
         findings=(f"The Group versions are {tally(comparisons)}.",),
         method=(
             "Both have the best of the paper's five learning rates at λ = 0, by AUC on the last tenth of the training "
-            f"rows. Then the base optimizer has {TRIALS} more trials there, of learning rates between that and its "
-            f"neighbours, and the Group version {TRIALS}, of λ21, with λ1 = λ2 = 0: the sparsest whose AUC is within "
-            f"{TOLERANCE:g} of the best one. SGD's rate falls with √t, as Table 1 has it.",
+            f"rows. Then the base optimizer has {TRIALS} more trials there, {SEARCHED} SGD's rate falls with √t, as "
+            "Table 1 has it.",
             STATISTICS,
         ),
         tables=(
-            SectionTable(
+            table(
                 "family",
                 "AUC without pruning, and the Group version's feature rate",
-                (
-                    *columns("optimizer; learning rate; AUC|.4f; ± sd|.4f; Group: learning rate; λ21"),
-                    *columns("Group: AUC|.4f; ± sd |.4f; Group: feature rate|.4f"),
-                    *COLUMNS,
-                ),
-                tuple(rows),
+                "optimizer; learning rate; AUC|.4f; ± sd|.4f; Group: learning rate; λ21; Group: AUC|.4f; ± sd |.4f; "
+                f"Group: feature rate|.4f; {COLUMNS}",
+                rows,
             ),
         ),
     )
@@ -405,16 +376,15 @@ def family(lab: Lab) -> Section:
 
 def embedding_dim(lab: Lab) -> Section:
     """Table 4, always on DCN."""
-    lambdas, dcn = published().lambdas["dcn"]["adam"], published().networks["dcn"]
+    lambdas, default = published()["lambdas"]["dcn"]["adam"], published()["dcn_dim"]
     config = tuned_on_dcn(lab).replace(**lambdas)
-    paper = {point.dimension: point for point in published().embedding_dim}
+    paper = {point["dimension"]: point for point in published()["embedding_dim"]}
     trained = lab.plain([config.replace(dim=dim) for dim in paper], "dimensions")
     samples = dict(zip(paper, trained, strict=True))
-    default = dcn.embedding_dim
-    rows: Rows = []
+    rows: list[Row] = []
     for dim, sample in samples.items():
-        cells = versus(sample, samples[default], paired=False).cells if dim != default else (None,) * len(COLUMNS)
-        rows.append((dim, sample.rate, *sample.auc_cells, *cells, paper[dim].feature_rate, paper[dim].auc))
+        cells = versus(sample, samples[default], paired=False).cells if dim != default else NOT_COMPARED
+        rows.append((dim, sample.rate, *sample.auc_cells, *cells, paper[dim]["feature_rate"], paper[dim]["auc"]))
     falls = all(one.rate >= other.rate for one, other in itertools.pairwise(trained))
     rates = ", ".join(f"{sample.rate:.4f} at {dim}" for dim, sample in samples.items())
     return Section(
@@ -430,16 +400,12 @@ def embedding_dim(lab: Lab) -> Section:
             f"Each dimension is compared with {default}. First weights differ, so the test is Welch's. " + STATISTICS,
         ),
         tables=(
-            SectionTable(
+            table(
                 "dimensions",
                 "Feature rate and AUC",
-                (
-                    *columns("dimension; feature rate|.4f; test AUC|.4f; ± sd|.4f"),
-                    *COLUMNS,
-                    *columns("paper: rate|.4f; paper: AUC|.4f"),
-                ),
-                tuple(rows),
-                f"The paper's numbers are those of {dcn.dataset}.",
+                f"dimension; feature rate|.4f; test AUC|.4f; ± sd|.4f; {COLUMNS}; paper: rate|.4f; paper: AUC|.4f",
+                rows,
+                f"The paper's numbers are those of {published()['datasets']['dcn']}.",
             ),
         ),
     )
@@ -449,17 +415,17 @@ def norm(lab: Lab) -> Section:
     """Table 9 and Figure 2, always on DCN."""
     config = tuned_on_dcn(lab)
     # For the metric, whose threshold is between theirs, the geometric means of the paper's two grids.
-    pairs = zip(*published().norm_grids.values(), strict=True)
-    between = tuple(float(f"{np.sqrt(a * b):.2g}") for a, b in pairs)
-    grids: dict[NormName, tuple[float, ...]] = {**published().norm_grids, "metric": between}
+    pairs = zip(*published()["norm_grids"].values(), strict=True)
+    between = [float(f"{np.sqrt(a * b):.2g}") for a, b in pairs]
+    grids: dict[NormName, list[float]] = {**published()["norm_grids"], "metric": between}
     found: dict[NormName, list[Sample]] = {}
-    rows: Rows = []
+    rows: list[Row] = []
     for kind, values in grids.items():
         # At λ = 0 the norms are the same.
         found[kind] = lab.plain([config.replace(l21=l21, norm=kind if l21 else "s") for l21 in values], f"norm {kind}")
         for l21, sample in zip(values, found[kind], strict=True):
             rows.append((LABELS[kind], l21, sample.rate, *sample.auc_cells))
-    compared: Rows = []
+    compared: list[Row] = []
     findings = []
     for other in ("s_tilde", "metric"):
         comparisons = []
@@ -486,19 +452,14 @@ def norm(lab: Lab) -> Section:
             "logarithm of the rate, seed by seed. " + STATISTICS,
         ),
         tables=(
-            SectionTable(
+            table(
                 "compared",
                 "AUC at the same feature rate",
-                (*columns("other norm; feature rate; AUC of the other|.4f; AUC of ‖s‖|.4f"), *COLUMNS),
-                tuple(compared),
+                f"other norm; feature rate; AUC of the other|.4f; AUC of ‖s‖|.4f; {COLUMNS}",
+                compared,
                 f"Only rates that both reach, between points at most {WIDEST_GAP:g} times apart.",
             ),
-            SectionTable(
-                "points",
-                "All points",
-                columns("norm; λ21; feature rate|.4f; test AUC|.4f; ± sd|.4f"),
-                tuple(rows),
-            ),
+            table("points", "All points", "norm; λ21; feature rate|.4f; test AUC|.4f; ± sd|.4f", rows),
         ),
     )
 
@@ -513,8 +474,8 @@ def l1_vs_l21(lab: Lab) -> Section:
     middle = [ratio for ratio, other in zip(ratios, with_l21, strict=True) if 0 < other.rate < 0.9]
     times = f"; where it keeps less than .9 of them, λ1 keeps {np.median(middle):.2g} times as many (median)"
     fewer = f"At {sum(ratio > 1 for ratio in ratios)} of {len(values)} values λ21 keeps fewer features than λ1"
-    rows: Rows = [
-        (value, one.rate, other.rate, ratio, one.parameter_rate, other.parameter_rate, one.auc, other.auc)
+    rows: list[Row] = [
+        (value, one.rate, other.rate, ratio, *(of.mean("parameter_rate") for of in (one, other)), one.auc, other.auc)
         for value, one, other, ratio in zip(values, with_l1, with_l21, ratios, strict=True)
     ]
     return Section(
@@ -526,14 +487,12 @@ def l1_vs_l21(lab: Lab) -> Section:
             "= 0.",
         ),
         tables=(
-            SectionTable(
+            table(
                 "values",
                 "Feature rate and AUC",
-                columns(
-                    "value; λ1: feature rate|.4f; λ21: feature rate|.4f; times|.2f; λ1: non-zero "
-                    "weights|.4f; λ21: non-zero weights|.4f; λ1: AUC|.4f; λ21: AUC|.4f"
-                ),
-                tuple(rows),
+                "value; λ1: feature rate|.4f; λ21: feature rate|.4f; times|.2f; λ1: non-zero weights|.4f; "
+                "λ21: non-zero weights|.4f; λ1: AUC|.4f; λ21: AUC|.4f",
+                rows,
                 "“Non-zero weights” are a share of the embedding weights of all features seen.",
             ),
         ),

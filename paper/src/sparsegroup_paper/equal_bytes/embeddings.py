@@ -86,11 +86,7 @@ class Memcom(Part):
 class Robe(Part):
     """ROBE (Desai et al., MLSys 2022): chunks of a vector are read from one array, circularly, each from a hash on.
 
-    Args:
-        size: Numbers in the array.
-        dim: Length of a vector.
-        chunk: Numbers of a chunk; divides `dim`.
-        salt: Chooses the hashes.
+    The array has `size` numbers, and `chunk`, which divides `dim`, are in a chunk.
     """
 
     def __init__(self, size: int, dim: int, chunk: int, salt: int) -> None:
@@ -140,11 +136,8 @@ class DeepHash(Part):
 class TensorTrain(Part):
     """TT-Rec (Yin et al., MLSys 2021): a vector is the product of a matrix of each of three cores.
 
-    Args:
-        sizes: Matrices of each core, whose numbers are a hash that is cut into three.
-        dims: Factors of the dimension.
-        rank: The cores' rank.
-        salt: Chooses the hash.
+    `sizes` are how many matrices each core has, whose numbers are a hash that is cut into three; `dims` are factors of
+    the dimension.
     """
 
     def __init__(self, sizes: Sequence[int], dims: Sequence[int], rank: int, salt: int) -> None:
@@ -199,13 +192,8 @@ class Clustered(Part):
     """CCE (Tsang and Ahle, NeurIPS 2023): each part of a vector is the sum of a row by a pointer and a row by a hash.
 
     Pointers are random until half of the training is over. Then the parts are clustered: a pointer leads to the
-    centroid that is nearest, the second rows become zero, and their hash another one.
-
-    Args:
-        pointers: Pointers, which keys share by a hash.
-        rows: Rows of each of the two tables of a part.
-        dim, columns: Length of a vector, and its parts.
-        salt: Chooses the hashes.
+    centroid that is nearest, the second rows become zero, and their hash another one. Keys share pointers by a hash;
+    `rows` are those of each of the two tables of a part, and `columns` the parts of a vector.
     """
 
     table: Tensor
@@ -261,11 +249,7 @@ class Clustered(Part):
 class ProductQuantized(Part):
     """Product quantization (Jégou et al., TPAMI 2011) of a trained table: the parts of vectors are centroids.
 
-    Args:
-        keys: `[n]`, ascending.
-        vectors: `[n, dim]`.
-        parts: Parts of a vector; divides `dim`.
-        count: Centroids of a part, at most 256.
+    Keys are ascending; `parts` divides the dimension, and `count`, at most 256, are the centroids of a part.
     """
 
     keys: Tensor
@@ -295,10 +279,7 @@ class ProductQuantized(Part):
 class SoftThreshold(Part):
     """PEP (Liu et al., ICLR 2021) while it looks for a mask: sign(v) max(|v| - sigmoid(s), 0), with an s for each key.
 
-    Args:
-        keys: `[n]`, ascending.
-        dim: Length of a vector.
-        start: The first value of s.
+    Keys are ascending; `start` is the first value of s.
     """
 
     def __init__(self, keys: Tensor, dim: int, start: float) -> None:
@@ -320,13 +301,8 @@ class Adaptive(Part):
     """AdaEmbed (Lai et al., OSDI 2023): few rows, for the keys with the largest gradients lately.
 
     A key's score is the sum of the norms of its vector's gradients, of which each reassignment keeps the share `DECAY`.
-    A key without a row has zeros, and gradients of them.
-
-    Args:
-        keys: `[n]` all keys of the training, ascending.
-        count: Rows.
-        dim: Length of a vector.
-        times: Reassignments in a training.
+    A key without a row has zeros, and gradients of them. `keys` are all of the training, ascending; there are `count`
+    rows, and `times` reassignments in a training.
     """
 
     def __init__(self, keys: Tensor, count: int, dim: int, times: int) -> None:
@@ -413,12 +389,7 @@ class HotSketch:
 class Cafe(Part):
     """CAFE (Zhang et al., SIGMOD 2024): keys with large gradients, found by a sketch, have rows; the others share some.
 
-    Args:
-        count: Rows for hot keys.
-        shared: Shared rows.
-        dim: Length of a vector.
-        times: How often in a training hot keys are chosen.
-        salt: Chooses the hashes.
+    There are `count` rows for hot keys, which are chosen `times` in a training.
     """
 
     keys: Tensor

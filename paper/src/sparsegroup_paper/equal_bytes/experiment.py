@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -15,7 +16,7 @@ from sparsegroup_paper.equal_bytes.parts import Precision
 from sparsegroup_paper.equal_bytes.training import CALLS
 from sparsegroup_paper.lab import TRIAL_ROWS, Lab
 from sparsegroup_paper.runs import Compact, Method, Sample
-from sparsegroup_paper.section import Cell, Figure, Section, SectionTable, Series, columns
+from sparsegroup_paper.section import Figure, Row, Section, Series, table
 from sparsegroup_paper.statistics import COLUMNS, STATISTICS, Versus, tally, versus
 
 SHARES = {0.03: (0.1, 0.03, 0.01), 0.003: (0.003, 0.001)}
@@ -35,8 +36,6 @@ LONG_ROWS = 1_000_000
 
 FIRST_IN_TRIALS = "the one that trials rank first"
 
-Trial = tuple[Config, Method]
-
 
 @dataclass(frozen=True)
 class Chosen:
@@ -53,12 +52,12 @@ class Chosen:
         """On the held-out rows; -1 where there is none."""
         return -1.0 if self.trial is None else float(np.nan_to_num(self.trial.auc, nan=-1.0))
 
-    def at(self, share: float, precision: Precision) -> Trial:
+    def at(self, share: float, precision: Precision) -> tuple[Config, Method]:
         """What is run at a budget."""
         return self.config, Compact(self.name, share, precision, self.setting)
 
     @property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> Row:
         """A row of the table of choices."""
         optimizer, contestant, auc = self.config.optimizer, CONTESTANTS[self.name], self.auc if self.auc >= 0 else None
         return self.share, self.name, optimizer.name, optimizer.lr, contestant.setting or None, self.setting, auc
@@ -80,20 +79,17 @@ class Point:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is a recipe of this library."""
         return CONTESTANTS[self.name].is_ours
 
     @property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> Row:
         """A row of the table of points."""
         if not self.exists:
             return self.name, self.precision, self.share, *(None,) * 8
-        sample = self.sample
-        whole = (round(sample.mean(name)) for name in ("served_bytes", "peak_bytes"))
-        served, peak = whole
-        micro = (1e6 * sample.mean(name) for name in ("latency_1", "latency_512"))
-        losses = sample.mean("log_loss"), peak, sample.mean("training_seconds")
-        return self.name, self.precision, self.share, served, *sample.auc_cells, *losses, *micro
+        of, mean = self.sample.auc_cells, self.sample.mean
+        costs = round(mean("peak_bytes")), mean("training_seconds"), 1e6 * mean("latency_1"), 1e6 * mean("latency_512")
+        served = round(mean("served_bytes"))
+        return self.name, self.precision, self.share, served, *of, mean("log_loss"), *costs
 
 
 def check(lab: Lab) -> None:
@@ -174,12 +170,12 @@ def equal_bytes(lab: Lab) -> Section:
         title="AUC at equal served bytes",
         findings=(*leaders, *(f"Ours against {name}: {tally(of)}." for name, of in verdicts.items())),
         method=(
-            f"Budgets are {_listed(_shares())} of the dense float32 table's bytes: features of the training rows × "
-            "dimension × 4. Everything that is shipped counts: vectors, 8-byte keys where a method has to know which "
-            "keys have rows, scales, bitmaps, pointers, vectors for absent features, layers of a hash network. The "
-            "network over the embeddings, the same for all, does not. In int8 a method has as many more rows as fit, "
-            "is trained in float32, rounded once, and measured after that; scales are float16, and in this library's "
-            "exports a byte.",
+            f"Budgets are {_listed(chain(*SHARES.values()))} of the dense float32 table's bytes: features of the "
+            "training rows × dimension × 4. Everything that is shipped counts: vectors, 8-byte keys where a method has "
+            "to know which keys have rows, scales, bitmaps, pointers, vectors for absent features, layers of a hash "
+            "network. The network over the embeddings, the same for all, does not. In int8 a method has as many more "
+            "rows as fit, is trained in float32, rounded once, and measured after that; scales are float16, and in "
+            "this library's exports a byte.",
             "All methods have the same keys, network, first weights, batches and order, in one pass. Each has "
             f"{trials} trials in float32 on the last tenth of the training rows, with one seed, at "
             f"{' and again at '.join(_listed([share]) for share in SHARES)} (the second ones for the smaller budgets): "
@@ -198,36 +194,29 @@ def equal_bytes(lab: Lab) -> Section:
             STATISTICS,
         ),
         tables=(
-            SectionTable(
+            table(
                 "compared",
                 "This library's variant that was chosen for a budget, against each method's better precision",
-                (
-                    *columns("budget|.1%; ours; its AUC|.4f; int4 AUC|.4f; method; served in; in trials; test AUC|.4f"),
-                    *COLUMNS,
-                ),
+                "budget|.1%; ours; its AUC|.4f; int4 AUC|.4f; method; served in; in trials; test AUC|.4f; " + COLUMNS,
                 compared,
                 "The precision, and the best of the others in the first sentences, have the highest mean test AUC, in "
                 f"part by luck. “int4 AUC” is that of the variant “{FIXED}”, where nothing is chosen; “in trials” the "
                 "method's place by its AUC on held-out rows, among those that can be so small.",
             ),
-            SectionTable(
+            table(
                 "points",
                 "All points",
-                columns(
-                    "method; served in; budget|.1%; served bytes; test AUC|.4f; ± sd|.4f; log loss|.4f; peak memory, "
-                    "bytes; training, s|.2f; latency of 1 row, µs|.0f; of 512 rows, µs|.0f"
-                ),
-                tuple(point.cells for point in points),
+                "method; served in; budget|.1%; served bytes; test AUC|.4f; ± sd|.4f; log loss|.4f; peak memory, "
+                "bytes; training, s|.2f; latency of 1 row, µs|.0f; of 512 rows, µs|.0f",
+                (point.cells for point in points),
                 "Empty where a method cannot be so small or has diverged, or is keyless and the log's keys are no "
                 "hashes.",
             ),
-            SectionTable(
+            table(
                 "choices",
                 "What was chosen",
-                columns(
-                    "chosen at|.1%; method; optimizer; learning rate|g; main setting; its value|g; validation AUC|.4f"
-                ),
-                tuple(one.cells for one in chosen),
+                "chosen at|.1%; method; optimizer; learning rate|g; main setting; its value|g; validation AUC|.4f",
+                (one.cells for one in chosen),
             ),
         ),
         figures=(
@@ -247,7 +236,7 @@ def _by_preference(chosen: Sequence[Chosen], share: float) -> list[Chosen]:
     best, *_ = ranked = sorted(ours, key=attrgetter("auc"), reverse=True)
     fixed = next(one for one in ranked if one.name == FIXED)
     if fixed.auc >= 0 and best.trial is not None and fixed.trial is not None:
-        error = np.nanstd(best.trial.resampled - fixed.trial.resampled)
+        error = np.nanstd(best.trial.each("resampled") - fixed.trial.each("resampled"))
         if best.auc - fixed.auc <= error:
             ranked.remove(fixed)
             ranked.insert(0, fixed)
@@ -260,11 +249,7 @@ def _leading(chosen: Sequence[Chosen]) -> list[Chosen]:
     return [one for one in chosen if not CONTESTANTS[one.name].is_ours or (one.share, one.name) in kept]
 
 
-def _shares() -> list[float]:
-    return [share for shares in SHARES.values() for share in shares]
-
-
-def _listed(shares: Sequence[float]) -> str:
+def _listed(shares: Iterable[float]) -> str:
     return ", ".join(f"{100 * share:g}" for share in shares) + " %"
 
 
@@ -286,9 +271,9 @@ def _of_this_library(chosen: Sequence[Chosen], points: Sequence[Point]) -> dict[
 
 def _verdicts(
     chosen: Sequence[Chosen], points: Sequence[Point], of_this_library: Mapping[float, Point]
-) -> tuple[list[str], tuple[tuple[Cell, ...], ...], dict[str, list[Versus]]]:
+) -> tuple[list[str], list[Row], dict[str, list[Versus]]]:
     """Sentences on each budget, rows of the table of comparisons, and the comparisons of each method."""
-    sentences, rows = list[str](), list[tuple[Cell, ...]]()
+    sentences, rows = list[str](), list[Row]()
     verdicts: dict[str, list[Versus]] = {FIRST_IN_TRIALS: []}
     for group, share in ((group, share) for group, shares in SHARES.items() for share in shares):
         there = [point for point in points if point.share == share and point.exists]
@@ -319,7 +304,7 @@ def _verdicts(
             f"At {100 * share:g} %: {ours.name} {ours.sample.auc:.4f}, and {'; '.join(words)}."
             + ("" if fixed is None or ours.name == FIXED else f" “{FIXED}”, without a choice: {fixed:.4f}.")
         )
-    return sentences, tuple(rows), verdicts
+    return sentences, rows, verdicts
 
 
 def _figure(name: str, what: str, points: Sequence[Point], ours: Mapping[float, Point]) -> Figure:

@@ -41,6 +41,7 @@ from sparsegroup_paper.equal_bytes.parts import (
     row_bytes,
 )
 from sparsegroup_paper.equal_bytes.training import Served, Task, Training
+from sparsegroup_paper.pruning import checkpoint
 from sparsegroup_paper.runs import Compact
 
 Trained = Iterator[tuple[Compact, Served | None]]
@@ -98,10 +99,8 @@ def _each(build: Build) -> Callable[[Task, Sequence[Compact]], Trained]:
                 continue
             training.fit(0, task.stop)
             embedding = training.embedding
-            yield (
-                method,
-                training.serve(method.precision, embedding.served() if isinstance(embedding, Adaptive) else None),
-            )
+            kept = embedding.served() if isinstance(embedding, Adaptive) else None
+            yield method, training.serve(method.precision, kept)
 
     return train
 
@@ -136,19 +135,16 @@ def _adaptive(task: Task, method: Compact, budget: int) -> nn.Module:
     return Adaptive(task.keys, _some(task.rows_in(budget, method.precision)), task.dim, int(_setting(method)))
 
 
-def _whole(task: Task) -> Training:
-    return Training(task, lambda: Keyed(task.keys, task.dim))
-
-
-def _table(training: Training) -> Keyed:
-    return cast(Keyed, training.embedding)
+def _whole(task: Task) -> tuple[Training, Keyed]:
+    """The training of a full table, and the table."""
+    training = Training(task, lambda: Keyed(task.keys, task.dim))
+    return training, cast(Keyed, training.embedding)
 
 
 def _full(task: Task, methods: Sequence[Compact]) -> Trained:
     """The full table, and product quantization of it."""
-    training = _whole(task)
+    training, table = _whole(task)
     training.fit(0, task.stop)
-    table = _table(training)
     for method in methods:
         if method.name == FULL:
             yield method, training.serve(method.precision, table.kept(torch.arange(len(table.keys))))
@@ -163,7 +159,7 @@ def _full(task: Task, methods: Sequence[Compact]) -> Trained:
             continue
         begin, seconds = process_time(), training.seconds
         rows = _largest(table.vectors().norm(dim=1), kept)
-        torch.manual_seed(task.seed)
+        torch.manual_seed(task.config.training.seed)
         embedding = ProductQuantized(table.keys[rows], table.vectors()[rows], parts, count)
         training.seconds += process_time() - begin
         yield method, training.serve(method.precision, embedding)
@@ -193,9 +189,9 @@ def _pruned(task: Task, methods: Sequence[Compact]) -> Trained:
     """Magnitude pruning of rows or elements, the last batches for fine-tuning, and pruning again."""
     size = task.config.training.batch_size
     mark = round((1 - _setting(methods[0])) * task.stop / size) * size
-    training = _whole(task)
+    training, table = _whole(task)
     training.fit(0, mark)
-    table, restore = _table(training), training.checkpoint()
+    restore, seconds = checkpoint(training.model, *training.optimizers), training.seconds
 
     def mask_of(method: Compact) -> Tensor:
         budget, vectors = task.budget(method.share), table.vectors()
@@ -213,11 +209,10 @@ def _pruned(task: Task, methods: Sequence[Compact]) -> Trained:
         training.fit(mark, task.stop)
         mask = mask_of(method)
         rows = mask.any(1).nonzero().squeeze(1)
-        yield (
-            method,
-            training.serve(method.precision, table.kept(rows, mask if method.name == PRUNED_ELEMENTS else None)),
-        )
+        kept = table.kept(rows, mask if method.name == PRUNED_ELEMENTS else None)
+        yield method, training.serve(method.precision, kept)
         restore()
+        training.seconds = seconds
 
 
 def _pep(task: Task, methods: Sequence[Compact]) -> Trained:
@@ -242,14 +237,9 @@ def _pep(task: Task, methods: Sequence[Compact]) -> Trained:
 # Tables by hash
 
 
-def _by_field(task: Task, method: Compact, budget: int, least: int, rest: Callable[[Shares], Part]) -> nn.Module:
-    """Exact tables of small fields, and `rest` of the others, which has `least` bytes at least."""
-    return task.by_field(task.shares(budget, method.precision, least), rest)
-
-
 def _hashing(task: Task, method: Compact, budget: int) -> nn.Module:
     row = row_bytes(task.dim, method.precision)
-    return _by_field(task, method, budget, row, lambda shares: Hashing(shares.size // row, task.dim, task.salt))
+    return task.by_field(budget, method.precision, row, lambda shares: Hashing(shares.size // row, task.dim, task.salt))
 
 
 def _quotient_remainder(task: Task, method: Compact, budget: int) -> nn.Module:
@@ -261,7 +251,7 @@ def _quotient_remainder(task: Task, method: Compact, budget: int) -> nn.Module:
         quotients = max(1, min(int(_setting(method) * count) or enough, count - 1))
         return QuotientRemainder(count - quotients, quotients, task.dim, task.salt)
 
-    return _by_field(task, method, budget, 2 * row, rest)
+    return task.by_field(budget, method.precision, 2 * row, rest)
 
 
 def _memcom(task: Task, method: Compact, budget: int) -> nn.Module:
@@ -271,7 +261,7 @@ def _memcom(task: Task, method: Compact, budget: int) -> nn.Module:
         vectors = max(1, int((1 - _setting(method)) * shares.size) // row)
         return Memcom(vectors, int((shares.size - row * vectors) / number), task.dim, task.salt)
 
-    return _by_field(task, method, budget - SCALE_BYTES, row + int(2 * number), rest)
+    return task.by_field(budget - SCALE_BYTES, method.precision, row + int(2 * number), rest)
 
 
 def _robe(task: Task, method: Compact, budget: int) -> nn.Module:
@@ -281,7 +271,7 @@ def _robe(task: Task, method: Compact, budget: int) -> nn.Module:
     def rest(shares: Shares) -> Part:
         return Robe(int(shares.size / number), task.dim, chunk, task.salt)
 
-    return _by_field(task, method, budget - SCALE_BYTES, least, rest)
+    return task.by_field(budget - SCALE_BYTES, method.precision, least, rest)
 
 
 def _deep_hash(task: Task, method: Compact, budget: int) -> nn.Module:
@@ -294,7 +284,7 @@ def _deep_hash(task: Task, method: Compact, budget: int) -> nn.Module:
             hidden += 1
         return DeepHash(*sizes(hidden), task.salt)
 
-    return _by_field(task, method, budget, DeepHash.bytes_of(*sizes(2), method.precision), rest)
+    return task.by_field(budget, method.precision, DeepHash.bytes_of(*sizes(2), method.precision), rest)
 
 
 def _tensor_train(task: Task, method: Compact, budget: int) -> nn.Module:
@@ -314,7 +304,7 @@ def _tensor_train(task: Task, method: Compact, budget: int) -> nn.Module:
         rank = max(one for one in range(1, MOST_RANK + 1) if size(sizes, one) <= shares.size)
         return TensorTrain(sizes, dims, rank, task.salt)
 
-    return _by_field(task, method, budget, size((1, 1, 1), 1), rest)
+    return task.by_field(budget, method.precision, size((1, 1, 1), 1), rest)
 
 
 def _clustered(task: Task, method: Compact, budget: int) -> nn.Module:
@@ -329,7 +319,7 @@ def _clustered(task: Task, method: Compact, budget: int) -> nn.Module:
         rows = more if pointer_bytes(more) == pointer_bytes(rows) else rows
         return Clustered(pointers, rows, task.dim, columns, task.salt)
 
-    return _by_field(task, method, budget, of_rows + 4 * columns, rest)
+    return task.by_field(budget, method.precision, of_rows + 4 * columns, rest)
 
 
 def _cafe(task: Task, method: Compact, budget: int) -> nn.Module:
@@ -340,7 +330,7 @@ def _cafe(task: Task, method: Compact, budget: int) -> nn.Module:
         hot = (shares.size - row * shared) // (KEY_BYTES + row)
         return Cafe(_some(hot, "hot row"), shared, task.dim, HOT_CHOICES, task.salt)
 
-    return _by_field(task, method, budget, row, rest)
+    return task.by_field(budget, method.precision, row, rest)
 
 
 FULL, PRUNED_ROWS, PRUNED_ELEMENTS = "Full table", "Pruned rows", "Pruned elements"

@@ -18,7 +18,6 @@ from sparsegroup.serving.rows import Embeddings, ExportError, buckets_in, trunca
 from sparsegroup.settings.names import Dtype, KeyFormat
 from sparsegroup.table import HashEmbedding
 from sparsegroup.table.field_tables import tables_in
-from sparsegroup.training import Config
 from sparsegroup.training.model import ClickModel, LookupModel
 from sparsegroup_paper.equal_bytes.embeddings import ProductQuantized
 from sparsegroup_paper.equal_bytes.parts import KEY_BYTES, freeze, row_bytes
@@ -87,36 +86,18 @@ class _Form:
     def __init__(self, variant: Variant, task: Task, budget: int) -> None:
         self.variant, self.task = variant, task
         self.fields, self.dim = len(task.log.fields), max(1, round(variant.length * task.dim))
-        self.vectors = int(HASHED * budget / (self.fields * self._vector_bytes)) if variant.hashed else 0
-        self.centroids = 256
-        while self.centroids > 1 and self._centroid_bytes > CENTROID_BYTES * budget:
-            self.centroids //= 2
-        self.rows = int((budget - self._fixed_bytes - 2 * self.fields * self._is_short) / self._row_bytes)
-
-    @property
-    def _is_short(self) -> bool:
-        return self.variant.keys == "fingerprints"
-
-    @property
-    def _centroid_bytes(self) -> int:
-        return self.centroids * row_bytes(self.dim, "int8") if self.variant.quantized else 0
-
-    @property
-    def _fixed_bytes(self) -> int:
-        """Bytes of what is not a row."""
-        fallback = self.fields * (self.vectors + self.variant.fallback) * self._vector_bytes
-        return fallback + self._centroid_bytes + (self.dim < self.task.dim) * self.dim * self.task.dim * 4
-
-    @property
-    def _vector_bytes(self) -> int:
         sizes: Mapping[Dtype, int] = {"float32": 4 * self.dim, "int8": self.dim + 1, "int4": (self.dim + 1) // 2 + 1}
-        return sizes[self.variant.dtype]
-
-    @property
-    def _row_bytes(self) -> float:
-        """Bytes of a row and its key, at most."""
-        vector = 1 if self.variant.quantized else self._vector_bytes
-        return vector + (2 + 1 / BUCKET_ROWS if self._is_short else KEY_BYTES)
+        vector, centroid, is_short = sizes[variant.dtype], row_bytes(self.dim, "int8"), variant.keys == "fingerprints"
+        self.vectors = int(HASHED * budget / (self.fields * vector)) if variant.hashed else 0
+        self.centroids = 256
+        while self.centroids > 1 and self.centroids * centroid > CENTROID_BYTES * budget:
+            self.centroids //= 2
+        # Of what is not a row: fallback vectors, centroids, and the matrix that makes short vectors longer.
+        self.fixed_bytes = self.fields * (self.vectors + variant.fallback) * vector
+        self.fixed_bytes += self.centroids * centroid * variant.quantized
+        self.fixed_bytes += (self.dim < task.dim) * self.dim * task.dim * 4
+        row = (1 if variant.quantized else vector) + (2 + 1 / BUCKET_ROWS if is_short else KEY_BYTES)
+        self.rows = int((budget - self.fixed_bytes - 2 * self.fields * is_short) / row)
 
     def train(self, rows: int) -> Served:
         """Train to that many rows, and serve them."""
@@ -126,7 +107,10 @@ class _Form:
             config = config.replace(dims=dict.fromkeys(task.log.fields, self.dim))
         learner = Learner(task.log, config)
         if self.vectors > 1:
-            _give_hashed(learner, config, self.fields, self.vectors)
+            torch.manual_seed(config.training.seed)
+            hashed = HashedFallbacks(learner.model.table.dim, self.fields, self.vectors, seed=config.training.seed)
+            learner.model = ClickModel(hashed, learner.model.network)
+            learner.optimizer = config.optimizer.make(learner.model)
         peak, begin = 0, process_time()
         every = max(1, learner.steps(task.stop) // 20)
 
@@ -147,7 +131,7 @@ class _Form:
         """The served embedding of a trained model, and its bytes."""
         variant = self.variant
         rows = {name: live_rows(table, variant.dtype, variant.keys) for name, table in tables_in(model).items()}
-        size = self._fixed_bytes + sum(map(self._bytes_of, rows.values()))
+        size = self.fixed_bytes + sum(map(self._bytes_of, rows.values()))
         if not variant.quantized and self.vectors < 2:
             return frozen_copy(model, rows).embedding, size
         (of_table,) = rows.values()
@@ -182,14 +166,11 @@ class _Truncated(nn.Module):
         return vectors
 
 
-def _places(keys: Tensor, vectors: int) -> Tensor:
-    """Which of the fallback vectors, `vectors` of each field, each key has: modulo their number."""
-    return vectors * (keys >> VALUE_BITS) + (keys & ((1 << VALUE_BITS) - 1)) % vectors
-
-
 def _with_fallback(found: Tensor, keys: Tensor, fallback: Tensor, vectors: int) -> Tensor:
+    """Vectors, with one of the fallback vectors, `vectors` of each field, where they are zero."""
+    places = vectors * (keys >> VALUE_BITS) + (keys & ((1 << VALUE_BITS) - 1)) % vectors
     is_zero = (found.detach() == 0).all(-1, keepdim=True)
-    return torch.where(is_zero, found + functional.embedding(_places(keys, vectors), fallback), found)
+    return torch.where(is_zero, found + functional.embedding(places, fallback), found)
 
 
 class _WithFallback(nn.Module):
@@ -204,14 +185,7 @@ class _WithFallback(nn.Module):
 
 
 class HashedFallbacks(HashEmbedding):
-    """A table with several fallback vectors for each field, among which the hash of a key chooses.
-
-    Args:
-        dim: Length of a vector.
-        fields: Number of fields.
-        vectors: Fallback vectors of a field.
-        **options: See `HashEmbedding`.
-    """
+    """A table with several fallback vectors for each field, among which the hash of a key chooses."""
 
     def __init__(self, dim: int, fields: int, vectors: int, **options: Any) -> None:
         super().__init__(dim, fallback=True, field_bits=FIELD_BITS, **options)
@@ -219,7 +193,6 @@ class HashedFallbacks(HashEmbedding):
         self.fallback = nn.Parameter(torch.zeros(fields * vectors, dim))
 
     def forward(self, keys: Tensor) -> Tensor:
-        """See `HashEmbedding.forward`."""
         assert self.fallback is not None
         return _with_fallback(self.own_vectors(keys), keys, self.fallback, self.vectors)
 
@@ -263,12 +236,3 @@ VARIANTS: Mapping[str, Variant] = {
 
 FIXED = "Ours, keyless, fallback, int4"
 """The variant that is also shown where another one was chosen."""
-
-
-def _give_hashed(learner: Learner, config: Config, fields: int, vectors: int) -> None:
-    """Replace the table of a learner before its training."""
-    table = learner.model.table
-    torch.manual_seed(config.training.seed)
-    hashed = HashedFallbacks(table.dim, fields, vectors, seed=config.training.seed)
-    learner.model = ClickModel(hashed, learner.model.network)
-    learner.optimizer = config.optimizer.make(learner.model)

@@ -113,11 +113,8 @@ def served_bytes(embedding: nn.Module) -> int:
 class Rows(Part):
     """`count` rows of `width` numbers; the row of number `count` is zeros, and no part of what is served.
 
-    Args:
-        count, width: Its shape.
-        std, mean: The first values are normal, drawn from torch's generator.
-        rows_per_scale: Rows that share a scale in int8.
-        sparse: Whether gradients are.
+    The first values are normal, drawn from torch's generator; in int8, `rows_per_scale` share a scale. Gradients may be
+    `sparse`.
     """
 
     codes: Tensor
@@ -191,13 +188,7 @@ class Layer(Part):
 
 
 class Keyed(Part):
-    """A row for each of some keys; absent keys have zeros, or the vector of their field.
-
-    Args:
-        keys: `[n]` int64, ascending.
-        dim: Length of a vector.
-        fields: Fields that have a vector for absent keys, the numbers from 0 on.
-    """
+    """A row for each of some keys, ascending; absent keys have zeros, or the vector of their field, of `fields`."""
 
     keys: Tensor
 
@@ -239,14 +230,7 @@ class Keyed(Part):
 
 @dataclass(frozen=True)
 class Shares:
-    """How a budget is shared among the fields.
-
-    Attributes:
-        exact: Columns of fields that have a row for each of their keys.
-        columns: The other columns.
-        features: Distinct keys of these.
-        size: Bytes for these.
-    """
+    """How a budget is shared: `exact` columns have a row for each key, `columns` share `size` bytes for `features`."""
 
     exact: tuple[int, ...]
     columns: tuple[int, ...]
@@ -257,14 +241,8 @@ class Shares:
 def shares_of(features: Sequence[int], budget: int, exact_row: int, least: int) -> Shares:
     """Exact tables for fields that need no more than the same part of the bytes; all other fields share the rest.
 
-    Args:
-        features: Distinct keys of each field.
-        budget: Bytes.
-        exact_row: Bytes of a row and its key.
-        least: The fewest bytes that the others can share.
-
-    Raises:
-        TooSmallError: The budget is less than `least`.
+    `features` are the distinct keys of each field, `exact_row` the bytes of a row and its key, and `least` the fewest
+    bytes that the others can share; TooSmallError where the budget is less.
     """
     if budget < least:
         raise TooSmallError(f"{budget} bytes are less than {least}")
@@ -281,14 +259,7 @@ def shares_of(features: Sequence[int], budget: int, exact_row: int, least: int) 
 
 
 class ByField(Part):
-    """Small fields in an exact table, all others in `rest`.
-
-    Args:
-        shares: Which fields.
-        keys: Keys of the exact fields, ascending.
-        dim: Length of a vector.
-        rest: From keys to vectors; None if all fields are exact.
-    """
+    """Small fields in an exact table of `keys`, ascending, all others in `rest`; None if all fields are exact."""
 
     def __init__(self, shares: Shares, keys: Tensor, dim: int, rest: Part | None) -> None:
         super().__init__()

@@ -1,11 +1,9 @@
 """Training and serving an embedding of the contest: what all methods share."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from time import perf_counter, process_time
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,14 +52,9 @@ class Task:
         return self.config.model.vector_dim
 
     @property
-    def seed(self) -> int:
-        """The run's."""
-        return self.config.training.seed
-
-    @property
     def salt(self) -> int:
         """Chooses the hashes of a run; another seed has other hashes."""
-        return 100 * self.seed
+        return 100 * self.config.training.seed
 
     def budget(self, share: float) -> int:
         """Bytes that are a share of the dense float32 table's."""
@@ -80,15 +73,13 @@ class Task:
         """The features that are most frequent, ascending; ties fall to the lower key."""
         return self.keys[np.sort(np.argsort(-self.counts.counts, kind="stable")[: max(0, count)])]
 
-    def shares(self, budget: int, precision: Precision, least: int) -> Shares:
-        """How the fields share a budget, see `shares_of`."""
-        features = np.bincount(fields_of(self.counts.keys), minlength=len(self.log.fields)).tolist()
-        return shares_of(features, budget, KEY_BYTES + row_bytes(self.dim, precision), least)
-
-    def by_field(self, shares: Shares, rest: Callable[[Shares], Part]) -> ByField:
-        """The embedding of small fields by key, and of the others by `rest`."""
-        is_exact = np.isin(fields_of(self.counts.keys), shares.exact)
-        return ByField(shares, self.keys[is_exact], self.dim, rest(shares) if shares.columns else None)
+    def by_field(self, budget: int, precision: Precision, least: int, rest: Callable[[Shares], Part]) -> ByField:
+        """The embedding of small fields by key, and of the others by `rest`, which has `least` bytes at least."""
+        fields = fields_of(self.counts.keys)
+        features = np.bincount(fields, minlength=len(self.log.fields)).tolist()
+        shares = shares_of(features, budget, KEY_BYTES + row_bytes(self.dim, precision), least)
+        exact = self.keys[np.isin(fields, shares.exact)]
+        return ByField(shares, exact, self.dim, rest(shares) if shares.columns else None)
 
 
 @dataclass(frozen=True)
@@ -108,20 +99,17 @@ class Served:
     seconds: float
 
     def latencies(self, keys: Tensor, numbers: Tensor | None) -> list[float]:
-        """Median seconds of a call with as many rows as `LATENCY_ROWS` say, in one thread."""
-        parts = [(keys[:rows], None if numbers is None else numbers[:rows]) for rows in LATENCY_ROWS]
-        return [latency(partial(self.model, *part)) for part in parts]
-
-
-def latency(call: Callable[[], object]) -> float:
-    """Median seconds of a call, after three others."""
-    times = []
-    with torch.inference_mode():
-        for _ in range(CALLS + 3):
-            begin = perf_counter()
-            call()
-            times.append(perf_counter() - begin)
-    return float(np.median(times[3:]))
+        """Median seconds of a call with as many rows as `LATENCY_ROWS` say, after three others, in one thread."""
+        medians = []
+        for rows in LATENCY_ROWS:
+            times, of_rows = [], (keys[:rows], None if numbers is None else numbers[:rows])
+            with torch.inference_mode():
+                for _ in range(CALLS + 3):
+                    begin = perf_counter()
+                    self.model(*of_rows)
+                    times.append(perf_counter() - begin)
+            medians.append(float(np.median(times[3:])))
+        return medians
 
 
 class Training:
@@ -132,9 +120,9 @@ class Training:
     """
 
     def __init__(self, task: Task, build: Callable[[], nn.Module]) -> None:
-        self.task, self.seconds, self._gradients = task, 0.0, 0
+        self.task, self._gradients = task, 0
         begin = process_time()
-        torch.manual_seed(task.seed)
+        torch.manual_seed(task.config.training.seed)
         network = task.config.model.network(task.log.schema)
         start_network(network, task.log, base_rate=bool(task.config.model.base_rate))
         self.embedding = build()
@@ -143,21 +131,13 @@ class Training:
         others = [one for one in self.model.parameters() if all(one is not sparse for sparse in rows)]
         lr = task.config.optimizer.lr
         assert lr is not None
-        self.optimizers: list[torch.optim.Optimizer]
+        self.optimizers: list[torch.optim.Optimizer] = [torch.optim.Adagrad([*others, *rows], lr)]
         if task.config.optimizer.name == "adam":
-            self.optimizers = [torch.optim.Adam(others, lr)]
-            if rows:
-                self.optimizers.append(torch.optim.SparseAdam(rows, lr))
-        else:
-            self.optimizers = [torch.optim.Adagrad([*others, *rows], lr)]
-        self.seconds += process_time() - begin
+            self.optimizers = [torch.optim.Adam(others, lr), *([torch.optim.SparseAdam(rows, lr)] if rows else [])]
+        self.seconds = process_time() - begin
 
     def fit(self, start: int, stop: int) -> None:
-        """Train on rows `start` to `stop`, in order.
-
-        Raises:
-            FloatingPointError: Training has diverged.
-        """
+        """Train on rows `start` to `stop`, in order; FloatingPointError where training diverges."""
         begin, size = process_time(), self.task.config.training.batch_size
         self.model.train()
         done = start
@@ -184,20 +164,6 @@ class Training:
             for value in optimizer.state.get(parameter, {}).values():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     value[rows] = 0
-
-    def checkpoint(self) -> Callable[[], None]:
-        """A function that sets training back to where it is now."""
-        every: list[Any] = [self.model, *self.optimizers]
-        state = copy.deepcopy([one.state_dict() for one in every])
-        generator, seconds = torch.get_rng_state(), self.seconds
-
-        def restore() -> None:
-            for one, of_one in zip(every, copy.deepcopy(state), strict=True):
-                one.load_state_dict(of_one)
-            torch.set_rng_state(generator)
-            self.seconds = seconds
-
-        return restore
 
     @property
     def peak_bytes(self) -> int:
