@@ -140,7 +140,7 @@ def sparsity_vs_auc(lab: Lab) -> Section:
             f"Group Adam is {tally(comparisons)}, at feature rates from {max(rates):.2g} to {min(rates):.2g}.",
             "With one seed there is no t-test, and nothing to count as the paper does."
             if seeds == 1
-            else f"Counted as the paper does, Group Adam is better {counted(cells)}.",
+            else f"Counted as the paper does, Group Adam is better: {counted(cells)}.",
             f"Adam with all features reaches {adam.auc:.4f}. Of the points within .001 of that, the sparsest is "
             f"{sparsest(group)} with Group Adam and {sparsest(pruned)} with pruning.",
         ),
