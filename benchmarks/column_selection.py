@@ -20,6 +20,7 @@ al., KDD 2024), by our default model without trials on the log's last tenth.
 """
 
 import math
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -33,16 +34,17 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-import timing
+import common
 from panel.family import FAMILY, KEPT, UNSEEN, made
 from panel.logs import shared_logs
+from plain_loop import tested, trained
 from sparsegroup import GroupAdagrad
 from sparsegroup.data import open_log
 from sparsegroup.data.batches import concatenated
 from sparsegroup.data.log import Log
 from sparsegroup.data.order import LogPart, LogWithout
 from sparsegroup.models.layers import Network
-from sparsegroup.training import ClickModel, Config, predict, select_columns
+from sparsegroup.training import ClickModel, Config, select_columns
 from sparsegroup.training.assessment.columns import rises
 from sparsegroup.training.state import field_totals
 
@@ -54,48 +56,37 @@ Scores = dict[str, float]
 
 @dataclass(frozen=True)
 class Planted:
-    """A log with planted columns.
-
-    Attributes:
-        frame: Its rows, with a column `label`.
-        kinds: Column → kind.
-        noise: The planted noise, and that of the log itself where it is made up.
-        copies: Planted near copy → the column that it repeats.
-    """
+    """A log with planted columns."""
 
     name: str
-    frame: pl.DataFrame
-    kinds: Mapping[str, str]
-    noise: tuple[str, ...]
-    copies: Mapping[str, str]
+    frame: pl.DataFrame  # its rows, with a column `label`
+    kinds: Mapping[str, str]  # of the columns
+    noise: tuple[str, ...]  # that was planted, and that of the log itself where it is made up
 
 
 def planted(name: str, frame: pl.DataFrame, kinds: Mapping[str, str], seed: int = 0) -> Planted:
     """Plant noise and near copies into a log of these columns, in any order."""
     draw, rows = np.random.default_rng(seed), len(frame)
-    columns, kinds = {one: frame[one] for one in kinds}, dict(kinds)
-    names, noise, copies = list(kinds), list[str](), dict[str, str]()
+    columns, kinds, names = {one: frame[one] for one in kinds}, dict(kinds), list(kinds)
     for number in range(4):
         source = names[draw.integers(len(names))]
-        made_of = f"shuffled{number}"
-        columns[made_of], kinds[made_of] = frame[source].gather(draw.permutation(rows)), kinds[source]
-        noise.append(made_of)
+        noise = f"shuffled{number}"
+        columns[noise], kinds[noise] = frame[source].gather(draw.permutation(rows)), kinds[source]
     for number, values in enumerate((rows // 2, rows // 20, 50)):
-        made_of = f"random{number}"
-        columns[made_of] = pl.Series([f"r{value}" for value in draw.integers(values, size=rows)])
-        kinds[made_of] = "category"
-        noise.append(made_of)
+        columns[f"random{number}"] = pl.Series([f"r{value}" for value in draw.integers(values, size=rows)])
+        kinds[f"random{number}"] = "category"
+    planted = tuple(one for one in kinds if one not in names)
     categories = [one for one in names if kinds[one].startswith("category")]
     for number in range(2):
         source = categories[draw.integers(len(categories))]
         other, is_other = frame[source].gather(draw.integers(rows, size=rows)), draw.random(rows) < 0.03
         both = pl.DataFrame({"own": frame[source], "other": other, "is_other": is_other})
-        made_of = f"copy{number}_of_{source}"
-        columns[made_of] = both.select(pl.when("is_other").then("other").otherwise("own")).to_series()
-        kinds[made_of], copies[made_of] = kinds[source], source
+        copy = f"copy{number}_of_{source}"
+        columns[copy] = both.select(pl.when("is_other").then("other").otherwise("own")).to_series()
+        kinds[copy] = kinds[source]
     order = [list(columns)[place] for place in draw.permutation(len(columns))]
     whole = pl.DataFrame({"label": frame["label"], **{one: columns[one] for one in order}})
-    return Planted(name, whole, {one: kinds[one] for one in order}, tuple(noise), copies)
+    return Planted(name, whole, {one: kinds[one] for one in order}, planted)
 
 
 def logs(data: Path | None, rows: int) -> Iterator[Planted]:
@@ -282,24 +273,20 @@ METHODS: Mapping[str, Ranking] = {
 
 def fitted(log: Log) -> ClickModel:
     """Our default model, without trials."""
-    config = Config.of(baseline=False).resolved_for(log)
-    model, optimizer = config.build(log)
-    plan = config.training.plan(log.train_rows)
-    config.trainer(model, optimizer, plan).fit_plan(plan, log)
-    return model
+    return trained(log, Config.of(baseline=False).resolved_for(log)).model
 
 
 def auc_without(log: Log, columns: Sequence[str]) -> float:
     """AUC on the test rows of the default model without some columns."""
     less = LogWithout(log, [name for column in columns for name in log.made_of()[column]])
-    return predict(fitted(less), less.batches(less.train_rows, len(less), 4096)).metrics().auc
+    return tested(fitted(less), less).metrics().auc
 
 
-def compared(log: Planted, path: Path, methods: Mapping[str, Ranking]) -> dict[str, tuple[float, float, float]]:
+def compared(log: Planted, path: Path, methods: Mapping[str, Ranking]) -> dict[str, dict[str, float]]:
     """Method → recall, AUC kept, and seconds, of one log, which is written to a path."""
     log.frame.write_csv(path)
     opened = open_log(path, columns={"label": "label", **log.kinds})
-    whole, lines, found = auc_without(opened, ()), list[list[str]](), {}
+    whole, found = auc_without(opened, ()), dict[str, dict[str, float]]()
     for name, run in methods.items():
         begin = perf_counter()
         scores = run(log, opened)
@@ -308,41 +295,25 @@ def compared(log: Planted, path: Path, methods: Mapping[str, Ranking]) -> dict[s
         recall = len({*order[: len(log.noise)]} & {*log.noise}) / len(log.noise)
         aucs = [auc_without(opened, order[: len(order) - round(share * len(order))]) for share in SHARES]
         kept = float(np.mean([(auc - 0.5) / (whole - 0.5) for auc in aucs]))
-        found[name] = recall, kept, seconds
-        lines.append([name, f"{recall:.2f}", *(f"{auc:.4f}" for auc in aucs), f"{kept:.3f}", f"{seconds:.0f}"])
-    columns = ("", "recall", *(f"AUC of {share:.0%}" for share in SHARES), "of all", "seconds")
-    title = f"{log.name}: {len(log.kinds)} columns, {len(log.noise)} of them noise, AUC of all {whole:.4f}"
-    timing.show(title, columns, lines)
+        found[name.replace(" ", "_").lower()] = {"recall": recall, "auc_kept": kept, "seconds": seconds}
+    common.show(found, f"{log.name}: {len(log.kinds)} columns, {len(log.noise)} of them noise, AUC of all {whole:.4f}")
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = timing.parser(__doc__, "two small logs, 4,000 rows each")
-    parser.add_argument("--data", type=Path, help="folder of the public logs")
-    parser.add_argument("--rows", type=int, default=25_000, help="of each log at most; default: %(default)s")
-    given = parser.parse_args(argv)
+def measure(given: Namespace) -> Iterator[common.Figures]:
     torch.set_num_threads(given.threads)
     methods = {name: run for name, run in METHODS.items() if name != "LightGBM gain" or find_spec("lightgbm")}
-    print(timing.machine(), flush=True)
-    made_up = logs(None if given.quick else given.data, 4_000 if given.quick else given.rows)
+    planted_logs = logs(given.data, 4_000 if given.quick else 25_000)
     with TemporaryDirectory() as folder:
         found = [
             compared(log, Path(folder, f"{log.name}.csv"), methods)
-            for log in islice(made_up, 2 if given.quick else None)
+            for log in islice(planted_logs, 2 if given.quick else None)
         ]
-    means = {name: np.mean([one[name] for one in found], axis=0).tolist() for name in methods}
-    lines = ([name, *(f"{value:.3f}" for value in values)] for name, values in means.items())
-    timing.show("the mean over the logs", ("", "recall", "AUC kept", "seconds"), lines)
-    what = ("recall", "auc_kept", "seconds")
-    timing.write_json(
-        given.json,
-        {
-            f"{name.replace(' ', '_').lower()}_{of}": value
-            for name, values in means.items()
-            for of, value in zip(what, values, strict=True)
-        },
-    )
+    yield {
+        name: {of: float(np.mean([one[name][of] for one in found])) for of in figures}
+        for name, figures in found[0].items()
+    }
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, "two small logs, 4,000 rows each", between="_", options=common.DATA)

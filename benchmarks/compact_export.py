@@ -9,14 +9,12 @@ elements, each replaced by one of 256 centroids, which Lloyd's algorithm finds f
 scale. Its bytes are computed: a byte a part, one for the scale, the fingerprint, and the centroids. `int4_as_pq4` is
 int4 with as many of the largest rows as fit into the bytes of `pq4`.
 
-Latency is that of the whole model in onnxruntime on one core, with a table of --table-rows, in turns. Seven of ten keys
-are in the table. False hits are counted on absent keys.
+Latency is that of the whole model in onnxruntime on one core, with a table of a million rows, in turns. Seven of ten
+keys are in the table. False hits are counted on absent keys.
 
     python benchmarks/compact_export.py --data FOLDER    # with avazu_sample.csv.xz and criteo_sample.txt.xz
 """
 
-import subprocess
-import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -28,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-import timing
-from plain_loop import PLAIN
+import common
+from plain_loop import PLAIN, tested, trained
 from sparsegroup.artifact.tensor_file import facts_of_tensors
-from sparsegroup.data import Log, PreparedLog, open_log
+from sparsegroup.data import Log, open_log
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.serving import ServingModel
 from sparsegroup.serving.frozen import FrozenTable, live_rows, sorted_rows
@@ -39,8 +37,8 @@ from sparsegroup.serving.frozen_model import frozen_copy
 from sparsegroup.serving.onnx import OnnxModel, save_onnx
 from sparsegroup.serving.rows import SCALES, Embeddings, bits_for, truncated
 from sparsegroup.settings.names import Dtype, KeyFormat
-from sparsegroup.training import ClickModel, Config, predict
-from sparsegroup.training.selection.sizes import train_and_test
+from sparsegroup.training import Config
+from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 FORMATS: tuple[tuple[Dtype, KeyFormat], ...] = (
     ("float32", "full"),
@@ -58,15 +56,11 @@ def short(dtype: str, keys: str) -> str:
     return f"{dtype}_{'fp' if keys == 'fingerprints' else keys}"
 
 
-def logs(arguments: Namespace) -> Iterator[tuple[str, Log]]:
-    if arguments.data is not None and not arguments.quick:
+def logs(given: Namespace, folder: Path) -> Iterator[tuple[str, Log]]:
+    if given.data is not None:
         for name in ("avazu_sample.csv.xz", "criteo_sample.txt.xz"):
-            yield name.split(".")[0], open_log(arguments.data / name)
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        path = Path(folder) / "criteo"
-        options = ["--rows", str(5_000 if arguments.quick else arguments.rows)]
-        subprocess.run([sys.executable, "-m", "sparsegroup_paper", "synthesize", "criteo", path, *options], check=True)
-        yield "synthetic", PreparedLog(path)
+            yield name.split(".")[0], open_log(given.data / name)
+    yield "synthetic", synthesize(DATASETS["criteo"], 5_000 if given.quick else 5_000_000, folder / "criteo")
 
 
 def lloyd(points: Tensor, rounds: int = 25, sample: int = 100_000) -> tuple[Tensor, Tensor]:
@@ -93,20 +87,18 @@ def product_quantized(vectors: Tensor, size: int) -> Tensor:
     return torch.cat(parts, 1) * scale
 
 
-def quality(log: Log, seed: int) -> dict[str, float]:
-    config = Config.of(**PLAIN | RECIPE, seed=seed).resolved_for(log)
-    model, optimizer = config.build(log)
-    score = train_and_test(config, model, optimizer, log)
+def quality(log: Log) -> dict[str, dict[str, float]]:
+    """Format → figures, of a model that is trained on the log; "" → those of the model."""
+    config = Config.of(**PLAIN | RECIPE, seed=0).resolved_for(log)
+    model, _, score, _ = trained(log, config)
     model.eval()
-    figures: dict[str, float] = {"live_rows": score.live_rows, "feature_rate": score.feature_rate}
+    figures: dict[str, dict[str, float]] = {"": {"live_rows": score.live_rows, "feature_rate": score.feature_rate}}
 
     def add(name: str, rows: Embeddings, size: float) -> None:
-        with torch.no_grad():
-            stream = log.batches(log.train_rows, len(log), 4096)
-            found = predict(frozen_copy(model, {"embedding": rows}), stream).metrics()
-        figures[f"{name}.rows"] = len(rows)
-        figures[f"{name}.bytes_a_row"] = size / len(rows)
-        figures[f"{name}.auc"], figures[f"{name}.log_loss"] = found.auc, found.log_loss
+        found = tested(frozen_copy(model, {"embedding": rows}), log).metrics()
+        figures[name] = {"rows": len(rows), "bytes_a_row": size / len(rows)}
+        figures[name] |= {"auc": found.auc, "log_loss": found.log_loss}
+        figures[name]["auc_gap"] = found.auc - figures["float32_full"]["auc"]
 
     table = model.embedding
     for dtype, keys in FORMATS:
@@ -114,8 +106,8 @@ def quality(log: Log, seed: int) -> dict[str, float]:
         name = short(dtype, keys)
         add(name, rows, facts_of_tensors(rows.tensors()).bytes)
         lookup = FrozenTable(rows).state_dict()
-        figures[f"{name}.onnx_bytes_a_row"] = sum(one.nbytes for one in lookup.values()) / len(rows)
-        figures[f"{name}.left_out"] = rows.merged
+        figures[name]["onnx_bytes_a_row"] = sum(one.nbytes for one in lookup.values()) / len(rows)
+        figures[name]["left_out"] = rows.merged
     keys, vectors = sorted_rows(table)
     int4 = live_rows(table, "int4", "fingerprints")
     whole = facts_of_tensors(int4.tensors()).bytes
@@ -141,11 +133,8 @@ def speed(rows: int, rounds: int, folder: Path) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     keys = made_up(rows, generator)
     vectors = torch.randn(len(keys), DIM, generator=generator) / 10
-    model: ClickModel = (
-        Config.of(**PLAIN, optimizer="adam", penalty="lasso", fallback=True, dim=DIM, l21=1e-4)
-        .build_for(COLUMNS)[0]
-        .eval()
-    )
+    config = Config.of(**PLAIN, optimizer="adam", penalty="lasso", fallback=True, dim=DIM, l21=1e-4)
+    model = config.build_for(COLUMNS)[0].eval()
     figures: dict[str, float] = {}
     models: dict[str, OnnxModel] = {}
     for dtype, kind in FORMATS:
@@ -176,57 +165,26 @@ def speed(rows: int, rounds: int, folder: Path) -> dict[str, float]:
             name: lambda index, one=one, batches=batches, numbers=numbers: one((batches[index % 64], numbers))
             for name, one in models.items()
         }
-        times = timing.alternate(calls, rounds, dict.fromkeys(calls, 100 if size == 1 else 20))
-        first = float(np.median(times["float32_full"]))
+        times = common.alternate(calls, rounds, dict.fromkeys(calls, 100 if size == 1 else 20))
         for name, taken in times.items():
-            figures[f"{name}.batch_{size}_p50_ms"] = 1e3 * float(np.median(taken))
+            figures[f"{name}.batch_{size}_p50_ms"] = 1e3 * common.median(taken)
             figures[f"{name}.batch_{size}_p99_ms"] = 1e3 * float(np.percentile(taken, 99))
-            figures[f"{name}.batch_{size}_over_float32_full"] = float(np.median(taken)) / first
+            figures[f"{name}.batch_{size}_over_float32_full"] = common.median(taken) / common.median(
+                times["float32_full"]
+            )
     return figures
 
 
-def main() -> None:
-    parser = timing.parser(__doc__, "a short made-up log, one seed, a small table", seeds=1)
-    parser.add_argument("--data", type=Path, help="folder of the public logs; without it, the synthetic one only")
-    parser.add_argument("--rows", type=int, default=5_000_000, help="of the synthetic log; default: %(default)s")
-    parser.add_argument("--table-rows", type=int, default=1_000_000, help="default: %(default)s")
-    parser.add_argument("--folder", type=Path, help="for the synthetic log; default: the system's temporary folder")
-    arguments = parser.parse_args()
+def measure(given: Namespace) -> Iterator[common.Figures]:
     torch.set_num_threads(1)
-    print(timing.machine())
-    figures: dict[str, float] = {}
-    for title, log in logs(arguments):
-        runs = [quality(log, seed) for seed in range(1 if arguments.quick else arguments.seeds)]
-        mean = {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
-        lines = []
-        for name in dict.fromkeys(key.split(".")[0] for key in mean if "." in key):
-            gap = mean[f"{name}.auc"] - mean["float32_full.auc"]
-            onnx = mean.get(f"{name}.onnx_bytes_a_row")
-            lines.append(
-                (
-                    name,
-                    f"{mean[f'{name}.rows']:,.0f}",
-                    f"{mean[f'{name}.bytes_a_row']:.2f}",
-                    "" if onnx is None else f"{onnx:.2f}",
-                    f"{mean[f'{name}.auc']:.5f}",
-                    f"{gap:+.5f}",
-                    f"{mean[f'{name}.log_loss']:.5f}",
-                )
-            )
-            mean[f"{name}.auc_gap"] = gap
-        timing.show(
-            f"{title}: {mean['live_rows']:,.0f} live rows",
-            ("format", "rows", "bytes a row", "in the lookup", "test AUC", "±", "log loss"),
-            lines,
-        )
-        figures |= {f"{title}.{name}": value for name, value in mean.items()}
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        rows, rounds = (10_000, 2) if arguments.quick else (arguments.table_rows, 20)
-        found = speed(rows, rounds, Path(folder))
-    for name, value in found.items():
-        print(f"{name:45} {value:,.4g}")
-    timing.write_json(arguments.json, figures | {f"speed.{name}": value for name, value in found.items()})
+    with tempfile.TemporaryDirectory() as folder:
+        for title, log in logs(given, Path(folder)):
+            found = quality(log)
+            of_model = found.pop("")
+            yield {title: of_model} | {f"{title}.{name}": figures for name, figures in found.items()}
+        rows, rounds = (10_000, 2) if given.quick else (1_000_000, 20)
+        yield {"speed": speed(rows, rounds, Path(folder))}
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, "a short made-up log, a small table", options=common.DATA)

@@ -12,10 +12,10 @@ resident memory after each tenth.
 
 import shutil
 import threading
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import timing
+import common
 from sparsegroup.data import open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.raw.encode import EncodedRows
@@ -32,8 +32,7 @@ from sparsegroup.publishing import Publisher
 from sparsegroup.streaming.follow import Follower
 from sparsegroup.streaming.publication import Publication
 from sparsegroup.streaming.sources import Block, EndOfStream, FilesSource, Source
-from sparsegroup.training import Config, Session
-from sparsegroup.training.trainer import Callback, Trainer
+from sparsegroup.training import Callback, Config, Session, Trainer
 
 COMMON: dict[str, Any] = {"model": "dcnv2", "batch_size": 512, "label": "clicked", "baseline": False}
 BATCH = 512
@@ -133,54 +132,49 @@ class Resident(Callback):
 
     def between_batches(self, trainer: Trainer) -> None:
         if trainer.samples >= self.rows * (len(self.found) + 1) // 10 // BATCH * BATCH:
-            self.found.append(timing.memory()[0] / 1e6)
+            self.found.append(common.memory() / 1e6)
 
 
-def main() -> None:
-    parser = timing.parser(__doc__, "20,000 and 100,000 rows, one run")
-    given = parser.parse_args()
-    print(timing.machine(), flush=True)
+def measure(given: Namespace) -> Iterator[common.Figures]:
     torch.set_num_threads(1)
-    rows, long, repeats = (20_000, 100_000, 1) if given.quick else (500_000, 8_000_000, 3)
-    figures: dict[str, float | str] = {}
     with TemporaryDirectory() as scratch:
-        log = Path(scratch) / "clicks.csv"
-        write_clicks(log, rows)
-        times: dict[str, list[float]] = {"train": [], "follow": [], "follow, publishing": []}
-        for repeat in range(-1, repeats):  # the first time, kernels and networks are compiled
-            found = {"train": train_seconds(log, Path(scratch) / "run")}
-            shutil.rmtree(Path(scratch) / "run")
-            for name, publishes in (("follow", False), ("follow, publishing", True)):
-                found[name], publication = follow_seconds(log, Path(scratch) / "run", rows, publishes=publishes)
-                shutil.rmtree(Path(scratch) / "run")
-            for name, seconds in found.items() if repeat >= 0 else ():
-                times[name].append(seconds)
-        assert publication is not None
-        speed = {name: rows / median(seconds) for name, seconds in times.items()}
-        for name, one in speed.items():
-            key = name.replace(", ", "_")
-            figures |= {f"{key}_samples_per_s": one, f"{key}_ratio": one / speed["train"]}
-        figures |= {"releases": publication.releases, "release_bytes": publication.bytes}
-        lines = [[name, f"{one:,.0f}", f"{one / speed['train']:.2f}"] for name, one in speed.items()]
-        timing.show(f"{rows:,} rows of a CSV", ("", "samples/s", "of train's"), lines)
+        yield speed(Path(scratch), *((20_000, 1) if given.quick else (500_000, 3)))
+        yield over_a_long_stream(Path(scratch), 100_000 if given.quick else 8_000_000)
 
-        source, resident = MadeUp(long), Resident(long)
-        config = Config.of(model="dcn", batch_size=BATCH, label="label", max_table_bytes="64MB", checkpoint_minutes=0.5)
-        follower = Follower.begin(Path(scratch) / "long", config, source, first_rows=5_000)
-        follower.trainer.callbacks.append(resident)
-        began = perf_counter()
-        follower.follow(threads=1)
-        table = follower.trainer.history[-1]
-        figures |= {f"resident_mb_{10 * (tenth + 1)}": one for tenth, one in enumerate(resident.found)}
-        figures |= {
-            "long_rows": long,
-            "long_features_seen": table.features_seen,
-            "long_seconds": perf_counter() - began,
-        }
-        shown = [[f"{10 * (tenth + 1)} %", f"{one:,.0f}"] for tenth, one in enumerate(resident.found)]
-        timing.show(f"{long:,} rows, {table.features_seen:,} features, table at most 64 MB", ("", "resident MB"), shown)
-    timing.write_json(given.json, figures)
+
+def speed(scratch: Path, rows: int, repeats: int) -> dict[str, float]:
+    """Samples per second of `train` and `follow`, in turns."""
+    log, run = scratch / "clicks.csv", scratch / "run"
+    write_clicks(log, rows)
+    times: dict[str, list[float]] = {"train": [], "follow": [], "follow_publishing": []}
+    for repeat in range(-1, repeats):  # the first time, kernels and networks are compiled
+        for name, taken in times.items():
+            if name == "train":
+                seconds = train_seconds(log, run)
+            else:
+                seconds, publication = follow_seconds(log, run, rows, publishes=name == "follow_publishing")
+            shutil.rmtree(run)
+            if repeat >= 0:
+                taken.append(seconds)
+    assert publication is not None
+    found = {name: rows / common.median(seconds) for name, seconds in times.items()}
+    figures: dict[str, float] = {"releases": publication.releases, "release_bytes": publication.bytes}
+    for name, one in found.items():
+        figures |= {f"{name}_samples_per_s": one, f"{name}_ratio": one / found["train"]}
+    return figures
+
+
+def over_a_long_stream(scratch: Path, rows: int) -> dict[str, float]:
+    """Resident memory under a limit of the table."""
+    source, resident = MadeUp(rows), Resident(rows)
+    config = Config.of(model="dcn", batch_size=BATCH, label="label", max_table_bytes="64MB", checkpoint_minutes=0.5)
+    follower = Follower.begin(scratch / "long", config, source, first_rows=5_000)
+    follower.trainer.callbacks.append(resident)
+    taken = common.seconds(lambda: follower.follow(threads=1))
+    figures: dict[str, float] = {f"resident_mb_{10 * tenth}": mb for tenth, mb in enumerate(resident.found, start=1)}
+    seen = follower.trainer.history[-1].features_seen
+    return figures | {"long_rows": rows, "long_features_seen": seen, "long_seconds": taken}
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, quick="20,000 and 100,000 rows, one run")

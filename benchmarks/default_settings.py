@@ -5,18 +5,18 @@ network, the optimizer with its learning rates, its ε, the trials, the batch si
 value: test AUC, log loss and calibration, the mean over seeds.
 
     python benchmarks/default_settings.py --data FOLDER
-    python benchmarks/default_settings.py --data FOLDER --of order --only nycflights13
+    python benchmarks/default_settings.py --data FOLDER --of order
 """
 
-import argparse
 import tempfile
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-import timing
+import common
 from out_of_the_box import QUICK_ROWS, ROWS, typed_logs
 from panel.family import family_logs
 from panel.logs import PanelLog, shared_logs
@@ -63,32 +63,20 @@ def figures_of(log: PanelLog, options: Sequence[str], seeds: int) -> dict[str, f
     return {metric: float(np.mean([getattr(one, metric) for one in each])) for metric in METRICS}
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = timing.parser(__doc__, "the made-up log alone, short", seeds=1)
-    parser.add_argument("--data", type=Path, help="folder of the public logs; default: the made-up log alone")
-    parser.add_argument("--only", nargs="+", metavar="LOG", help="logs of the panel, by name")
-    parser.add_argument("--of", nargs="+", choices=OTHERS, default=list(OTHERS), help="default: all")
-    return parser.parse_args(argv)
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    ways = {DEFAULT: (), **{name: options for setting in given.of for name, options in OTHERS[setting].items()}}
+    with tempfile.TemporaryDirectory() as folder:
+        made_up = next(iter(typed_logs(Path(folder), QUICK_ROWS if given.quick else ROWS)))
+        shared = shared_logs(given.data) if given.data else []
+        for log in chain([made_up], shared, [] if given.quick else family_logs(Path(folder))):
+            found = {name: figures_of(log, options, given.seeds) for name, options in ways.items()}
+            yield {f"{log.name}, {name}": figures for name, figures in found.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    given = arguments(argv)
-    ways = {DEFAULT: (), **{name: options for setting in given.of for name, options in OTHERS[setting].items()}}
-    print(timing.machine(), flush=True)
-    figures: dict[str, float | str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        made_up = next(iter(typed_logs(Path(folder), QUICK_ROWS if given.quick else ROWS)))
-        logs = [made_up, *(shared_logs(given.data) if given.data and not given.quick else [])]
-        for log in chain(logs, [] if given.quick else family_logs(Path(folder))):
-            if given.only and log.name not in given.only:
-                continue
-            found = {name: figures_of(log, options, given.seeds) for name, options in ways.items()}
-            lines = [[name, *(f"{one[metric]:.4f}" for metric in METRICS)] for name, one in found.items()]
-            timing.show(log.name, ("", *METRICS), lines)
-            figures |= {
-                f"{log.name}, {name}, {metric}": value for name, one in found.items() for metric, value in one.items()
-            }
-            timing.write_json(given.json, figures)
+    of = {"nargs": "+", "choices": OTHERS, "default": list(OTHERS), "help": "default: all"}
+    options = common.DATA | {"--of": of}
+    common.run(measure, __doc__, "the made-up log alone, short", between=", ", seeds=1, options=options, argv=argv)
 
 
 if __name__ == "__main__":

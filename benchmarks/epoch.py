@@ -7,13 +7,15 @@ fields, the numbers x as ⌊x²⌋ (they are logarithms); the same samples as a 
 itself, in the order of the trainer; and what is read, evaluated, predicted into a Parquet file, and scored by what an
 export serves. "busy" is the share of all cores' time in which they work.
 
-    sparsegroup-paper synthesize criteo LOG
-    python benchmarks/epoch.py LOG
+    python benchmarks/epoch.py        # makes the log, 5 GB on disk
+    python benchmarks/epoch.py LOG    # the log that `sparsegroup-paper synthesize criteo LOG` has made
 """
 
 import os
+import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +25,14 @@ import numpy as np
 import polars as pl
 import torch
 
-import timing
-from plain_loop import PLAIN, Ids, PlainModel, Watch, train_plainly
+import common
+from plain_loop import PLAIN, Ids, PlainModel, train_plainly, trained
 from sparsegroup.data import PreparedLog, open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import criteo
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log
-from sparsegroup.data.order import LogView
+from sparsegroup.data.order import LogPart
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.frozen_model import frozen_copy
@@ -39,8 +41,6 @@ from sparsegroup.training import Config, HistoryPoint, predict
 from sparsegroup.training.network_step import NetworkStep
 from sparsegroup.training.predictions import EVALUATED, PredictionWindow, predicted_rows, write_predictions
 from sparsegroup.training.ranks import GlobalBatch
-from sparsegroup.training.selection.sizes import train_and_test
-from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 BATCH, LARGE, DIM = 512, 8192, 8
 CONFIG = Config.of(**PLAIN | {"dim": DIM, "lr": 1e-3, "l21": 1e-4, "batch_size": BATCH})
@@ -51,30 +51,16 @@ MARKS = (1_000_000, 10_000_000, 39_000_000)
 """Samples up to which, and from the mark before on, the speed is given."""
 
 
-class Beginning(LogView):
-    """The first rows of a log, with a test set of one batch."""
+class AllEmbedded(LogPart):
+    """The first rows of a log with the numbers embedded, too."""
 
     def __init__(self, log: Log, rows: int) -> None:
-        super().__init__(log)
-        self.train_rows = rows
-
-    def __len__(self) -> int:
-        return self.train_rows + BATCH
-
-    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        return self.log.batches(start, stop, size)
-
-
-class AllEmbedded(Beginning):
-    """The same with the numbers embedded, too."""
-
-    def __init__(self, log: Log, rows: int) -> None:
-        super().__init__(log, rows)
+        super().__init__(log, 0, rows, BATCH)
         self.fields, self.numbers = (*log.fields, *log.numbers), ()
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         field = torch.arange(len(self.log.fields), len(self.fields)) << VALUE_BITS
-        for batch in self.log.batches(start, stop, size):
+        for batch in super().batches(start, stop, size):
             buckets = batch.numbers.square().floor().long() + field
             yield replace(batch, keys=torch.cat([batch.keys, buckets], dim=1), numbers=batch.numbers[:, :0])
 
@@ -95,33 +81,30 @@ def write_as_text(log: PreparedLog, rows: int, path: Path) -> None:
 def theirs(log: PreparedLog, samples: int, rows: int, *, sparse: bool, batch: int = BATCH) -> float:
     torch.manual_seed(0)
     model = PlainModel(log, rows, DIM, sparse=sparse)
-    return train_plainly(model, Ids(log.folder, (0, samples), rows, batch), CONFIG.optimizer.lr, sparse=sparse)
+    return train_plainly(model, Ids(log.folder, samples, rows, batch), CONFIG.optimizer.lr, sparse=sparse)
 
 
 def ours(log: Log, batch: int = BATCH) -> tuple[float, dict[str, float]]:
     """Samples per second of the pass, evaluation left out, and what it came to."""
-    model, optimizer = CONFIG.build(log)
     begin, cpu = perf_counter(), process_time()
-    watch = Watch()
-    config = CONFIG.replace(batch_size=batch, windows=max(1, log.train_rows // WINDOW))
-    trained = train_and_test(config, model, optimizer, log, callbacks=[watch])
-    history = watch.trainer.history
+    done = trained(log, CONFIG.replace(batch_size=batch, windows=max(1, log.train_rows // WINDOW)))
     seconds, busy = perf_counter() - begin, process_time() - cpu
+    table = done.model.embedding
     figures = {
         "seconds": seconds,
         "busy": busy / seconds / (os.cpu_count() or 1),
-        "test_auc": trained.test.auc,
-        "features_seen": float(model.embedding.num_seen),
-        "feature_rate": trained.feature_rate,
-        "table_bytes": float(model.embedding.memory().total),
+        "test_auc": done.score.test.auc,
+        "features_seen": float(table.num_seen),
+        "feature_rate": done.score.feature_rate,
+        "table_bytes": float(table.memory().total),
     }
-    done = HistoryPoint(0, *[0.0] * 4, 0.0, 0, 0, 0, 0.0, 0.0)
+    last = HistoryPoint(0, *[0.0] * 4, 0.0, 0, 0, 0, 0.0, 0.0)
     for mark in MARKS:
-        if reached := [point for point in history if point.samples <= 1.01 * mark and point.samples > done.samples]:
-            speed = (reached[-1].samples - done.samples) / (reached[-1].seconds - done.seconds)
+        if reached := [one for one in done.history if last.samples < one.samples <= 1.01 * mark]:
+            speed = (reached[-1].samples - last.samples) / (reached[-1].seconds - last.seconds)
             figures[f"samples_per_s_to_{mark // 1_000_000}m"] = speed
-            done = reached[-1]
-    return history[-1].samples / history[-1].seconds, figures
+            last = reached[-1]
+    return done.samples_per_s, figures
 
 
 def stages(log: PreparedLog, samples: int) -> dict[str, float]:
@@ -152,7 +135,7 @@ def stages(log: PreparedLog, samples: int) -> dict[str, float]:
     return {f"ms_{name}": 1e3 * seconds / count for name, seconds in taken.items()}
 
 
-def raw(log: PreparedLog, samples: int, folder: Path, threads: int) -> dict[str, float]:
+def raw(log: PreparedLog, samples: int, folder: Path) -> dict[str, float]:
     """The first samples from text: counted, and trained on as they are parsed and hashed."""
     path = folder / "train.txt"
     write_as_text(log, samples + BATCH, path)
@@ -174,8 +157,7 @@ def raw(log: PreparedLog, samples: int, folder: Path, threads: int) -> dict[str,
 
 def scoring(log: Log, folder: Path) -> dict[str, float]:
     """Samples per second that are read, and scored by a model that has been trained on them."""
-    model, optimizer = CONFIG.build(log)
-    train_and_test(CONFIG.replace(windows=1), model, optimizer, log)
+    model = trained(log, CONFIG.replace(windows=1)).model
     served = frozen_copy(model, {name: live_rows(table, "float32") for name, table in tables_in(model).items()})
     ways: dict[str, Callable[[], object]] = {
         "read": lambda: sum(len(batch) for batch in log.batches(0, len(log), EVALUATED)),
@@ -185,63 +167,46 @@ def scoring(log: Log, folder: Path) -> dict[str, float]:
         ),
         "served": lambda: predict(served, log.batches(0, len(log), EVALUATED)),
     }
-    figures = {}
-    for name, way in ways.items():
-        begin = perf_counter()
-        way()
-        figures[f"{name}_per_s"] = len(log) / (perf_counter() - begin)
-    return figures
+    return {f"{name}_per_s": len(log) / common.seconds(way) for name, way in ways.items()}
 
 
-def main() -> None:
-    parser = timing.parser(__doc__, quick="a synthetic log of 200,000 rows, made for it")
-    parser.add_argument("log", type=Path, nargs="?", help="a prepared log; not wanted with --quick")
-    parser.add_argument("--slice", type=int, help="samples of the comparisons; default: 1,000,000")
-    parser.add_argument("--rows", type=int, help="of the others' tables; default: the log's features")
-    arguments = parser.parse_args()
-    if arguments.log is None and not arguments.quick:
-        parser.error("a prepared log is wanted, or --quick")
-    set_num_threads(arguments.threads)  # of the table; the network of ours takes one
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    set_num_threads(given.threads)  # of the table; the network of ours takes one
     torch.set_num_threads(1)
-    print(timing.machine())
     with tempfile.TemporaryDirectory() as folder:
-        log = (
-            synthesize(DATASETS["criteo"], 200_000, Path(folder, "log"))
-            if arguments.log is None
-            else PreparedLog(arguments.log)
-        )
-        samples = min(arguments.slice or (100_000 if arguments.quick else 1_000_000), log.train_rows)
+        path = given.log or Path(folder, "log")
+        if given.log is None:
+            command = [sys.executable, "-m", "sparsegroup_paper", "synthesize", "criteo", path]
+            subprocess.run([*command, *(["--rows", "200000"] if given.quick else [])], check=True)
+        log = PreparedLog(path)
+        samples = 100_000 if given.quick else 1_000_000
         samples -= samples % BATCH
-        rows = arguments.rows or max(log.features, 1)
-        with timing.undisturbed():
+        beginning, rows = LogPart(log, 0, samples, BATCH), max(log.features, 1)
+        with common.undisturbed():
             speed, figures = ours(log)
-        peak = timing.peak_memory()
-        print(f"{log.train_rows:,} samples: {speed:,.0f}/s, {figures['seconds']:.0f} s with the test set", flush=True)
-        figures |= {"samples_per_s": speed, "peak_bytes": float(peak)}
-        with timing.undisturbed():
-            figures["samples_per_s_slice"], parts = ours(Beginning(log, samples))
-            figures["samples_per_s_8192"], large = ours(Beginning(log, samples), LARGE)
+        figures |= {"samples_per_s": speed, "peak_bytes": float(common.peak_memory())}
+        yield figures
+        with common.undisturbed():
+            figures["samples_per_s_slice"], parts = ours(beginning)
+            figures["samples_per_s_8192"], large = ours(beginning, LARGE)
             figures |= {"busy_slice": parts["busy"], "busy_8192": large["busy"]}
             figures["samples_per_s_39_fields"], _ = ours(AllEmbedded(log, samples))
             figures |= stages(log, samples)
-            figures |= scoring(Beginning(log, samples), Path(folder))
-            figures |= raw(log, samples, Path(folder), arguments.threads)
+            figures |= scoring(beginning, Path(folder))
+            figures |= raw(log, samples, Path(folder))
             sparse, dense, sparse_large = [], [], []
-            for number in sorted({1, arguments.threads}):
+            for number in sorted({1, given.threads}):
                 torch.set_num_threads(number)
                 sparse.append(theirs(log, samples, rows, sparse=True))
                 sparse_large.append(theirs(log, samples - samples % LARGE, rows, sparse=True, batch=LARGE))
                 dense.append(theirs(log, min(samples, 50 * BATCH), rows, sparse=False))
-    figures |= {"samples_per_s_sparse_adam": max(sparse), "samples_per_s_dense_adam": max(dense)}
-    figures["samples_per_s_sparse_adam_8192"] = max(sparse_large)
-    figures["speedup_vs_sparse_adam_8192"] = figures["samples_per_s_8192"] / max(sparse_large)
-    for name in ("sparse_adam", "dense_adam"):
-        figures[f"speedup_vs_{name}"] = figures["samples_per_s_slice"] / figures[f"samples_per_s_{name}"]
-    timing.show(
-        f"slices: the first {samples:,} samples", ("", ""), ((key, f"{value:,.4g}") for key, value in figures.items())
-    )
-    timing.write_json(arguments.json, figures)
+    theirs_best = {"sparse_adam": max(sparse), "dense_adam": max(dense), "sparse_adam_8192": max(sparse_large)}
+    for name, best in theirs_best.items():
+        of_ours = figures["samples_per_s_8192" if name.endswith("8192") else "samples_per_s_slice"]
+        figures |= {f"samples_per_s_{name}": best, f"speedup_vs_{name}": of_ours / best}
+    yield figures
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    log = {"type": Path, "nargs": "?", "help": "a prepared log"}
+    common.run(measure, __doc__, quick="a synthetic log of 200,000 rows", options={"log": log})

@@ -21,33 +21,34 @@ error of a bootstrap over rows and seeds; `logs` counts the logs where they are 
 """
 
 import warnings
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import product
 from math import log2
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-import timing
-from field_search import KEY_BYTES, Allotted, Search, cost
+import common
 from panel.logs import shared_logs
-from plain_loop import PLAIN
+from plain_loop import PLAIN, tested
 from sparsegroup import GroupAdagrad, TargetBytes, param_groups
 from sparsegroup.data import Log, MemoryLog, SyntheticConfig, open_log, prepare, synthetic_log
 from sparsegroup.data.batches import concatenated
 from sparsegroup.data.order import LogPart
 from sparsegroup.table import HashEmbedding
 from sparsegroup.table.hash_embedding import TableCounts
-from sparsegroup.training import ClickModel, Config, Trainer, predict
+from sparsegroup.training import ClickModel, Config, Trainer
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 from sparsegroup_paper.resampling import resampled_aucs
 from sparsegroup_paper.statistics import bootstrap_difference
 
+Figures = dict[str, float]
 DIM, ROWS, LONG_ROWS, LONG = 8, 100_000, 700_000, "criteo_shape"
 REPLICATES = 400
 BUDGETS = (0.1, 0.03, 0.01, 0.003, 0.001)
@@ -57,6 +58,102 @@ BASE = Config.of(
     **PLAIN
     | {"dim": DIM, "standardize": True, "optimizer": "adagrad", "lr": 0.03, "fallback": True, "compile": "never"}
 )
+
+
+KEY_BYTES = 8
+Allotted = Sequence[tuple[int, int]]
+"""Rows and d of each field."""
+
+
+def cost(rows: float, dim: int) -> float:
+    """Bytes of live rows where they are served."""
+    return rows * (4 * dim + KEY_BYTES)
+
+
+class Search:
+    """A trained model whose fields are all constant on held-out rows, until their vectors are given back.
+
+    Args:
+        model: A model with one table, trained on the training rows of the log.
+        log: Its test rows are those on which the loss is measured.
+        most: About how many of these to take.
+    """
+
+    def __init__(self, model: ClickModel, log: Log, most: int = 5_000) -> None:
+        self.model, self.dim = model.eval(), model.table.dim
+        trained = concatenated(list(log.batches(0, log.train_rows, 4096))).keys.numpy()
+        batch = concatenated(list(log.batches(log.train_rows, len(log), 4096)))
+        pick = slice(None, None, -(-len(batch.labels) // most))
+        self.labels = batch.labels[pick]
+        self.numbers = batch.numbers[pick] if batch.numbers.shape[1] else None
+        self.fields: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        for trained_keys, held_keys in zip(trained.T, batch.keys[pick].numpy().T, strict=True):
+            keys, counts = np.unique(trained_keys, return_counts=True)
+            vectors = self.model.table.lookup(torch.from_numpy(keys)).numpy().astype(np.float64)
+            mean = np.average(vectors, 0, counts)
+            order = np.argsort(-np.sqrt(counts) * np.linalg.norm(vectors - mean, axis=1), kind="stable")
+            keys, counts, vectors = keys[order], counts[order], vectors[order]  # the most useful first
+            basis = np.linalg.svd(np.sqrt(counts)[:, None] * (vectors - mean), full_matrices=False)[2]
+            place = {key: at for at, key in enumerate(keys.tolist())}
+            places = np.array([place.get(key, len(keys)) for key in held_keys.tolist()])
+            self.fields.append((vectors, counts, basis, places))
+        self.now = torch.stack([self.column(field, 0, self.dim) for field in range(len(self.fields))], 1)
+
+    def column(self, field: int, rows: int, dim: int) -> Tensor:
+        """Vectors of a field in the held-out rows when so many rows of it, in so many directions, are left."""
+        vectors, counts, basis, places = self.fields[field]
+        mean = np.average(vectors, 0, counts)
+        rest = np.average(vectors[rows:], 0, counts[rows:]) if rows < len(vectors) else mean
+        left = mean + (vectors[:rows] - mean) @ basis[:dim].T @ basis[:dim]
+        whole = np.concatenate([left, np.broadcast_to(rest, (len(vectors) + 1 - rows, self.dim))])
+        return torch.from_numpy(whole[places]).float()
+
+    @torch.no_grad()
+    def loss(self, vectors: Tensor) -> float:
+        found = self.model.network(vectors, self.numbers)
+        return float(nn.functional.binary_cross_entropy_with_logits(found, self.labels))
+
+    def path(self, budgets: Sequence[float], dims: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """Rows and dimension of each field at each of the budgets, the smallest first."""
+        state = [(0, dims[0])] * len(self.fields)
+        now, spent, loss, found = self.now.clone(), 0.0, self.loss(self.now), []
+        queue: list[tuple[float, int, int, int, int]] = []  # least gain first; with the step at which it was measured
+
+        def worth(field: int, rows: int, dim: int) -> float:
+            trial = now.clone()
+            trial[:, field] = self.column(field, rows, dim)
+            return (loss - self.loss(trial)) / (cost(rows, dim) - cost(*state[field]))
+
+        def push(field: int, step: int) -> None:
+            rows, dim = state[field]
+            most = len(self.fields[field][0])
+            moves = {(min(2**power, most), dim) for power in range(30) if min(2**power, most) > rows}
+            for more, wider in moves | {(rows, one) for one in dims if one > dim and rows}:
+                heappush(queue, (-worth(field, more, wider), step, field, more, wider))
+
+        for field in range(len(state)):
+            push(field, 0)
+        step = 0
+        for budget in sorted(budgets):
+            set_aside: list[tuple[float, int, int, int, int]] = []
+            while queue and queue[0][0] < 0:
+                gain, at, field, rows, dim = heappop(queue)
+                price = spent + cost(rows, dim) - cost(*state[field])
+                if price > budget:
+                    set_aside.append((gain, at, field, rows, dim))
+                elif at < step:  # measured before the last change: lazily again
+                    heappush(queue, (-worth(field, rows, dim), step, field, rows, dim))
+                else:
+                    now[:, field] = self.column(field, rows, dim)
+                    state[field], spent, loss, step = (rows, dim), price, self.loss(now), step + 1
+                    queue = [one for one in queue if one[2] != field]
+                    set_aside = [one for one in set_aside if one[2] != field]
+                    heapify(queue)
+                    push(field, step)
+            for one in set_aside:
+                heappush(queue, one)
+            found.append(list(state))
+        return found
 
 
 class PerField(TableCounts, nn.Module):
@@ -98,13 +195,12 @@ class Targets:
             one.step()
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(NamedTuple):
     """A run: its model, the bytes that are served, and AUC and log loss of its test rows, also of them resampled."""
 
     model: ClickModel
     bytes: float
-    found: dict[str, float]
+    found: Figures
     resampled: dict[str, np.ndarray]
 
 
@@ -127,18 +223,16 @@ def run(log: Log, size: int | None, dims: Sequence[int], seed: int, split: Seque
         target = Targets(optimizer, split, **plan.target_steps)
         trainer = Trainer(model.embedding, network, optimizer, target=target, window=10**9)
     trainer.fit_plan(plan, log)
-    found = predict(model, log.batches(log.train_rows, len(log), 4096))
+    found = tested(model, log)
     labels, predicted = found.labels(), found.probabilities().clip(1e-7, 1 - 1e-7)
     losses = -np.where(labels == 1, np.log(predicted), np.log1p(-predicted))
     draws = np.random.default_rng(0).poisson(1, (REPLICATES, len(losses))).astype(np.float32)
+    resampled = draws @ losses.astype(np.float32) / draws.sum(1)
     return Ran(
         model,
         model.live_bytes + model.embedding.num_live * KEY_BYTES,
         {"auc": found.metrics().auc, "loss": float(losses.mean())},
-        {
-            "auc": resampled_aucs(labels, predicted, REPLICATES),
-            "loss": draws @ losses.astype(np.float32) / draws.sum(1),
-        },
+        {"auc": resampled_aucs(labels, predicted, REPLICATES), "loss": resampled},
     )
 
 
@@ -152,26 +246,21 @@ def logs(data: Path | None, folder: Path, quick: bool) -> Iterator[tuple[str, Lo
     """The synthetic log, the public ones that are there, and a long synthetic one."""
     rows = 4_000 if quick else ROWS
     yield "synthetic", synthetic_log(SyntheticConfig(rows=rows))
-    there = {one.name: one for one in (shared_logs(data) if data else ())}
-    for name in ("avazu_sample", "criteo_sample", "ipinyou_sample", "nycflights13", "globo_clicks"):
-        if name not in there:
-            print(f"{name}: left out, there is no such log in --data", flush=True)
-            continue
-        log = open_log(there[name].path, there[name].test)
-        if there[name].test is None:
-            prepare([there[name].path], folder / name, log.format)
-            log = open_log(folder / name)
+    for one in shared_logs(data) if data else ():
+        log = open_log(one.path, one.test)
+        if one.test is None:
+            prepare([one.path], folder / one.name, log.format)
+            log = open_log(folder / one.name)
         else:  # it has no numbers
             batch = concatenated(list(log.batches(0, len(log), 4096)))
-            log = MemoryLog(name, log.fields, batch.keys.numpy(), batch.labels.numpy(), log.train_rows)
+            log = MemoryLog(one.name, log.fields, batch.keys.numpy(), batch.labels.numpy(), log.train_rows)
         if len(log) > 2 * rows:
             log = LogPart(log, log.train_rows - rows, rows - rows // 10, rows // 10)
-        yield name, log
+        yield one.name, log
     if not quick:
         yield LONG, synthesize(DATASETS["criteo"], LONG_ROWS, folder / LONG)
 
 
-Figures = dict[str, float]
 Way = tuple[list[int], list[float] | None]
 """The d of each field, and the bytes of each where they are not by one λ21."""
 
@@ -180,7 +269,6 @@ CHOICES = {
     "by_size": ("today", *(f"by_size_{alpha:g}" for alpha in ALPHAS)),
     "any": (),
 }
-SHOWN = ("one_dim_4", "one_dim_2", "one_dim_1", "one_dim", "by_size", "by_loss", "by_loss_rows", "rows", "any")
 
 
 def split_ways(counts: Sequence[int], size: int, live: Sequence[int], both: Allotted, rows: Allotted) -> dict[str, Way]:
@@ -233,67 +321,41 @@ def compared(log: Log, budgets: Sequence[float], seeds: int, by_field: bool) -> 
         for way, its in runs.items():
             figures = {"bytes_of_budget": float(np.mean([one.bytes for one in its])) / size}
             for name, base in product(("auc", "loss"), ("today", "one_dim")):
-                values, of_base = (np.mean([one.found[name] for one in of]) for of in (its, runs[base]))
+                value, of_base = (float(np.mean([one.found[name] for one in of])) for of in (its, runs[base]))
                 drawn, drawn_of_base = (np.array([one.resampled[name] for one in of]) for of in (its, runs[base]))
                 low, high = bootstrap_difference(drawn, drawn_of_base)
-                more = {
-                    name: values,
-                    f"{name}_minus_{base}": values - of_base,
-                    f"{name}_{base}_error": (high - low) / 3.92,
-                }
-                figures |= {key: float(value) for key, value in more.items()}
+                figures |= {name: value, f"{name}_minus_{base}": value - of_base}
+                figures[f"{name}_{base}_error"] = (high - low) / 3.92
             yield share, way, figures
 
 
-def sure(figures: Figures, name: str, base: str = "today") -> int:
-    """1 or -1 where a difference is positive or negative beyond 1.96 standard errors, else 0."""
-    more = figures[f"{name}_minus_{base}"]
-    return int(np.sign(more)) if abs(more) > 1.96 * figures[f"{name}_{base}_error"] else 0
-
-
-def counts_of(found: Mapping[str, Mapping[tuple[float, str], Figures]]) -> Figures:
-    """Logs on which a contender is better, and worse, than today and than one_dim, beyond noise."""
+def counts_of(found: Mapping[tuple[str, float, str], Figures]) -> Figures:
+    """Logs on which a contender is better, and worse, than today and than one_dim, beyond 1.96 standard errors."""
     counts: Figures = {}
-    for of_log in found.values():
-        for (share, way), figures in of_log.items():
-            for (name, better), base in product((("auc", 1), ("loss", -1)), ("today", "one_dim")):
-                for word, sign in (("better", better), ("worse", -better)):
-                    at = f"logs.{share:g}.{way}.{name}_{word}_than_{base}"
-                    counts[at] = counts.get(at, 0) + (sure(figures, name, base) == sign)
+    for (_, share, way), figures in found.items():
+        for (name, better), base in product((("auc", 1), ("loss", -1)), ("today", "one_dim")):
+            difference = figures[f"{name}_minus_{base}"]
+            is_sure = abs(difference) > 1.96 * figures[f"{name}_{base}_error"]
+            for word, sign in (("better", better), ("worse", -better)):
+                at = f"logs.{share:g}.{way}.{name}_{word}_than_{base}"
+                counts[at] = counts.get(at, 0) + (is_sure and difference * sign > 0)
     return counts
 
 
-def main() -> None:
-    parser = timing.parser(__doc__, "a short made-up log, one seed, one budget", seeds=3)
-    parser.add_argument("--data", type=Path, help="folder of the public logs")
-    given = parser.parse_args()
+def measure(given: Namespace) -> Iterator[common.Figures]:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "a size of", RuntimeWarning)  # of fields that the search leaves out
-    found: dict[str, dict[tuple[float, str], Figures]] = {}
+    found: dict[tuple[str, float, str], Figures] = {}
     with TemporaryDirectory() as folder:
-        for name, log in logs(None if given.quick else given.data, Path(folder), given.quick):
-            seeds = 1 if given.quick or name == LONG else given.seeds
+        for name, log in logs(given.data, Path(folder), given.quick):
+            seeds = 1 if name == LONG else given.seeds
             budgets = BUDGETS[2:3] if given.quick else LONG_BUDGETS if name == LONG else BUDGETS
-            found[name] = {(share, way): its for share, way, its in compared(log, budgets, seeds, name != LONG)}
-            columns = [way for way in SHOWN if (budgets[0], way) in found[name]]
-            for of in ("auc", "loss"):
-                lines = []
-                for share in budgets:
-                    at = {way: found[name][share, way] for way in ("today", *columns)}
-                    cells = [
-                        f"{1e4 * at[one][f'{of}_minus_today']:+.0f}{' *'[abs(sure(at[one], of))]}" for one in columns
-                    ]
-                    lines.append((f"{share:.1%}", f"{at['today'][of]:.4f}", *cells))
-                timing.show(f"{name}: {of} minus today's, in 1e-4", ("budget", "today", *columns), lines)
-            written = {
-                f"{log_name}.{share:g}.{way}.{key}": round(value, 6)
-                for log_name, of_log in found.items()
-                for (share, way), figures in of_log.items()
-                for key, value in figures.items()
-                if "one_dim" not in key
-            }
-            timing.write_json(given.json, written | counts_of(found))
+            for share, way, figures in compared(log, budgets, seeds, name != LONG):
+                found[name, share, way] = figures
+                kept = {key: round(value, 6) for key, value in figures.items() if "one_dim" not in key}
+                yield {f"{name}.{share:g}.{way}": kept}
+            yield counts_of(found)
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, "a short made-up log, one seed, one budget", seeds=3, options=common.DATA)

@@ -4,7 +4,7 @@ Each trial is a separate process that starts by importing torch; counted is the 
 first step of the first optimizer: the README's example, `sparsegroup demo`, and `sparsegroup train` on a log of 10,000
 rows. Modules are there as bytecode, as pip leaves them. Trials take turns, cold and warm; medians. CPU seconds do not
 depend on what else the machine does. "kernels" are those that were not on disk; "compiling MB" is the difference in
-peak memory between the cold trial and the warm one. The second table has the cost of imports and of `--help`;
+peak memory between the cold trial and the warm one. It also has the cost of imports and of `--help`;
 "whole" is all of `sparsegroup train --rows 2000`, in an empty home folder (no kernels) and again.
 
     python benchmarks/first_step.py --json benchmarks/results/first_step.json
@@ -17,13 +17,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import common
 import sparsegroup
-import timing
 
 ROUNDS, LOG_ROWS = 5, 10_000
 WHOLE = ("-m", "sparsegroup", "train", "--rows", "2000", "--quiet", "--out")
@@ -39,19 +40,15 @@ COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    args = timing.parser(__doc__, "one round, and of the README's example alone").parse_args(arguments)
-    figures: dict[str, float | str] = {"machine": timing.machine()}
-    with tempfile.TemporaryDirectory() as scratch, timing.undisturbed() as others:
-        rounds = 1 if args.quick else ROUNDS
-        found = trials(Path(scratch), ("readme",) if args.quick else tuple(TRIALS), rounds)
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    rounds = 1 if given.quick else ROUNDS
+    with tempfile.TemporaryDirectory() as scratch, common.undisturbed() as others:
+        figures = trials(Path(scratch), ("readme",) if given.quick else tuple(TRIALS), rounds)
         spent_by = {name: [cpu_and_seconds(command) for _ in range(rounds)] for name, command in COMMANDS.items()}
         spent_by |= whole_commands(Path(scratch), rounds)
-        for name, spent in spent_by.items():
-            figures |= {f"{name}_cpu": median(cpu for cpu, _ in spent), f"{name}_seconds": median(s for _, s in spent)}
-    figures |= found | {"others_cores": others.cores}
-    show(figures)
-    timing.write_json(args.json, figures)
+    for name, spent in spent_by.items():
+        figures |= {f"{name}_cpu": median(cpu for cpu, _ in spent), f"{name}_seconds": median(s for _, s in spent)}
+    yield figures | {"others_cores": others.cores}
 
 
 def trials(scratch: Path, names: Sequence[str], rounds: int) -> dict[str, float]:
@@ -59,8 +56,7 @@ def trials(scratch: Path, names: Sequence[str], rounds: int) -> dict[str, float]
     compileall.compile_dir(Path(sparsegroup.__file__).parent, quiet=1)
     log = scratch / "clicks.csv"
     if "train" in names:
-        made = ["-m", "sparsegroup", "synthesize", str(log), "--rows", str(LOG_ROWS), "--quiet"]
-        subprocess.run([sys.executable, *made], check=True)
+        common.sparsegroup("synthesize", log, "--rows", LOG_ROWS, "--quiet")
     taken: dict[str, list[dict[str, float]]] = {}
     for turn in range(rounds):
         for name in names:
@@ -113,17 +109,5 @@ def median(values: Any) -> float:
     return round(statistics.median(values), 3)
 
 
-def show(figures: dict[str, Any]) -> None:
-    columns = ("cold_seconds", "cold_cpu", "cold_kernels", "compiling_mb", "warm_seconds", "warm_cpu", "warm_kernels")
-    names = [name for name in TRIALS if f"{name}_cold_seconds" in figures]
-    lines = ((name, *(f"{figures[f'{name}_{one}']:.3g}" for one in columns)) for name in names)
-    timing.show("From torch's import to the first step, median", ("", *columns), lines)
-    lines = (
-        (name, *(f"{figures[f'{name}_{one}']:.2f}" for one in ("seconds", "cpu")))
-        for name in (*COMMANDS, "whole_cold", "whole_warm")
-    )
-    timing.show("Whole processes, median", ("", "s", "CPU s"), lines)
-
-
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, quick="one round, and of the README's example alone")

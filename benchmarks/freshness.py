@@ -9,6 +9,7 @@ standard errors of the paired difference to the newest, over 50 blocks of consec
 """
 
 import math
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-import timing
-from panel.logs import shared_logs
+import common
 from sparsegroup.data import open_log
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.log import Log
@@ -28,9 +28,8 @@ from sparsegroup.data.synthetic import write_clicks
 from sparsegroup.serving.frozen import live_rows
 from sparsegroup.serving.frozen_model import frozen_copy, tables_of
 from sparsegroup.streaming.follow import stream_settings
-from sparsegroup.training import ClickModel, Config, TrainedBatch, Trainer, predict
+from sparsegroup.training import Callback, ClickModel, Config, TrainedBatch, Trainer, predict
 from sparsegroup.training.predictions import PredictionWindow
-from sparsegroup.training.trainer import Callback
 
 AGES = {"1 min": 60, "10 min": 600, "1 h": 3_600, "6 h": 21_600, "1 day": 86_400}
 NEWEST = "each batch"
@@ -81,17 +80,11 @@ def write_news(path: Path, rows: int, seed: int = 0) -> None:
     user = (users * draw.random(rows) ** 2).astype(int)
     segment = user % 8
     logit = effect[item] + draw.normal(0, 0.5, users)[user] + draw.normal(0, 0.7, (12, 8))[section[item], segment] - 1.5
-    columns = {
-        "ts": 1_740_960_000 + times.astype(int),
-        "item": item,
-        "section": section[item],
-        "user": user,
-        "segment": segment,
-        "label": (draw.random(rows) < 1 / (1 + np.exp(-logit))).astype(int),
-    }
-    texts = [pl.lit(name[:3]) + pl.col(name).cast(pl.String) for name in ("item", "section", "user", "segment")]
-    named = [text.alias(name) for text, name in zip(texts, ("item", "section", "user", "segment"), strict=True)]
-    pl.DataFrame(columns).with_columns(named).write_csv(path)
+    named = {"item": item, "section": section[item], "user": user, "segment": segment}
+    labels = (draw.random(rows) < 1 / (1 + np.exp(-logit))).astype(int)
+    frame = pl.DataFrame({"ts": 1_740_960_000 + times.astype(int), **named, "label": labels})
+    texts = [(pl.lit(name[:3]) + pl.col(name).cast(pl.String)).alias(name) for name in named]
+    frame.with_columns(texts).write_csv(path)
 
 
 def windows_by_age(log: Log) -> dict[str, PredictionWindow]:
@@ -122,68 +115,35 @@ def windows_by_age(log: Log) -> dict[str, PredictionWindow]:
     return {NEWEST: newest.window, **{name: one.window for name, one in served.items()}}
 
 
-def figures_of(windows: dict[str, PredictionWindow]) -> Iterator[tuple[str, float, float, float, float, float, float]]:
-    """For each age: AUC, log loss, calibration; AUC lost and log loss gained against the newest, and its error."""
-    reference = windows[NEWEST]
-    metrics = reference.metrics()
-    losses = losses_of(reference)
+def figures_of(windows: dict[str, PredictionWindow]) -> Iterator[tuple[str, dict[str, float]]]:
+    """For each age its metrics, and the standard error of its log loss minus the newest's."""
+    losses = {
+        name: window.objective.deviance(window.labels().astype(np.float64), window.probabilities())
+        for name, window in windows.items()
+    }
     for name, window in windows.items():
-        own, more = window.metrics(), losses_of(window) - losses
-        means = np.array([block.mean() for block in np.array_split(more, BLOCKS)])
-        error = float(means.std(ddof=1) / math.sqrt(BLOCKS))
-        yield name, own.auc, own.log_loss, own.calibration, metrics.auc - own.auc, float(more.mean()), error
+        means = [block.mean() for block in np.array_split(losses[name] - losses[NEWEST], BLOCKS)]
+        metrics, error = window.metrics(), float(np.std(means, ddof=1) / math.sqrt(BLOCKS))
+        figures = {of: getattr(metrics, of) for of in ("auc", "log_loss", "calibration")}
+        yield name.replace(" ", "_"), {**figures, "error": error}
 
 
-def losses_of(window: PredictionWindow) -> np.ndarray:
-    return window.objective.deviance(window.labels().astype(np.float64), window.probabilities())
-
-
-def main() -> None:
-    parser = timing.parser(__doc__, "20,000 rows of the made-up logs", seeds=1)
-    parser.add_argument("--data", type=Path, help="folder of the public logs")
-    parser.add_argument("--rows", type=int, default=500_000, help="of each made-up log; default: %(default)s")
-    given = parser.parse_args()
-    print(timing.machine(), flush=True)
+def measure(given: Namespace) -> Iterator[common.Figures]:
     torch.set_num_threads(1)
-    figures: dict[str, float | str] = {}
+    rows = 20_000 if given.quick else 500_000
     with TemporaryDirectory() as folder:
-        made, news, rows = (
-            Path(folder) / "made_up.csv",
-            Path(folder) / "news.csv",
-            20_000 if given.quick else given.rows,
-        )
+        made, news = Path(folder) / "made_up.csv", Path(folder) / "news.csv"
         write_clicks(made, rows, seed=0)
         write_news(news, rows)
         logs = {
             "news": open_log(news, label="label", test_fraction=0.0),
             "made_up": open_log(made, label="clicked", test_fraction=0.0),
         }
-        if given.data is not None and not given.quick:
-            path = next(one.path for one in shared_logs(given.data) if "globo" in one.path.name)
-            logs["globo_clicks"] = open_log(path, label="label")
-        for log_name, log in logs.items():
-            lines = []
-            for name, auc, loss, calibration, lost, more, error in figures_of(windows_by_age(log)):
-                lines.append(
-                    [
-                        name,
-                        f"{auc:.4f}",
-                        f"{loss:.4f}",
-                        f"{calibration:.3f}",
-                        f"{-lost:+.4f}",
-                        f"{more:+.5f} ± {error:.5f}",
-                    ]
-                )
-                key = f"{log_name}_{name.replace(' ', '_')}"
-                figures |= {f"{key}_auc": auc, f"{key}_log_loss": loss, f"{key}_calibration": calibration}
-                figures[f"{key}_error"] = error
-            timing.show(
-                f"{log_name}: the last {SHARE:.0%} of {len(log):,} rows",
-                ("renewed every", "AUC", "log loss", "calibration", "AUC against the newest", "log loss"),
-                lines,
-            )
-    timing.write_json(given.json, figures)
+        if given.data is not None:
+            logs["globo_clicks"] = open_log(given.data / "globo_clicks.csv.xz", label="label")
+        for name, log in logs.items():
+            yield {f"{name}_{age}": figures for age, figures in figures_of(windows_by_age(log))}
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, "20,000 rows of the made-up logs", between="_", options=common.DATA)

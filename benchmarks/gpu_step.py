@@ -12,15 +12,16 @@ waits for the device, so its times include the host's part.) Bytes that must mov
 weight 28 (x, g and two moments read; x and the moments written), 36 with u; for each row of d elements 36 d and its
 number, 8, in a table also its key's place, 4.
 
-    python benchmarks/gpu_step.py               # on a GPU; the weight of 64M × 16 takes 24 GiB of its memory
-    python benchmarks/gpu_step.py --rehearse    # without one: shows that the benchmark runs, not how fast
+    python benchmarks/gpu_step.py            # on a GPU; the weight of 64M × 16 takes 24 GiB of its memory
+    python benchmarks/gpu_step.py --quick    # without one, in Triton's interpreter: that it runs, not how fast
 """
 
 import gc
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +32,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import timing
+import common
+from plain_loop import trained
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
+from sparsegroup.data.synthetic import bounded_zipf
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.models import DCN
@@ -41,7 +44,7 @@ from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 LR, L21, ZIPF, DIM, FIELDS, NUMBERS = 1e-3, 1e-4, 1.05, 16, 26, 13
 Run = Callable[[], object]
-Figures = dict[str, float | str]
+Figures = dict[str, float]
 adam = partial(torch.optim.Adam, lr=LR, fused=True)
 regularized = partial(GroupAdam, lr=LR, l21=L21)
 DENSE: Mapping[str, tuple[int, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = {
@@ -55,52 +58,26 @@ DENSE: Mapping[str, tuple[int, Callable[[list[nn.Parameter]], torch.optim.Optimi
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        copied: Bytes of the copy.
-        dense: Rows of the dense weight.
-        elements: Of the weights of an embedding, unless `rows` are more.
-        rows: Of a table; of an embedding, at least.
-        touched: Rows of a step.
-        zipf: Keys of the batch in which keys repeat, and how many are distinct.
-        values: Of each field, end to end.
-        steps: Of a repetition, end to end.
-        log_rows: Of the log that is trained on.
-        repeats: The number of times of which the median is taken.
-    """
-
-    copied: int = 4 << 30
-    dense: int = 64 << 20
-    elements: int = 128 << 20
-    rows: int = 4 << 20
+    copied: int = 4 << 30  # bytes of the copy
+    dense: int = 64 << 20  # rows of the dense weight
+    elements: int = 128 << 20  # of the weights of an embedding, unless `rows` are more
+    rows: int = 4 << 20  # of a table; of an embedding, at least
     dims: tuple[int, ...] = (8, 16, 64, 128)
-    touched: tuple[int, ...] = (64 << 10, 1 << 20)
-    zipf: tuple[int, int] = (256 << 10, 64 << 10)
-    values: int = 200_000
+    touched: tuple[int, ...] = (64 << 10, 1 << 20)  # rows of a step
+    zipf: tuple[int, int] = (256 << 10, 64 << 10)  # keys of the batch in which keys repeat; how many are distinct
+    values: int = 200_000  # of each field, end to end
     batches: tuple[int, ...] = (4096, 16384)
-    steps: int = 50
-    log_rows: int = 1_000_000
-    repeats: int = 30
+    steps: int = 50  # of a repetition, end to end
+    log_rows: int = 1_000_000  # that are trained on
+    repeats: int = 30  # of which the median is taken
 
 
 QUICK = replace(
     Sizes(), dense=4 << 20, dims=(16, 64), touched=(64 << 10,), batches=(4096,), log_rows=500_000, repeats=10
 )
-REHEARSAL = Sizes(
-    1 << 16,
-    96,
-    1 << 12,
-    128,
-    (8,),
-    touched=(8,),
-    zipf=(80, 8),
-    values=20,
-    batches=(4,),
-    steps=2,
-    log_rows=40,
-    repeats=1,
-)
+REHEARSAL = Sizes(1 << 16, 96, 1 << 12, 128, (8,), (8,), (80, 8), 20, (4,), 2, log_rows=40, repeats=1)
 
 
 class HostEvent:
@@ -117,11 +94,7 @@ class HostEvent:
 
 
 class Bench:
-    """Times on the device, with the host's clock on the CPU.
-
-    Attributes:
-        bandwidth: Bytes read and written per second when torch copies.
-    """
+    """Times on the device, with the host's clock on the CPU; `bandwidth` is that of torch's copy, read and written."""
 
     def __init__(self, device: torch.device, sizes: Sizes) -> None:
         self.device, self.sizes = device, sizes
@@ -158,22 +131,10 @@ class Bench:
         """The share of the bandwidth at which `moved` bytes take `ms`."""
         return 1e3 * moved / ms / self.bandwidth
 
-    def fitting(self, rows: int, row_bytes: int) -> int:
-        """`rows`, or as many as fit the device's memory."""
-        gc.collect()
-        fit = rows
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            while fit * row_bytes > 0.9 * torch.cuda.mem_get_info()[0]:
-                fit //= 2
-        if fit < rows:
-            print(f"{rows:,} rows of {row_bytes} bytes do not fit the device's free memory: {fit:,} are taken")
-        return fit
-
 
 def dense(bench: Bench) -> Figures:
     """One large weight."""
-    rows = bench.fitting(bench.sizes.dense, 5 * 4 * DIM)  # x, g, u and the moments
+    rows = bench.sizes.dense
     figures: Figures = {"dense_rows": rows}
     times: dict[str, float] = {}
     for name, (moved, make) in DENSE.items():
@@ -193,7 +154,7 @@ def sparse(bench: Bench) -> Figures:
     """Sparse gradients of distinct rows, as autograd gives them."""
     figures: Figures = {}
     for dim in bench.sizes.dims:
-        rows = bench.fitting(max(bench.sizes.rows, bench.sizes.elements // dim), 5 * 4 * dim)
+        rows = max(bench.sizes.rows, bench.sizes.elements // dim)
         for touched in (min(count, rows) for count in bench.sizes.touched):
             embedding = nn.Embedding(rows, dim, sparse=True, device=bench.device)
             embedding(torch.randperm(rows, device=bench.device)[:touched]).backward(
@@ -227,15 +188,14 @@ def fill(embedding: HashEmbedding, optimizer: GroupAdam, rows: int) -> None:
 
 def zipf(rng: np.random.Generator, count: int, *shape: int) -> Tensor:
     """Ranks below `count`, drawn from a Zipf distribution."""
-    ranks = ((float(count) ** (1 - ZIPF) - 1) * rng.random(shape) + 1) ** (1 / (1 - ZIPF)) - 1
-    return torch.from_numpy(np.minimum(ranks.astype(np.int64), count - 1))
+    return torch.from_numpy(bounded_zipf(rng.random(shape), count, ZIPF))
 
 
 def table(bench: Bench) -> Figures:
     """A table that holds all its rows."""
     figures: Figures = {}
     for dim in bench.sizes.dims:
-        rows = bench.fitting(bench.sizes.rows, 5 * 4 * dim)
+        rows = bench.sizes.rows
         embedding = HashEmbedding(dim, device=bench.device)
         optimizer = regularized(embedding.parameters())
         fill(embedding, optimizer, rows)
@@ -280,9 +240,9 @@ def end_to_end(bench: Bench) -> Figures:
     """Forward, backward and step of a click model, the host's part included."""
     sizes, figures = bench.sizes, {}
     for batch in sizes.batches:
-        rows = bench.fitting(FIELDS * sizes.values, 9 * 4 * DIM)
-        drawn = zipf(np.random.default_rng(2), rows // FIELDS, sizes.steps, batch, FIELDS)
-        ids = drawn + rows // FIELDS * torch.arange(FIELDS)
+        rows = FIELDS * sizes.values
+        drawn = zipf(np.random.default_rng(2), sizes.values, sizes.steps, batch, FIELDS)
+        ids = drawn + sizes.values * torch.arange(FIELDS)
         inputs = bench.normal(batch, NUMBERS, std=1), (bench.normal(batch, std=1) > 0).float()
         first, second = (DCN(FIELDS, DIM, NUMBERS).to(bench.device) for _ in range(2))
         hashed = HashEmbedding(DIM, device=bench.device)
@@ -316,49 +276,35 @@ def train(bench: Bench) -> Figures:
             for name, device in (("gpu", bench.device.type), ("host", "cpu")):
                 on_device = config.replace(device=device).resolved_for(log)
                 for _ in range(2):
-                    model, optimizer = on_device.build(log)
-                    plan = on_device.training.plan(log.train_rows)
-                    trainer = on_device.trainer(model, optimizer, plan)
-                    trainer.fit_plan(plan, log)
-                last = trainer.history[-1]
-                speed[name] = last.samples / last.seconds
-                figures |= {
-                    f"train_samples_per_s_{name}_{batch}": speed[name],
-                    f"train_loss_{name}_{batch}": last.log_loss,
-                }
+                    done = trained(log, on_device)
+                speed[name] = figures[f"train_samples_per_s_{name}_{batch}"] = done.samples_per_s
+                figures[f"train_loss_{name}_{batch}"] = done.history[-1].log_loss
             figures[f"train_speedup_{batch}"] = speed["gpu"] / speed["host"]
     return figures
 
 
-def main() -> int:
-    parser = timing.parser(__doc__, quick="4M × 16, 64k rows, d = 16 and 64, batches of 4096, fewer repetitions")
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes in Triton's interpreter, on the CPU")
-    arguments = parser.parse_args()
-    if arguments.rehearse:
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    rehearses = not torch.cuda.is_available()
+    if rehearses and not given.quick:
+        sys.exit("This benchmark needs a GPU that torch can use, and Triton; --quick runs it without.")
+    if rehearses:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
         np.seterr(all="ignore")
         print("A rehearsal in Triton's interpreter, with the host's clock: all figures are meaningless.")
-    elif not (torch.cuda.is_available() and runtime.has_triton()):
-        print("This benchmark needs a GPU that torch can use, and Triton; --rehearse runs it without.", file=sys.stderr)
-        return 2
     torch.manual_seed(1)
-    torch.set_num_threads(arguments.threads)
-    set_num_threads(arguments.threads)
-    device = torch.device("cpu" if arguments.rehearse else "cuda")
-    name = "the CPU" if arguments.rehearse else torch.cuda.get_device_name()
-    print(timing.machine())
-    with runtime.rehearsal() if arguments.rehearse else nullcontext(), timing.undisturbed():
-        bench = Bench(device, REHEARSAL if arguments.rehearse else QUICK if arguments.quick else Sizes())
-        figures: Figures = {"device": name, "copy_gb_per_second": bench.bandwidth / 1e9}
-        print(f"on {name}, which copies {bench.bandwidth / 1e9:,.0f} GB/s (read and written)")
+    torch.set_num_threads(given.threads)
+    set_num_threads(given.threads)
+    with runtime.rehearsal() if rehearses else nullcontext(), common.undisturbed():
+        device = torch.device("cpu" if rehearses else "cuda")
+        bench = Bench(device, REHEARSAL if rehearses else QUICK if given.quick else Sizes())
+        name = "the CPU" if rehearses else torch.cuda.get_device_name()
+        yield {"device": name, "copy_gb_per_second": bench.bandwidth / 1e9}
         for part in (dense, sparse, table, end_to_end, train):
-            found = part(bench)
-            lines = ((key, f"{value:,.4g}") for key, value in found.items())
-            timing.show(part.__name__.replace("_", " "), ("", ""), lines)
-            figures |= found
-            timing.write_json(arguments.json, figures)
-    return 0
+            gc.collect()
+            if not rehearses:
+                torch.cuda.empty_cache()
+            yield part(bench)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    common.run(measure, __doc__, quick="4M × 16, 64k rows, d = 16 and 64, batches of 4096, fewer repetitions")

@@ -17,28 +17,23 @@ each in a process of its own:
 Table bytes are looked at after each batch; memory is the peak of the whole process, libraries, compiled network and the
 reading of the log included.
 
-    python benchmarks/memory.py              # 8 GiB of memory, and 3 GB of disk for the log
-    python benchmarks/memory.py --log LOG    # another prepared log
+    python benchmarks/memory.py    # 8 GiB of memory, and 3 GB of disk for the log
 """
 
-import argparse
-import multiprocessing
-import sys
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import common
 import plain_loop
-import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.training import Config, TrainedBatch, Trainer
-from sparsegroup.training.selection.sizes import train_and_test
+from sparsegroup.training import Callback, Config, TrainedBatch, Trainer
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 ROWS, QUICK_ROWS, BATCH, RATE, UNSEEN, SKETCH = 12_000_000, 300_000, 2_048, 0.03, 500, "64MB"
@@ -64,88 +59,55 @@ def contenders(everything: float) -> dict[str, dict[str, Any]]:
     }
 
 
+class Sizes(Callback):
+    """The table's bytes after each batch."""
+
+    def __init__(self) -> None:
+        self.bytes: list[int] = []
+
+    def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
+        self.bytes.append(trainer.table.memory().total)
+
+
 def one_pass(settings: Mapping[str, Any], folder: Path, threads: int) -> dict[str, float]:
     """A pass with these settings, and what it came to."""
     set_num_threads(threads)
     torch.set_num_threads(1)
-    log, config = PreparedLog(folder), Config.of(**plain_loop.PLAIN | settings)
-    model, optimizer = config.build(log)
-    sizes: list[int] = []
-
-    class Sizes(plain_loop.Watch):
-        def on_batch(self, trainer: Trainer, trained: TrainedBatch) -> None:
-            sizes.append(model.embedding.memory().total)
-
-    watch = Sizes()
-    trained = train_and_test(config.replace(batch_size=BATCH), model, optimizer, log, callbacks=[watch])
-    table, last = model.embedding, watch.trainer.history[-1]
+    sizes, config = Sizes(), Config.of(**plain_loop.PLAIN | settings)
+    done = plain_loop.trained(PreparedLog(folder), config, [sizes])
+    table, test = done.model.embedding, done.score.test
     figures = {
-        "test_auc": trained.test.auc,
-        "test_log_loss": trained.test.log_loss,
-        "calibration": trained.test.calibration,
-        "feature_rate": trained.feature_rate,
+        "test_auc": test.auc,
+        "test_log_loss": test.log_loss,
+        "calibration": test.calibration,
+        "feature_rate": done.score.feature_rate,
         "features_seen": float(table.num_seen),
         "rows": float(table.num_rows),
-        "table_bytes": float(sizes[-1]),
-        "most_table_bytes": float(max(sizes)),
-        "peak_bytes": float(timing.peak_memory()),
-        "samples_per_s": last.samples / last.seconds,
+        "table_bytes": float(sizes.bytes[-1]),
+        "most_table_bytes": float(max(sizes.bytes)),
+        "peak_bytes": float(common.peak_memory()),
+        "samples_per_s": done.samples_per_s,
         "evicted": float(table.num_evicted),
         "refused": float(table.num_refused),
     }
     for share in POINTS:
-        figures[f"table_bytes_at_{share:.0%}"] = float(sizes[int(share * len(sizes))])
-    limit = config.model.max_table_bytes
-    if limit is not None and max(sizes) > int(limit):
-        raise AssertionError(f"{max(sizes):,} bytes are more than {limit:,}")
+        figures[f"table_bytes_at_{share:.0%}"] = float(sizes.bytes[int(share * len(sizes.bytes))])
+    assert max(sizes.bytes) <= int(config.model.max_table_bytes or 1 << 62), "more bytes than the limit"
     return figures
 
 
-def show(found: Mapping[str, dict[str, float]]) -> None:
-    columns = ("test_auc", "feature_rate", *(f"table_bytes_at_{share:.0%}" for share in POINTS))
-    columns += ("table_bytes", "most_table_bytes", "peak_bytes", "samples_per_s")
-    lines = (
-        (name, *(f"{figures[key] / 1e6:,.0f} MB" if "bytes" in key else f"{figures[key]:,.5g}" for key in columns))
-        for name, figures in found.items()
-    )
-    timing.show(f"{found['all']['features_seen']:,.0f} features seen in training", ("", *columns), lines)
-
-
-def run(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """All contenders, one after the other."""
-
-    def in_a_process(settings: Mapping[str, Any]) -> dict[str, float]:
-        """A pass in a new process, whose peak of memory is its own."""
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(one_pass, dict(settings), folder, arguments.threads).result()
-
-    found = {"all": in_a_process({**PLAIN, "l21": 0.0})}
-    for name, settings in contenders(found["all"]["most_table_bytes"]).items():
-        if arguments.only and name not in arguments.only:
-            continue
-        found[name] = in_a_process(settings)
-        print(name, {key: round(value, 4) for key, value in found[name].items()}, flush=True)
-        timing.write_json(
-            arguments.json, {f"{one}_{key}": value for one, part in found.items() for key, value in part.items()}
-        )
-    return found
-
-
-def main() -> None:
-    parser = timing.parser(__doc__, quick=f"a log of {QUICK_ROWS:,} rows")
-    parser.add_argument("--log", type=Path, help="a prepared log, in place of the one that is made")
-    parser.add_argument("--only", nargs="*", help="contenders, beside `all`; default: all of them")
-    arguments = parser.parse_args()
-    print(timing.machine())
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.log or Path(temporary, "log")
-        if arguments.log is None:
-            rows = QUICK_ROWS if arguments.quick else ROWS
-            shape = DATASETS["criteo"]
-            synthesize(shape if arguments.quick else replace(shape, full_rows=rows), rows, folder)
-        with timing.undisturbed():
-            show(run(folder, arguments))
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    with tempfile.TemporaryDirectory() as place, common.undisturbed():
+        folder, shape = Path(place, "log"), DATASETS["criteo"]
+        if given.quick:
+            synthesize(shape, QUICK_ROWS, folder)
+        else:
+            synthesize(replace(shape, full_rows=ROWS), ROWS, folder)
+        everything = common.in_a_process(one_pass, {**PLAIN, "l21": 0.0}, folder, given.threads)
+        yield {"all": everything}
+        for name, settings in contenders(everything["most_table_bytes"]).items():
+            yield {name: common.in_a_process(one_pass, settings, folder, given.threads)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    common.run(measure, __doc__, f"a log of {QUICK_ROWS:,} rows", between="_")

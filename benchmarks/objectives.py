@@ -12,21 +12,21 @@ is compared with two tables of half its feature rate each, without trials.
     python benchmarks/objectives.py --quick                    # 6,000 rows
 """
 
-import argparse
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import NormalDist
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-import timing
+import common
+from plain_loop import tested, trained
 from sparsegroup.data import open_log
 from sparsegroup.objectives import (
     Gamma,
@@ -41,8 +41,8 @@ from sparsegroup.objectives import (
     Tweedie,
 )
 from sparsegroup.optim.step import KEY_BYTES
-from sparsegroup.training import Config, Metrics, Session, load_model, predict, settings_by_trials
-from sparsegroup.training.metrics import measure
+from sparsegroup.training import Config, Session, load_model, settings_by_trials
+from sparsegroup.training.metrics import measure as metrics_of
 
 USERS, ITEMS = 3_000, 800
 CATEGORIES = ("user", "item", "noise")
@@ -54,28 +54,23 @@ Floats = np.ndarray
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of label.
+    """A kind of label."""
 
-    Attributes:
-        objective: What is learnt of it.
-        draw: Labels around the effect of each row, `[rows]` with deviation 1.
-        truth: The best predictions.
-        lightgbm, catboost: The objective's name there, and its parameters; None where it has none.
-        group: The column whose values are ranked, each by itself.
-        others: What ours is trained by as well.
-    """
-
-    objective: Objective
-    draw: Callable[[Floats, Draw], Floats]
-    truth: Callable[[Floats], Floats]
-    lightgbm: Mapping[str, Any]
-    catboost: str | None
-    group: str | None = None
-    others: tuple[Objective, ...] = ()
+    objective: Objective  # what is learnt of it
+    draw: Callable[[Floats, Draw], Floats]  # labels around the effect of each row, [rows] with deviation 1
+    truth: Callable[[Floats], Floats]  # the best predictions
+    lightgbm: Mapping[str, Any]  # its parameters there
+    catboost: str | None  # the objective's name there; None where it has none
+    group: str | None = None  # the column whose values are ranked, each by itself
+    others: tuple[Objective, ...] = ()  # what ours is trained by as well
 
 
 def _stars(effect: Floats) -> Floats:
     return 3.5 + 0.8 * effect
+
+
+def _given(effect: Floats, draw: Draw) -> Floats:
+    return np.clip(np.round(_stars(effect) + draw.normal(0, 0.7, len(effect))), 1, 5)
 
 
 def _counts(effect: Floats) -> Floats:
@@ -98,14 +93,14 @@ _Z90 = 1.2815515655446004
 TARGETS: Mapping[str, Target] = {
     "stars": Target(
         Squared(),
-        lambda effect, draw: np.clip(np.round(_stars(effect) + draw.normal(0, 0.7, len(effect))), 1, 5),
+        _given,
         lambda effect: np.clip(_stars(effect), 1, 5),
         {"objective": "regression"},
         "RMSE",
     ),
     "ranked by user": Target(
         LambdaRank(),
-        lambda effect, draw: np.clip(np.round(_stars(effect) + draw.normal(0, 0.7, len(effect))), 1, 5),
+        _given,
         _stars,
         {"objective": "lambdarank", "eval_at": [10]},
         "YetiRank",
@@ -114,7 +109,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "stars as classes": Target(
         Softmax(classes=5),
-        lambda effect, draw: np.clip(np.round(_stars(effect) + draw.normal(0, 0.7, len(effect))), 1, 5) - 1,
+        lambda effect, draw: _given(effect, draw) - 1,
         lambda effect: _chances(_stars(effect)),
         {"objective": "multiclass", "num_class": 5},
         "MultiClass",
@@ -180,11 +175,11 @@ def log_of(target: Target, rows: int, seed: int) -> tuple[pl.DataFrame, Floats]:
 
 
 def ours(target: Target, path: Path, folder: Path) -> tuple[Floats, Floats]:
-    """Predictions of our model, and of its baseline's metrics, for the test rows."""
+    """Predictions of our model for the test rows, and their labels."""
     log = open_log(path, labels="classes" if target.objective.takes_classes else "numbers")
     config, trials = settings_by_trials(Config.of(objective=target.objective, group=target.group), log)
     Session.begin(folder, config, log, trials=trials).train()
-    window = predict(load_model(folder), log.batches(log.train_rows, len(log), 4096))
+    window = tested(load_model(folder), log)
     return window.probabilities(), window.labels().astype(np.float64)
 
 
@@ -218,10 +213,10 @@ def lightgbm(target: Target, train: pl.DataFrame, test: pl.DataFrame) -> Floats:
         return gbm.Dataset(_codes(rows, train), rows["label"].to_numpy(), group=sizes, **how)
 
     held, sign = len(train) // 10, 1 if target.group is None else -1  # of NDCG the highest is best
-    common = {"learning_rate": 0.05, "num_threads": 1, "seed": 0, "verbose": -1, **target.lightgbm}
+    shared = {"learning_rate": 0.05, "num_threads": 1, "seed": 0, "verbose": -1, **target.lightgbm}
     tried = []
     for leaves, least in ((15, 30), (63, 30), (63, 200)):
-        settings = {**common, "num_leaves": leaves, "min_data_in_leaf": least}
+        settings = {**shared, "num_leaves": leaves, "min_data_in_leaf": least}
         stop = gbm.early_stopping(PATIENCE, verbose=False)
         model = gbm.train(settings, data(train[:-held]), ROUNDS, valid_sets=[data(train[-held:])], callbacks=[stop])
         tried.append((sign * next(iter(model.best_score["valid_0"].values())), model.best_iteration, settings))
@@ -241,11 +236,11 @@ def catboost(target: Target, train: pl.DataFrame, test: pl.DataFrame) -> Floats:
         return cat.Pool(rows.drop("label").to_pandas(), labels, cat_features=list(CATEGORIES), group_id=groups)
 
     held, tried, sign = len(train) // 10, [], 1 if target.group is None else -1
-    common = {"loss_function": target.catboost, "thread_count": 1, "random_seed": 0, "verbose": False}
+    shared = {"loss_function": target.catboost, "thread_count": 1, "random_seed": 0, "verbose": False}
     if target.group is not None:
-        common["eval_metric"] = "NDCG:top=10;type=Exp"
+        shared["eval_metric"] = "NDCG:top=10;type=Exp"
     for depth in (4, 6):
-        settings = {**common, "depth": depth, "allow_writing_files": False, "iterations": ROUNDS, "learning_rate": 0.1}
+        settings = {**shared, "depth": depth, "allow_writing_files": False, "iterations": ROUNDS, "learning_rate": 0.1}
         model = cat.CatBoost(settings)
         model.fit(pool(train[:-held]), eval_set=pool(train[-held:]), early_stopping_rounds=PATIENCE)
         scores = next(iter(model.get_evals_result()["validation"].values()))
@@ -258,39 +253,38 @@ def catboost(target: Target, train: pl.DataFrame, test: pl.DataFrame) -> Floats:
     return found
 
 
-def compared(target: Target, rows: int, folder: Path) -> dict[str, tuple[dict[str, float], float]]:
-    """Method → figure on the test rows → value, and seconds."""
+def compared(target: Target, rows: int, folder: Path) -> dict[str, dict[str, float]]:
+    """Method → figure on the test rows → value."""
     frame, truth = log_of(target, rows, seed=0)
     path, tenth = folder / "log.csv", round(rows * 0.1)
     frame.write_csv(path)
     train, test = frame[:-tenth], frame[-tenth:]
-    labels, found = test["label"].to_numpy(), dict[str, tuple[dict[str, float], float]]()
+    labels, found = test["label"].to_numpy(), dict[str, dict[str, float]]()
     groups = None if target.group is None else test[target.group].rank("dense").to_numpy().astype(np.int64)
     shown = {"relative loss": "relative_loss"} if groups is None else {"NDCG@10": "ndcg", "pairs in order": "gauc"}
     if target.objective.takes_classes:
         shown = {"relative loss": "normalized_entropy", "accuracy": "accuracy"}
 
-    def note(name: str, predictions: Floats, seconds: float) -> None:
-        metrics = measure(target.objective, labels, predictions.astype(np.float64), groups=groups)
-        found[name] = {title: getattr(metrics, measure) for title, measure in shown.items()}, seconds
+    def note(name: str, predictions: Floats) -> None:
+        metrics = metrics_of(target.objective, labels, predictions.astype(np.float64), groups=groups)
+        found[name] = {title: getattr(metrics, measure) for title, measure in shown.items()}
 
     for objective in (target.objective, *target.others):
-        begin, name = perf_counter(), "sparsegroup" + (f" {objective.name}" if objective in target.others else "")
+        name = "sparsegroup" + (f" {objective.name}" if objective in target.others else "")
         group = target.group if objective.takes_groups else None
         predictions, same = ours(replace(target, objective=objective, group=group), path, folder / name)
         np.testing.assert_allclose(same, labels, rtol=1e-6)
-        note(name, predictions, perf_counter() - begin)
+        note(name, predictions)
     baseline = json.loads((folder / "sparsegroup" / "summary.json").read_text())["baseline"]
-    found["its linear baseline"] = {title: baseline[measure] for title, measure in shown.items()}, float("nan")
+    found["its linear baseline"] = {title: baseline[measure] for title, measure in shown.items()}
     for name, run in {"LightGBM": lightgbm, "CatBoost": catboost}.items():
         if find_spec(name.lower()) and (name != "CatBoost" or target.catboost):
-            begin = perf_counter()
-            note(name, run(target, train, test), perf_counter() - begin)
-    note("the truth", truth[-tenth:], float("nan"))
+            note(name, run(target, train, test))
+    note("the truth", truth[-tenth:])
     return found
 
 
-def two_tasks(rows: int, folder: Path) -> dict[str, tuple[dict[str, float], float]]:
+def two_tasks(rows: int, folder: Path) -> dict[str, dict[str, float]]:
     """Clicks and purchases, of which each needs a click: one table for both, and two tables of half the rows each."""
     frame, _ = log_of(TARGETS["stars"], rows, seed=0)
     draw, effect = np.random.default_rng(1), frame["label"].to_numpy() - 3.5
@@ -299,64 +293,42 @@ def two_tasks(rows: int, folder: Path) -> dict[str, tuple[dict[str, float], floa
     path = folder / "log.csv"
     frame.drop("label").with_columns(click=click.astype(int), buy=buy.astype(int)).write_csv(path)
 
-    def trained(label: str, rate: float, **settings: Any) -> tuple[dict[str, Metrics], int]:
-        exclude = [one for one in ("click", "buy") if one not in label]
-        log = open_log(path, label=label, exclude=exclude)
+    def figures(label: str, rate: float, **settings: Any) -> dict[str, float]:
+        log = open_log(path, label=label, exclude=[one for one in ("click", "buy") if one not in label])
         config = Config.of(target_rate=rate, least_features=0, baseline=False, batch_size=128, **settings)
-        model, optimizer = (config := config.resolved_for(log)).build(log)
-        plan = config.training.plan(log.train_rows)
-        config.trainer(model, optimizer, plan).fit_plan(plan, log)
-        metrics: Any = predict(model, log.batches(log.train_rows, len(log), 4096)).metrics()
+        model = trained(log, config.resolved_for(log)).model
+        metrics: Any = tested(model, log).metrics()
         size = model.live_bytes + KEY_BYTES * sum(one.num_live for one in model.rows.values())
-        return metrics.tasks if "," in label else {label: metrics}, size
+        tasks = metrics.tasks if "," in label else {label: metrics}
+        return {**{f"AUC of {task}": one.auc for task, one in tasks.items()}, "MB": size / 1e6}
 
-    found, share = dict[str, tuple[dict[str, float], float]](), 0.2
-    ways: Mapping[str, Sequence[tuple[str, float, dict[str, Any]]]] = {
-        "two tables": [(one, share / 2, {"model": "mlp"}) for one in ("click", "buy")],
-        "shared bottom": [("click,buy", share, {"model": "mlp"})],
-        "mmoe": [("click,buy", share, {"model": "mmoe"})],
-        "ple": [("click,buy", share, {"model": "ple"})],
-        "esmm": [("click,buy", share, {"model": "mlp", "objective": "esmm"})],
+    share, both = 0.2, "click,buy"
+    alone = [figures(label, share / 2, model="mlp") for label in ("click", "buy")]
+    return {
+        "two tables": alone[0] | alone[1] | {"MB": sum(one["MB"] for one in alone)},
+        "shared bottom": figures(both, share, model="mlp"),
+        "mmoe": figures(both, share, model="mmoe"),
+        "ple": figures(both, share, model="ple"),
+        "esmm": figures(both, share, model="mlp", objective="esmm"),
     }
-    for name, trainings in ways.items():
-        begin = perf_counter()
-        results = [trained(label, rate, **settings) for label, rate, settings in trainings]
-        metrics = {task: one for tasks, _ in results for task, one in tasks.items()}
-        values = {f"AUC of {task}": metrics[task].auc for task in ("click", "buy")}
-        found[name] = {**values, "MB": sum(size for _, size in results) / 1e6}, perf_counter() - begin
-    return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*TARGETS, TASKS]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="TARGET")
-    parser.add_argument("--rows", type=int, default=60_000, help="of each log; default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="6,000 rows")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as a flat object")
-    given = parser.parse_args(argv)
-    print(timing.machine(), flush=True)
-    figures: dict[str, float] = {}
-    for name in given.only:
-        rows_of_each = 6_000 if given.quick else given.rows
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    rows = 6_000 if given.quick else 60_000
+    for name in (*TARGETS, TASKS):
         with tempfile.TemporaryDirectory() as folder:
-            if name == TASKS:
-                found = two_tasks(rows_of_each, Path(folder))
-            else:
-                found = compared(TARGETS[name], rows_of_each, Path(folder))
-        titles = list(next(iter(found.values()))[0])
-        rows = [
-            [method, *(f"{value:.4f}" for value in values.values()), f"{seconds:,.0f}"]
-            for method, (values, seconds) in found.items()
-        ]
-        timing.show(name if name == TASKS else f"{name}: {TARGETS[name].objective}", ("", *titles, "seconds"), rows)
-        for method, (values, _) in found.items():
-            for title, value in values.items():
-                key = f"{name} {method}" + (f" {title}" if len(titles) > 1 else "")
-                figures[key.replace(" %", "").replace(" ", "_").lower()] = value
-    if given.json:
-        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+            found = two_tasks(rows, Path(folder)) if name == TASKS else compared(TARGETS[name], rows, Path(folder))
+        yield {_key(f"{name} {method}"): _columns(values) for method, values in found.items()}
+
+
+def _columns(values: dict[str, float]) -> dict[str, float] | float:
+    """Of a single figure, that."""
+    return {_key(title): value for title, value in values.items()} if len(values) > 1 else next(iter(values.values()))
+
+
+def _key(text: str) -> str:
+    return text.replace(" %", "").replace(" ", "_").lower()
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, "6,000 rows", between="_")

@@ -8,13 +8,13 @@ moments read; x and the moments written), 9 with u.
     python benchmarks/optimizer_step.py
 """
 
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import nn
 
-import timing
+import common
 from sparsegroup import GroupAdam
 
 ROUNDS = 10
@@ -33,39 +33,22 @@ def weights(shape: tuple[int, int], count: int) -> list[nn.Parameter]:
     return result
 
 
-def measure(name: str, shape: tuple[int, int], count: int, calls: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Median ms of the optimizers, and their ratios to Adam's."""
-    optimizers = {key: make(weights(shape, count)) for key, make in OPTIMIZERS.items()}
-    contenders = {key: lambda _, step=optimizer.step: step() for key, optimizer in optimizers.items()}
-    with timing.undisturbed():
-        times = timing.alternate(contenders, ROUNDS, dict.fromkeys(contenders, calls))
-    ms = {key: 1e3 * float(np.median(taken)) for key, taken in times.items()}
-    ratios = {key: ms[key] / ms["adam"] for key in ms}
-    print(f"{name}: {count} of {shape[0]:,} × {shape[1]}, medians of {ROUNDS * calls} steps")
-    for key in ms:
-        print(f"{key:<15}{ms[key]:>9.3f} ms{ratios[key]:>8.2f}", flush=True)
-    return ms, ratios
-
-
-def main() -> None:
-    arguments = timing.parser(__doc__, quick="a hundredth of the rows").parse_args()
-    torch.set_num_threads(arguments.threads)
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    torch.set_num_threads(given.threads)
     torch.manual_seed(1)
-    print(timing.machine())
-    rows = 40_000 if arguments.quick else 4_000_000
-    bandwidth = timing.copy_bandwidth(4 * rows * 16)
+    rows = 40_000 if given.quick else 4_000_000
+    bandwidth = common.copy_bandwidth(4 * rows * 16)
     figures = {"copy_gb_per_second": bandwidth / 1e9}
     for name, shape, count, calls in (("dense", (rows, 16), 1, 5), ("small_tensors", (64, 8), 200, 20)):
-        ms, ratios = measure(name, shape, count, calls)
+        optimizers = {key: make(weights(shape, count)) for key, make in OPTIMIZERS.items()}
+        contenders = {key: lambda _, step=optimizer.step: step() for key, optimizer in optimizers.items()}
+        with common.undisturbed():
+            ms = common.median_ms(common.alternate(contenders, ROUNDS, dict.fromkeys(contenders, calls)))
         figures |= {f"{name}_ms_{key}": ms[key] for key in ms}
-        figures |= {f"{name}_ratio_{key}": ratios[key] for key in ratios if key != "adam"}
-        if name == "dense":
-            least = {key: 1e3 * 4 * rows * 16 * words / bandwidth for key, words in WORDS.items()}
-            figures |= {f"dense_floor_ms_{key}": least[key] for key in least}
-            print(f"to copy the bytes, at {bandwidth / 1e9:.1f} GB/s: ", end="")
-            print(", ".join(f"{key} {least[key]:.3f} ms ({ms[key] / least[key]:.2f} times)" for key in least))
-    timing.write_json(arguments.json, figures)
+        figures |= {f"{name}_ratio_{key}": ms[key] / ms["adam"] for key in ms if key != "adam"}
+    figures |= {f"dense_floor_ms_{key}": 1e3 * 4 * rows * 16 * words / bandwidth for key, words in WORDS.items()}
+    yield figures
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, quick="a hundredth of the rows")

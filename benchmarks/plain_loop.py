@@ -1,9 +1,11 @@
-"""What benchmarks share: plain settings, a log, and the plain loop over `nn.Embedding` with optimizers of torch."""
+"""What benchmarks of training share: plain settings, ours, and a plain loop over `nn.Embedding` with torch's Adam."""
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sparsegroup.data import Log, PreparedLog, SyntheticConfig, open_log, synthetic_log
 from sparsegroup.models import DCN
-from sparsegroup.training import Callback, Trainer
+from sparsegroup.optim import GroupOptimizer
+from sparsegroup.training import Callback, ClickModel, Config, HistoryPoint, Trainer, predict
+from sparsegroup.training.model import LookupModel
+from sparsegroup.training.predictions import PredictionWindow
+from sparsegroup.training.selection.sizes import ModelScore, train_and_test
 
 PLAIN = {
     "model": "dcn",
@@ -24,16 +30,31 @@ PLAIN = {
 """Explicit settings, so that a benchmark measures the same if a default changes."""
 
 
-def quality_log(parser: ArgumentParser, arguments: Namespace) -> Log:
-    """The log of a benchmark of quality: the one that is given, or a short made-up one with --quick."""
-    if arguments.quick:
+def quality_log(given: Namespace) -> Log:
+    """The log that is given to a benchmark of quality, or a short made-up one with --quick."""
+    if given.quick:
         return synthetic_log(SyntheticConfig(rows=5_000))
-    if arguments.log is None:
-        parser.error("a log is needed, or --quick")
-    return open_log(Path(arguments.log))
+    return open_log(given.log) if given.log else sys.exit("a log is needed, or --quick")
 
 
-class Watch(Callback):
+LOG: dict[str, dict[str, Any]] = {"log": {"type": Path, "nargs": "?", "help": "a raw or prepared log, or --quick"}}
+
+
+class Trained(NamedTuple):
+    """Ours, and what a training came to."""
+
+    model: ClickModel
+    optimizer: GroupOptimizer
+    score: ModelScore
+    history: list[HistoryPoint]
+
+    @property
+    def samples_per_s(self) -> float:
+        """Without the evaluation."""
+        return self.history[-1].samples / self.history[-1].seconds
+
+
+class _Watch(Callback):
     """Keeps the trainer that it follows, and so its history."""
 
     trainer: Trainer
@@ -42,14 +63,27 @@ class Watch(Callback):
         self.trainer = trainer
 
 
-class Ids(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
-    """Rows of a log in batches, with ids for a table of `rows` rows."""
+def trained(log: Log, config: Config, callbacks: Sequence[Callback] = ()) -> Trained:
+    """Train on a log and measure the test rows."""
+    model, optimizer = config.build(log)
+    watch = _Watch()
+    score = train_and_test(config, model, optimizer, log, callbacks=[watch, *callbacks])
+    return Trained(model, optimizer, score, watch.trainer.history)
 
-    def __init__(self, folder: Path, samples: tuple[int, int], rows: int, batch: int) -> None:
+
+def tested(model: LookupModel, log: Log) -> PredictionWindow:
+    """What a model says of the test rows."""
+    return predict(model, log.batches(log.train_rows, len(log), 4096))
+
+
+class Ids(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
+    """The first samples of a log in batches, with ids for a table of `rows` rows."""
+
+    def __init__(self, folder: Path, samples: int, rows: int, batch: int) -> None:
         self.folder, self.samples, self.rows, self.batch = folder, samples, rows, batch
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for batch in PreparedLog(self.folder).batches(*self.samples, self.batch):
+        for batch in PreparedLog(self.folder).batches(0, self.samples, self.batch):
             yield batch.keys % self.rows, batch.numbers, batch.labels
 
 

@@ -17,9 +17,9 @@ while it predicts the test rows.
     python benchmarks/race.py --rows 45800000 --limit 600 --contenders ours logistic vw DCN      # an hour
 """
 
-import argparse
 import os
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-import timing
+import common
 from panel.boosting import Table
 from panel.linear import FLAGS, Design, write_vw
 from panel.logs import Kind
@@ -42,9 +42,8 @@ from sparsegroup.data import Log, prepare
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.order import LogView
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.training import Callback, Config, Trainer
+from sparsegroup.training import Callback, Config, Trainer, settings_by_trials
 from sparsegroup.training.predictions import EVALUATED
-from sparsegroup.training.selection.trials import settings_by_trials
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 
 CHUNK, TEST_ROWS, POINTS, PASSES = 500_000, 200_000, 12, 3
@@ -73,7 +72,7 @@ class Race:
     folder: Path
     threads: int
     limit: float
-    quick: bool
+    trees: int
     labels: np.ndarray = field(init=False)  # of the test rows
 
     def __post_init__(self) -> None:
@@ -106,8 +105,8 @@ class Race:
 class Stopwatch:
     """Counts while it is not paused."""
 
-    def __init__(self, start: float = 0.0) -> None:
-        self.seconds, self._since = start, perf_counter()
+    def __init__(self) -> None:
+        self.seconds, self._since = 0.0, perf_counter()
 
     def pause(self) -> float:
         """Stop; gives the seconds so far."""
@@ -190,6 +189,24 @@ def vw(race: Race) -> Curve:
     return curve
 
 
+class Trees:
+    """When each tree was done."""
+
+    def __init__(self, limit: float) -> None:
+        self.seconds: list[float] = []
+        self._limit, self._begin = limit, perf_counter()
+
+    def note(self) -> bool:
+        """A tree is done; whether time is left for another."""
+        self.seconds.append(perf_counter() - self._begin)
+        return self.seconds[-1] < self._limit
+
+    def spread(self) -> list[tuple[float, int]]:
+        """Seconds and numbers of some trees, the first and the last among them, closer together at the beginning."""
+        numbers = np.unique(np.geomspace(1, len(self.seconds), POINTS).round().astype(int))
+        return [(self.seconds[number - 1], int(number)) for number in numbers]
+
+
 def lightgbm(race: Race) -> Curve:
     import lightgbm
 
@@ -197,23 +214,18 @@ def lightgbm(race: Race) -> Curve:
     table = Table(train, race.kinds, CATEGORIES, "category")
     (matrix, categories), labels = table.matrix(train), train["label"].to_numpy()
     del train
-    marks: list[tuple[int, float]] = []
-    watch = Stopwatch()
 
     def note(env: lightgbm.callback.CallbackEnv) -> None:
-        marks.append((env.iteration + 1, perf_counter()))
-        if marks[-1][1] - start > race.limit:
+        if not trees.note():
             raise lightgbm.callback.EarlyStopException(env.iteration, [])
 
     parameters = {"objective": "binary", "learning_rate": 0.05, "num_leaves": 63, "min_data_in_leaf": 200}
     parameters |= {"num_threads": race.threads, "seed": 0, "verbose": -1}
-    start = perf_counter()
+    trees = Trees(race.limit)
     data = lightgbm.Dataset(matrix, labels, categorical_feature=categories, params={"verbose": -1})
-    model = lightgbm.train(parameters, data, TREES // (20 if race.quick else 1), callbacks=[note])
-    watch.pause()
+    model = lightgbm.train(parameters, data, race.trees, callbacks=[note])
     rows = table.matrix(race.test())[0]
-    chosen = _spread(marks)
-    return [(at - start, race.auc(model.predict(rows, num_iteration=trees))) for trees, at in chosen]
+    return [(at, race.auc(model.predict(rows, num_iteration=number))) for at, number in trees.spread()]
 
 
 def catboost(race: Race) -> Curve:
@@ -221,40 +233,31 @@ def catboost(race: Race) -> Curve:
 
     train = race.train()
     table = Table(train, race.kinds, 1 << 30, "category")
-    pools = [_pool(*table.matrix(frame), frame["label"].to_numpy()) for frame in (train, race.test())]
+
+    def pool(rows: pl.DataFrame) -> catboost.Pool:
+        matrix, categories = table.matrix(rows)
+        frame = pl.DataFrame(matrix).to_pandas()
+        for column in categories:
+            frame[frame.columns[column]] = frame[frame.columns[column]].astype(np.int64)
+        return catboost.Pool(frame, rows["label"].to_numpy(), cat_features=categories)
+
+    pools = [pool(rows) for rows in (train, race.test())]
     del train
-    marks: list[tuple[int, float]] = []
 
     class Note:
         def after_iteration(self, info: object) -> bool:
-            marks.append((len(marks) + 1, perf_counter()))
-            return marks[-1][1] - start < race.limit
+            return trees.note()
 
     model = catboost.CatBoostClassifier(
-        iterations=TREES // (20 if race.quick else 1), learning_rate=0.1, thread_count=race.threads, random_seed=0,
+        iterations=race.trees, learning_rate=0.1, thread_count=race.threads, random_seed=0,
         allow_writing_files=False, verbose=False,
     )  # fmt: skip
-    start = perf_counter()
+    trees = Trees(race.limit)
     model.fit(pools[0], callbacks=[Note()])
     return [
-        (at - start, race.auc(model.predict(pools[1], prediction_type="RawFormulaVal", ntree_end=trees)))
-        for trees, at in _spread(marks)
+        (at, race.auc(model.predict(pools[1], prediction_type="RawFormulaVal", ntree_end=number)))
+        for at, number in trees.spread()
     ]
-
-
-def _pool(matrix: np.ndarray, categories: list[int], labels: np.ndarray) -> object:
-    import catboost
-
-    frame = pl.DataFrame(matrix).to_pandas()
-    for column in categories:
-        frame[frame.columns[column]] = frame[frame.columns[column]].astype(np.int64)
-    return catboost.Pool(frame, labels, cat_features=categories)
-
-
-def _spread(marks: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Some of the marks, the first and the last among them, closer together at the beginning."""
-    places = np.unique(np.geomspace(1, len(marks), POINTS).round().astype(int)) - 1
-    return [marks[place] for place in places]
 
 
 def plain_dcn(race: Race) -> Curve:
@@ -349,47 +352,38 @@ def chart(curves: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def logs(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Log]]:
-    """The logs of the race, by name."""
-    yield "synthetic", ShortTest(synthesize(DATASETS["criteo"], arguments.rows, folder / "synthetic"))
-    if arguments.data is not None:
-        log, _ = prepare([arguments.data / "globo_clicks.csv.xz"], folder / "globo_clicks")
-        yield "globo_clicks", ShortTest(log)
-
-
-def main() -> None:
-    parser = timing.parser(__doc__, quick="50,000 rows, few trees")
-    parser.add_argument("--data", type=Path, help="the folder of globo_clicks; without it only the synthetic log")
-    parser.add_argument("--rows", type=int, help="of the synthetic log; default: 5,000,000")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds of a contender; default: %(default)s")
-    there = [name for name, (_, package) in CONTENDERS.items() if find_spec(package)]
-    parser.add_argument("--contenders", nargs="+", choices=there, default=there, metavar="NAME")
-    parser.add_argument("--chart", type=Path, metavar="PNG", help="draw the curves")
-    arguments = parser.parse_args()
-    arguments.rows = arguments.rows or (50_000 if arguments.quick else 5_000_000)
-    set_num_threads(arguments.threads)
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    set_num_threads(given.threads)
     if hasattr(os, "sched_setaffinity"):  # also for vw, which parses in another thread
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
-    print(timing.machine(), flush=True)
-    figures: dict[str, float | str] = {}
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.threads])
     curves: dict[str, dict[str, Curve]] = {}
     with tempfile.TemporaryDirectory() as name:
-        for log_name, log in logs(arguments, Path(name)):
-            curves[log_name] = {}
-            for contender in arguments.contenders:
-                with tempfile.TemporaryDirectory() as folder, timing.undisturbed():
-                    race = Race(log, Path(folder), arguments.threads, arguments.limit, arguments.quick)
-                    curve = curves[log_name][contender] = CONTENDERS[contender][0](race)
-                print(f"{log_name}, {contender}: " + ", ".join(f"{s:.1f} s {auc:.4f}" for s, auc in curve), flush=True)
-                for number, (seconds, auc) in enumerate(curve):
-                    figures |= {f"{log_name}.{contender}.{number}.seconds": seconds}
-                    figures |= {f"{log_name}.{contender}.{number}.auc": auc}
-            figures |= {f"{log_name}.{key}": value for key, value in verdicts(curves[log_name]).items()}
-    timing.show("race", ("", ""), ((key, f"{value:,.4g}") for key, value in figures.items() if key.count(".") < 3))
-    if arguments.chart:
-        chart(curves, arguments.chart)
-    timing.write_json(arguments.json, figures)
+        logs = {"synthetic": synthesize(DATASETS["criteo"], 50_000 if given.quick else given.rows, Path(name, "rows"))}
+        if given.data is not None:
+            logs["globo_clicks"], _ = prepare([given.data / "globo_clicks.csv.xz"], Path(name, "globo_clicks"))
+        for log_name, log in logs.items():
+            of_log = curves[log_name] = {}
+            for contender in given.contenders:
+                with tempfile.TemporaryDirectory() as folder, common.undisturbed():
+                    trees = TREES // (20 if given.quick else 1)
+                    race = Race(ShortTest(log), Path(folder), given.threads, given.limit, trees)
+                    curve = of_log[contender] = CONTENDERS[contender][0](race)
+                yield {
+                    f"{log_name}.{contender}.{number}": {"seconds": seconds, "auc": auc}
+                    for number, (seconds, auc) in enumerate(curve)
+                }
+            yield {log_name: verdicts(of_log)}
+    if given.chart:
+        chart(curves, given.chart)
 
 
 if __name__ == "__main__":
-    main()
+    there = [name for name, (_, package) in CONTENDERS.items() if find_spec(package)]
+    options = {
+        **common.DATA,
+        "--rows": {"type": int, "default": 5_000_000, "help": "of the synthetic log; default: %(default)s"},
+        "--limit": {"type": float, "default": 1800.0, "help": "seconds of a contender; default: %(default)s"},
+        "--contenders": {"nargs": "+", "choices": there, "default": there, "metavar": "NAME"},
+        "--chart": {"type": Path, "metavar": "PNG", "help": "draw the curves"},
+    }
+    common.run(measure, __doc__, quick="50,000 rows, few trees", options=options)

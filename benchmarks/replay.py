@@ -10,21 +10,22 @@ has learnt, looked up five times a second; at 50 times it includes the wait unti
 
 import json
 import lzma
-import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-import timing
-from server import PAUSE, client, serving
+import common
+from server import PAUSE, asked, serving
 from sparsegroup.data.synthetic import write_clicks
 from sparsegroup.publishing import open_destination
 
@@ -51,15 +52,10 @@ def following(place: Path, label: str) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def status(place: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((place / "run" / "status.json").read_text())
+def status(place: Path) -> dict[str, Any]:
+    """Samples learnt so far; number and bytes of all releases, also of those that are no longer kept."""
+    found: dict[str, Any] = json.loads((place / "run" / "status.json").read_text())
     return found
-
-
-def published_so_far(place: Path) -> dict[str, float]:
-    """Number and bytes of all releases, also of those that are no longer kept."""
-    found: dict[str, dict[str, float]] = json.loads((place / "run" / "status.json").read_text())
-    return {name: found["published"][name] for name in ("releases", "bytes")}
 
 
 def replayed(
@@ -70,21 +66,18 @@ def replayed(
     frame[:FIRST].write_csv(log)
     bodies = [json.dumps({"row": row}).encode() for row in frame[:500].drop(label).iter_rows(named=True)]
     figures: dict[str, float] = {}
-    context = multiprocessing.get_context("spawn")
-    with following(place, label), serving(place / "models") as (port, _):
-        ended, answers = context.Event(), context.Queue()
-        process = context.Process(target=client, args=(port, bodies, PAUSE, ended, answers))
-        process.start()
+    with (
+        following(place, label),
+        serving(place / "models") as (port, _),
+        asked(port, bodies, PAUSE) as (ended, found),
+    ):
         time.sleep(5)
         periods = {}
-        for part in ("fast", "slow"):
-            begin, before, stale = time.time(), status(place)["samples"], list[tuple[float, float]]()
-            status_before = published_so_far(place)
-            first = FIRST if part == "fast" else FIRST + fast
-            rows = iter(slices(frame[first:], times[first:], fast if part == "fast" else None, seconds))
+        for part, first in (("fast", FIRST), ("slow", FIRST + fast)):
+            begin, before, stale = time.time(), status(place), list[tuple[float, float]]()
             given = first
             with log.open("a") as file:
-                while (block := next(rows, None)) is not None:
+                for block in slices(frame[first:], times[first:], fast if part == "fast" else None, seconds):
                     file.write(block.write_csv(include_header=False))
                     file.flush()
                     given += len(block)
@@ -92,24 +85,22 @@ def replayed(
             while status(place)["samples"] < given - 2 * BATCH:  # a batch may wait to be full
                 time.sleep(0.2)
                 stale.append((age(port), time.time() - begin))
-            taken = time.time() - begin
+            taken, after = time.time() - begin, status(place)
             # From the first release with rows of this part on.
             ages = [one for one, since in stale if one < since] or [one for one, _ in stale]
             periods[part] = (begin, time.time())
-            published = {name: after - status_before[name] for name, after in published_so_far(place).items()}
+            releases, size = (after["published"][name] - before["published"][name] for name in ("releases", "bytes"))
             figures |= {
-                f"{part}_rows_per_s": (status(place)["samples"] - before) / taken,
+                f"{part}_rows_per_s": (after["samples"] - before["samples"]) / taken,
                 f"{part}_seconds": taken,
-                f"{part}_releases": published["releases"],
-                f"{part}_bytes_a_minute": 60 * published["bytes"] / taken,
+                f"{part}_releases": releases,
+                f"{part}_bytes_a_minute": 60 * size / taken,
                 f"{part}_stale_p50_s": float(np.quantile(ages, 0.5)),
                 f"{part}_stale_p99_s": float(np.quantile(ages, 0.99)),
             }
         whole = [one.bytes for one in open_destination(str(place / "models")).releases() if one.kind == "export"]
         figures["export_bytes"] = whole[-1]
         ended.set()
-        found = answers.get()
-        process.join()
     figures |= {"requests": len(found), "failed": sum(code != 200 for *_, code, _ in found)}
     for part, (begin, end) in periods.items():
         latency = [1e3 * taken for due, taken, *_ in found if begin <= due < end]
@@ -135,36 +126,23 @@ def slices(frame: pl.DataFrame, times: np.ndarray, fast: int | None, seconds: in
         given = max(given, until)
 
 
-def main() -> None:
-    parser = timing.parser(__doc__, "10,000 rows, then 5 seconds")
-    parser.add_argument("--data", type=Path, help="folder of the public logs")
-    given = parser.parse_args()
+def measure(given: Namespace) -> Iterator[common.Figures]:
     fast, seconds = (10_000, 5) if given.quick else (300_000, 240)
-    figures: dict[str, float | str] = {"machine": timing.machine()}
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "made_up.csv"
         write_clicks(made, 50_000 if given.quick else 2_000_000)
-        logs = {"made_up": (pl.read_csv(made, infer_schema=False, n_rows=FIRST + fast + 40_000), "clicked")}
-        if given.data is not None and not given.quick:
+        frame = pl.read_csv(made, infer_schema=False, n_rows=FIRST + fast + 40_000)
+        times = frame["event_time"].str.to_datetime().dt.epoch("ms")
+        logs = {"made_up": (frame, times, "clicked")}
+        if given.data is not None:
             globo = lzma.decompress((given.data / "globo_clicks.csv.xz").read_bytes())
-            logs["globo_clicks"] = (pl.read_csv(globo, infer_schema=False).drop("split"), "label")
-        for name, (frame, label) in logs.items():
-            times = seconds_of(frame)
+            frame = pl.read_csv(globo, infer_schema=False).drop("split")
+            logs["globo_clicks"] = (frame, frame["ts"].cast(pl.Int64), "label")
+        for name, (frame, milliseconds, label) in logs.items():
             place = Path(scratch) / name
             place.mkdir()
-            found = replayed(frame, times, label, fast, seconds, place)
-            figures |= {f"{name}_{key}": value for key, value in found.items()}
-            timing.show(name, ("", ""), [[key.replace("_", " "), f"{value:,.3g}"] for key, value in found.items()])
-    timing.write_json(given.json, figures)
-
-
-def seconds_of(frame: pl.DataFrame) -> np.ndarray:
-    """Times of the rows, which rise."""
-    name = "ts" if "ts" in frame.columns else "event_time"
-    if frame[name][0].isdigit():
-        return frame[name].cast(pl.Int64).to_numpy() / 1_000
-    return frame[name].str.to_datetime().dt.epoch("ms").to_numpy() / 1_000
+            yield {name: replayed(frame, milliseconds.to_numpy() / 1_000, label, fast, seconds, place)}
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, "10,000 rows, then 5 seconds", between="_", options=common.DATA)

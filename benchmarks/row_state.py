@@ -4,21 +4,21 @@ For each log, optimizer and seed `sparsegroup train` goes through the log once, 
 else by default but for what `TRAINED` says: test AUC, log loss, calibration (mean prediction over mean label) and
 feature rate, mean and standard deviation over seeds. A table's step is timed with each, taking turns.
 
-    python benchmarks/row_state.py train.txt clicks.csv --json benchmarks/results/row_state.json
+    python benchmarks/row_state.py --data FOLDER
 """
 
 import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
 
-import timing
+import common
+from panel.logs import shared_logs
 from sparsegroup import HashEmbedding
 from sparsegroup.training.build import OPTIMIZERS
 
@@ -30,23 +30,18 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "rowwise_adagrad": ("--optimizer", "rowwise_adagrad", "--lr", ".1", "--network-lr", ".03"),
 }
 DIM, BATCH, BATCHES = 8, 512 * 39, 40
+SEEDS = {"criteo_sample": 3, "avazu_sample": 3, "globo_clicks": 2}
 
 
-def measured(log: str, options: tuple[str, ...], seed: int, threads: int) -> dict[str, float]:
+def trained(log: Path, options: tuple[str, ...], seed: int, threads: int) -> dict[str, float]:
     """One run's figures on the test set."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "sparsegroup", "train", log, *options, "--seed", str(seed), "--out", str(run)]
-        common = ["--model", "dcn", "--dim", str(DIM), "--target-rate", ".1", "--no-baseline"]
-        subprocess.run([*command, *common, "--threads", str(threads), "--quiet"], check=True)
+        shared = ["--model", "dcn", "--dim", DIM, "--target-rate", ".1", "--no-baseline", "--threads", threads]
+        common.sparsegroup("train", log, *options, *shared, "--seed", seed, "--out", run, "--quiet")
         summary = json.loads((run / "summary.json").read_text())
-    test = summary["test"]
-    return {
-        "auc": test["auc"],
-        "log_loss": test["log_loss"],
-        "calibration": test["calibration"],
-        "feature_rate": summary["feature_rate"],
-    }
+    figures = {name: summary["test"][name] for name in ("auc", "log_loss", "calibration")}
+    return figures | {"feature_rate": summary["feature_rate"]}
 
 
 def stepper(options: tuple[str, ...], rows: int) -> tuple[HashEmbedding, Callable[[torch.Tensor, torch.Tensor], float]]:
@@ -70,7 +65,7 @@ def stepper(options: tuple[str, ...], rows: int) -> tuple[HashEmbedding, Callabl
     return table, step
 
 
-def timed(rows: int, rounds: int) -> dict[str, float]:
+def timed(rows: int, rounds: int) -> dict[str, dict[str, float]]:
     """Milliseconds of a step and bytes of a row, of tables of so many rows."""
     draw = torch.Generator().manual_seed(0)
     keys = [(torch.rand(BATCH, generator=draw) ** 3 * rows).long() for _ in range(BATCHES)]
@@ -81,40 +76,30 @@ def timed(rows: int, rounds: int) -> dict[str, float]:
         for name, (_, step) in made.items():
             found = [step(some, gradient) for some in keys]
             times[name] += found if turn else []
-    figures: dict[str, float] = {}
-    for name, (table, _) in made.items():
-        figures |= {
-            f"{name}.step_ms": 1e3 * float(np.median(times[name])),
-            f"{name}.row_bytes": table.table.rows.row_bytes,
-            f"{name}.bytes_per_row": table.memory().total / table.num_rows,
+    return {
+        name: {
+            "step_ms": 1e3 * common.median(times[name]),
+            "row_bytes": table.table.rows.row_bytes,
+            "bytes_per_row": table.memory().total / table.num_rows,
         }
-    return figures
+        for name, (table, _) in made.items()
+    }
 
 
-def main() -> None:
-    parser = timing.parser(__doc__, quick="small tables; no log")
-    parser.add_argument("logs", nargs="*", help="to train on")
-    parser.add_argument("--seeds", type=int, default=3, help="of a log; default: %(default)s")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    with timing.undisturbed():
-        figures = timed(*((20_000, 2) if arguments.quick else (2_000_000, 6)))
-    step = ("step_ms", "row_bytes", "bytes_per_row")
-    lines = ((name, *(f"{figures[f'{name}.{one}']:.3g}" for one in step)) for name in TRAINED)
-    timing.show("A table's step", ("", "ms", "bytes of a row", "with index"), lines)
-    for log in () if arguments.quick else arguments.logs:
-        title = Path(log).name.split(".")[0]
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    torch.set_num_threads(given.threads)
+    with common.undisturbed():
+        found = timed(*((20_000, 2) if given.quick else (2_000_000, 6)))
+    yield found
+    for log in (one for one in shared_logs(given.data) if one.name in SEEDS) if given.data else ():
+        found = {}
         for name, options in TRAINED.items():
-            runs = [measured(log, options, seed, arguments.threads) for seed in range(arguments.seeds)]
-            for measure in runs[0]:
-                values = [run[measure] for run in runs]
-                at = f"{title}.{name}.{measure}"
-                figures |= {at: float(np.mean(values)), f"{at}_deviation": float(np.std(values))}
-        measures = ("auc", "log_loss", "calibration", "feature_rate")
-        of_log = ((name, *(f"{figures[f'{title}.{name}.{one}']:.4f}" for one in measures)) for name in TRAINED)
-        timing.show(title, ("", *measures), of_log)
-    timing.write_json(arguments.json, figures)
+            runs = [trained(log.path, options, seed, given.threads) for seed in range(SEEDS[log.name])]
+            each = {of: [run[of] for run in runs] for of in runs[0]}
+            found[f"{log.name}.{name}"] = {of: float(np.mean(values)) for of, values in each.items()}
+            found[f"{log.name}.{name}"] |= {f"{of}_deviation": float(np.std(values)) for of, values in each.items()}
+        yield found
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, quick="small tables; no log", options=common.DATA)

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import timing
+import common
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data import open_log
 from sparsegroup.models import NumberEncoder
@@ -47,29 +48,26 @@ SIZES = (1, 32, 512)
 INDEX = "releases.json"
 
 
-def main() -> None:
-    args = timing.parser(__doc__, "a pair of short periods and a small model").parse_args()
-    rounds, seconds, calls, many = (1, 3, 30, 1_000) if args.quick else (ROUNDS, SECONDS, 500, 100_000)
-    figures: dict[str, float | str] = {"machine": timing.machine(), "rows": QUICK_ROWS if args.quick else ROWS}
-    with tempfile.TemporaryDirectory() as scratch, timing.undisturbed() as others:
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    rounds, seconds, calls, many = (1, 3, 30, 1_000) if given.quick else (ROUNDS, SECONDS, 500, 100_000)
+    size = QUICK_ROWS if given.quick else ROWS
+    with tempfile.TemporaryDirectory() as scratch, common.undisturbed() as others:
         place = Path(scratch)
         log = place / "log.csv"
-        command = [sys.executable, "-m", "sparsegroup", "synthesize", str(log), "--rows", "20000", "--quiet"]
-        subprocess.run(command, check=True)
+        common.sparsegroup("synthesize", log, "--rows", 20_000, "--quiet")
         with log.open() as file:
             rows = list(csv.DictReader(file))
-        model = made_up(log, int(figures["rows"]))
+        model = made_up(log, size)
         indices, delta_bytes = published(model, place / "there", rounds * seconds + 2 + many // 400)
-        figures["delta_bytes"] = delta_bytes
+        figures = {"rows": size, "delta_bytes": delta_bytes}
+        bodies = [json.dumps({"row": row}).encode() for row in rows[:500]]
         with serving(place / "there") as (port, lines):
-            figures |= under_swaps(place / "there", port, rows, indices, rounds, seconds)
+            figures |= under_swaps(place / "there", port, bodies, indices, rounds, seconds)
             figures["swap_p50_ms"] = swap_ms(lines)
-            figures |= back_to_back(place / "there", port, rows, indices[rounds * seconds + 1 :], many)
+            figures |= back_to_back(place / "there", port, bodies, indices[rounds * seconds + 1 :], many)
             figures |= by_size(port, rows, calls)
         figures |= parts(model, place / "export", rows, calls)
-    figures["others_cores"] = others.cores
-    show(figures)
-    timing.write_json(args.json, figures)
+    yield figures | {"others_cores": others.cores}
 
 
 def made_up(log: Path, rows: int) -> TrainedModel:
@@ -161,25 +159,25 @@ def ask(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, int]:
     return answer.status, content.get("release", 0)
 
 
-def client(port: int, bodies: list[bytes], pause: float, ended: Any, answers: Any, most: int = 1 << 62) -> None:
+def client(port: int, bodies: list[bytes], pause: float, ended: Any, answers: Any, most: int) -> None:
     """Send requests at a steady pace until `ended`, or `most` of them, on a few connections; a process."""
 
-    def send(number: int, found: list[Answer]) -> None:
+    def send(number: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         due, place = time.time() + number * pause / CONNECTIONS, number
-        while not ended.is_set() and len(found) < most // CONNECTIONS:
+        while not ended.is_set() and len(found[number]) < most // CONNECTIONS:
             time.sleep(max(0.0, due - time.time()))
             try:
                 status, release = ask(connection, bodies[place % len(bodies)])
             except (OSError, http.client.HTTPException):
                 status, release = 0, 0
                 connection.close()
-            found.append((due, time.time() - due, status, release))
+            found[number].append((due, time.time() - due, status, release))
             due, place = due + pause, place + CONNECTIONS
         connection.close()
 
     found: list[list[Answer]] = [[] for _ in range(CONNECTIONS)]
-    threads = [threading.Thread(target=send, args=(number, found[number])) for number in range(CONNECTIONS)]
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(CONNECTIONS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -188,41 +186,47 @@ def client(port: int, bodies: list[bytes], pause: float, ended: Any, answers: An
     answers.put([answer for some in found for answer in some])
 
 
+@contextmanager
+def asked(port: int, bodies: list[bytes], pause: float, most: int = 1 << 62) -> Iterator[tuple[Any, list[Answer]]]:
+    """An event, which is set when `most` requests have been answered, and which ends them; and all answers after it."""
+    context = multiprocessing.get_context("spawn")
+    ended, answers, found = context.Event(), context.Queue(), list[Answer]()
+    process = context.Process(target=client, args=(port, bodies, pause, ended, answers, most))
+    process.start()
+    yield ended, found
+    found += answers.get()
+    process.join()
+
+
 def under_swaps(
-    place: Path, port: int, rows: list[dict[str, str]], indices: list[bytes], rounds: int, seconds: int
+    place: Path, port: int, bodies: list[bytes], indices: list[bytes], rounds: int, seconds: int
 ) -> dict[str, float]:
     """Latencies of requests of a row in periods without and with a release every second."""
-    bodies = [json.dumps({"row": row}).encode() for row in rows[:500]]
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     for body in bodies:
         ask(connection, body)
     connection.close()
-    context = multiprocessing.get_context("spawn")
-    ended, answers = context.Event(), context.Queue()
-    process = context.Process(target=client, args=(port, bodies, PAUSE, ended, answers))
-    process.start()
-    time.sleep(5)  # it starts
-    periods: list[tuple[bool, float, float]] = []
+    periods: list[tuple[str, float, float]] = []
     visible: dict[int, float] = {}
     remaining = iter(range(1, len(indices)))
-    for turn in range(rounds):
-        for swaps in (turn % 2 == 0, turn % 2 == 1):
-            begin = time.time()
-            for second in range(seconds):
-                if swaps:
-                    number = next(remaining)
-                    visible[number + 1] = reveal(place, indices[number])
-                time.sleep(max(0.0, begin + second + 1 - time.time()))
-            periods.append((swaps, begin, time.time()))
-            time.sleep(1)  # the last swap ends
-    ended.set()
-    found: list[Answer] = answers.get()
-    process.join()
-    latency: dict[bool, list[float]] = {False: [], True: []}
+    with asked(port, bodies, PAUSE) as (ended, found):
+        time.sleep(5)  # it starts
+        for turn in range(rounds):
+            for period in ("swapping", "quiet") if turn % 2 == 0 else ("quiet", "swapping"):
+                begin = time.time()
+                for second in range(seconds):
+                    if period == "swapping":
+                        number = next(remaining)
+                        visible[number + 1] = reveal(place, indices[number])
+                    time.sleep(max(0.0, begin + second + 1 - time.time()))
+                periods.append((period, begin, time.time()))
+                time.sleep(1)  # the last swap ends
+        ended.set()
+    latency: dict[str, list[float]] = {"quiet": [], "swapping": []}
     for due, taken, status, _ in found:
-        for swaps, begin, end in periods:
+        for period, begin, end in periods:
             if begin <= due < end and status == 200:
-                latency[swaps].append(taken * 1e3)
+                latency[period].append(taken * 1e3)
     stale = [
         min(due + taken for due, taken, _, by in found if by >= release) - moment
         for release, moment in visible.items()
@@ -236,29 +240,20 @@ def under_swaps(
         "stale_p50_s": float(np.quantile(stale, 0.5)),
         "stale_p99_s": float(np.quantile(stale, 0.99)),
     }
-    for name, values in (("quiet", latency[False]), ("swapping", latency[True])):
-        for share in (50, 95, 99):
-            figures[f"{name}_p{share}_ms"] = float(np.quantile(values, share / 100))
     for share in (50, 95, 99):
-        figures[f"ratio_p{share}"] = figures[f"swapping_p{share}_ms"] / figures[f"quiet_p{share}_ms"]
+        quiet, swapping = (float(np.quantile(latency[period], share / 100)) for period in ("quiet", "swapping"))
+        figures |= {f"quiet_p{share}_ms": quiet, f"swapping_p{share}_ms": swapping}
+        figures[f"ratio_p{share}"] = swapping / quiet
     return figures
 
 
-def back_to_back(
-    place: Path, port: int, rows: list[dict[str, str]], indices: list[bytes], many: int
-) -> dict[str, float]:
+def back_to_back(place: Path, port: int, bodies: list[bytes], indices: list[bytes], many: int) -> dict[str, float]:
     """So many requests of a row, each as soon as the one before is answered, with a release every second."""
-    bodies = [json.dumps({"row": row}).encode() for row in rows[:500]]
-    context = multiprocessing.get_context("spawn")
-    ended, answers = context.Event(), context.Queue()
-    process = context.Process(target=client, args=(port, bodies, 0.0, ended, answers, many))
-    process.start()
-    for index in indices:
-        reveal(place, index)
-        if ended.wait(1.0):
-            break
-    found: list[Answer] = answers.get()
-    process.join()
+    with asked(port, bodies, 0.0, many) as (ended, found):
+        for index in indices:
+            reveal(place, index)
+            if ended.wait(1.0):
+                break
     return {"many_requests": len(found), "many_failed": sum(status != 200 for *_, status, _ in found)}
 
 
@@ -319,25 +314,5 @@ def parts(trained: TrainedModel, folder: Path, rows: list[dict[str, str]], calls
     return figures
 
 
-def show(figures: dict[str, float | str]) -> None:
-    def number(name: str) -> str:
-        return f"{figures[name]:,.2f}"
-
-    timing.show(
-        "a request of one row, ms",
-        ("periods", "p50", "p95", "p99"),
-        [(name, *(number(f"{name}_p{share}_ms") for share in (50, 95, 99))) for name in ("quiet", "swapping")]
-        + [("ratio", *(number(f"ratio_p{share}") for share in (50, 95, 99)))],
-    )
-    names = ("requests", "failed", "releases", "releases_served", "stale_p50_s", "stale_p99_s", "swap_p50_ms")
-    timing.show("swaps", ("", ""), [(name, number(name)) for name in (*names, "rows", "delta_bytes")])
-    columns = ("known_{}_p50_ms", "new_{}_p50_ms", "json_{}_ms", "encode_known_{}_ms", "encode_new_{}_ms", "onnx_{}_ms")
-    timing.show(
-        "by rows of a request, ms",
-        ("rows", *(name.replace("_{}", "").removesuffix("_ms") for name in columns)),
-        [(str(size), *(number(name.format(size)) for name in columns)) for size in SIZES],
-    )
-
-
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, quick="a pair of short periods and a small model")

@@ -16,23 +16,22 @@ machine may have taken back what was not used, and who comes first would pay for
 what has changed is written. At last a separate process resumes a run with that table: from its start to the moment when
 it would train the next batch.
 
-    python benchmarks/serving.py    # 6 GiB of memory, 8 GB of disk in --folder
+    python benchmarks/serving.py    # 6 GiB of memory, 8 GB of disk in the folder for temporary files
 """
 
 import shutil
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-import timing
+import common
 from plain_loop import PLAIN
 from sparsegroup.artifact import folder as disk
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
@@ -77,13 +76,6 @@ class DenseIds(nn.Module):
         return self.network(self.embedding(ids), numbers).sigmoid()
 
 
-def train_once(model: ClickModel, optimizer: GroupOptimizer, keys: Tensor) -> None:
-    """So that the rows have the optimizer's state."""
-    model(keys, torch.zeros(len(keys), NUMBERS)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def fill(model: ClickModel, clicks: Clicks) -> None:
     """Give every value a row."""
     for keys in clicks.all_keys(1 << 18):
@@ -114,24 +106,15 @@ def latencies(paths: dict[str, Path], requests: dict[str, list[tuple[Tensor, Ten
         name: lambda index, model=model, name=name: model(requests[name][index % len(requests[name])])
         for name, model in models.items()
     }
-    times = timing.alternate(calls, 20, dict.fromkeys(calls, 100 if size == 1 else 20))
+    times = common.alternate(calls, 20, dict.fromkeys(calls, 100 if size == 1 else 20))
     figures = {}
     for name, taken in times.items():
         for quantile in (50, 99):
             figures[f"{name}_batch_{size}_p{quantile}_ms"] = 1e3 * float(np.percentile(taken, quantile))
-        figures[f"{name}_batch_{size}_samples_per_s"] = size / float(np.median(taken))
+        figures[f"{name}_batch_{size}_samples_per_s"] = size / common.median(taken)
     for name in ("full", "dense_ids", "int8"):
-        figures[f"{name}_over_sparse_batch_{size}_p50"] = float(np.median(times[name]) / np.median(times["sparse"]))
+        figures[f"{name}_over_sparse_batch_{size}_p50"] = common.median(times[name]) / common.median(times["sparse"])
     return figures
-
-
-@contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def copy(source: Path, target: Path) -> None:
@@ -141,33 +124,31 @@ def copy(source: Path, target: Path) -> None:
 
 def touched(size: int) -> float:
     """Seconds for writing to so many bytes of new memory once."""
-    return timing.seconds(np.ones, size // 8)
+    return common.seconds(np.ones, size // 8)
 
 
 def throughput(
     model: ClickModel, optimizer: GroupOptimizer, fresh: Callable[[], tuple[ClickModel, GroupOptimizer]], place: Path
 ) -> dict[str, float]:
     """GB/s of writing, reading and copying, medians; a byte that is copied counts once."""
-    times: dict[str, list[float]] = {"write": [], "copy": [], "read": [], "touch": []}
+    speeds: dict[str, list[float]] = {"write": [], "copy": [], "read": [], "touch": []}
     size = model.embedding.memory().total
     for turn in range(ROUNDS + 1):
-        with scratch(place / "round") as folder:
-            touch = touched(2 * size)
-            write = timing.seconds(save_checkpoint, folder / "checkpoint", model, optimizer)
+        with tempfile.TemporaryDirectory(dir=place) as name:
+            folder = Path(name)
+            taken = {"touch": touched(2 * size)}
+            taken["write"] = common.seconds(save_checkpoint, folder / "checkpoint", model, optimizer)
             (table,) = (folder / "checkpoint").glob("table*.safetensors")
             touched(2 * size)
-            copied = timing.seconds(copy, table, folder / "copy")
+            taken["copy"] = common.seconds(copy, table, folder / "copy")
             touched(2 * size)
-            read = timing.seconds(load_checkpoint, folder / "checkpoint", *fresh())
+            taken["read"] = common.seconds(load_checkpoint, folder / "checkpoint", *fresh())
             written = table.stat().st_size
-        if turn:  # the first one compiles
-            for name, taken in (("write", write), ("copy", copied), ("read", read)):
-                times[name].append(written / taken / 1e9)
-            times["touch"].append(2 * size / touch / 1e9)
-    figures = {f"checkpoint_{name}_gb_per_s": float(np.median(speeds)) for name, speeds in times.items()}
+        for name, seconds in taken.items() if turn else ():  # the first one compiles
+            speeds[name].append((2 * size if name == "touch" else written) / seconds / 1e9)
+    figures = {f"checkpoint_{name}_gb_per_s": common.median(found) for name, found in speeds.items()}
     for name in ("write", "read"):
-        ratios = np.array(times[name]) / np.array(times["copy"])
-        figures[f"checkpoint_{name}_over_copy"] = float(np.median(ratios))
+        figures[f"checkpoint_{name}_over_copy"] = common.median(np.array(speeds[name]) / np.array(speeds["copy"]))
     return {"checkpoint_gb": written / 1e9, **figures}
 
 
@@ -176,20 +157,22 @@ def changes(model: ClickModel, optimizer: GroupOptimizer, place: Path) -> dict[s
     table = model.embedding
     keys = torch.from_numpy(table.table.directory.keys())
     figures: dict[str, float] = {}
-    with scratch(place / "changes") as folder:
-        start = timing.perf_counter()
-        whole_bytes = save_checkpoint(folder / "whole", model, optimizer, track=True).bytes
-        whole, parent = timing.perf_counter() - start, folder / "whole"
-        for number, (name, share) in enumerate(CHANGED.items()):
+    with tempfile.TemporaryDirectory(dir=place) as name:
+        parent, written = Path(name, "whole"), []
+
+        def save(path: Path, parent: Path | None = None) -> None:
+            written.append(save_checkpoint(path, model, optimizer, parent=parent, track=True).bytes)
+
+        whole = common.seconds(save, parent)
+        for change, share in CHANGED.items():
             optimizer.zero_grad()
             some = keys[torch.randperm(len(keys))[: round(share * len(keys))]]
             table(some).sum().backward()
             optimizer.step()
-            start = timing.perf_counter()
-            written = save_checkpoint(folder / str(number), model, optimizer, parent=parent, track=True)
-            figures[f"changes_{name}_seconds_over_whole"] = (timing.perf_counter() - start) / whole
-            figures[f"changes_{name}_bytes_over_whole"] = written.bytes / whole_bytes
-            parent = folder / str(number)
+            taken = common.seconds(save, Path(name, change), parent)
+            figures[f"changes_{change}_seconds_over_whole"] = taken / whole
+            figures[f"changes_{change}_bytes_over_whole"] = written[-1] / written[0]
+            parent = Path(name, change)
     optimizer.zero_grad()
     return figures
 
@@ -210,26 +193,18 @@ def resume(clicks: Clicks, place: Path) -> dict[str, float]:
     session.checkpoint(whole=True)
     del session
     command = [sys.executable, "-c", RESUME, str(run), str(rows)]
-    taken = [timing.seconds(partial(subprocess.run, command, check=True)) for _ in range(3)]
-    shutil.rmtree(run)
-    return {"resume_seconds": float(np.median(taken)), "resume_seconds_most": max(taken)}
+    taken = [common.seconds(lambda: subprocess.run(command, check=True)) for _ in range(3)]
+    return {"resume_seconds": common.median(taken), "resume_seconds_most": max(taken)}
 
 
-def main() -> None:
-    parser = timing.parser(__doc__, "10,000 rows")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the system's temporary folder")
-    arguments = parser.parse_args()
+def measure(given: Namespace) -> Iterator[common.Figures]:
     torch.set_num_threads(1)
-    threads.set_num_threads(arguments.threads)
-    print(timing.machine())
-    rng = np.random.default_rng(0)
-    total = sum(CARDINALITIES[:FIELDS])
-    scale = (10_000 if arguments.quick else 10_000_000) / total
+    threads.set_num_threads(given.threads)
+    rng, batches = np.random.default_rng(0), 64
+    scale = (10_000 if given.quick else 10_000_000) / sum(CARDINALITIES[:FIELDS])
     clicks = Clicks([rng.permutation(max(min(c, 3), round(c * scale))) for c in CARDINALITIES[:FIELDS]])
     rows = int(clicks.cardinalities.sum())
-    batches = 64
-    ranks = clicks.ranks(batches, rng)
-    values = clicks.of_ranks(ranks)
+    values = clicks.of_ranks(clicks.ranks(batches, rng))
     keys, ids = key(np.arange(FIELDS), values), clicks.ids(values)
     numbers = torch.randn(512, NUMBERS)
 
@@ -237,10 +212,12 @@ def main() -> None:
         return CONFIG.build_for(COLUMNS)
 
     model, optimizer = build()
-    train_once(model, optimizer, keys[0])
+    model(keys[0], torch.zeros(len(keys[0]), NUMBERS)).sum().backward()  # so that rows have the optimizer's state
+    optimizer.step()
+    optimizer.zero_grad()
     fill(model, clicks)
     figures: dict[str, float] = {"rows": rows}
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         opened = TrainedModel(place, "run", CONFIG, COLUMNS, model.eval(), None)
         export_trained(opened, place / "full", formats=["onnx"])
@@ -254,17 +231,14 @@ def main() -> None:
                 figures[f"{dtype}_{name.split('.')[0]}_bytes_over_expected"] = size / (live * (vector + 8))
                 figures[f"{dtype}_{name.split('.')[0]}_bytes_over_dense"] = size / (rows * DIM * 4)
         save_dense(rows, model.network, place / "dense.onnx")
-        paths = {
-            "sparse": place / "float32" / "model.onnx",
-            "int8": place / "int8" / "model.onnx",
-            "full": place / "full" / "model.onnx",
-            "dense_ids": place / "dense.onnx",
-        }
+        folders = {"sparse": "float32", "int8": "int8", "full": "full"}
+        paths = {name: place / folder / "model.onnx" for name, folder in folders.items()}
+        paths["dense_ids"] = place / "dense.onnx"
         for size in (1, 512):
             requests = {
                 name: [
-                    ((ids if name == "dense_ids" else keys)[index, :size].contiguous(), numbers[:size])
-                    for index in range(batches)
+                    ((ids if name == "dense_ids" else keys)[at, :size].contiguous(), numbers[:size])
+                    for at in range(batches)
                 ]
                 for name in paths
             }
@@ -272,16 +246,14 @@ def main() -> None:
         loads: dict[str, Callable[[int], object]] = {
             name: lambda _, path=path: OnnxModel(path) for name, path in paths.items()
         }
-        for name, taken in timing.alternate(loads, 5, dict.fromkeys(loads, 1)).items():
-            figures[f"{name}_load_ms"] = 1e3 * float(np.median(taken))
+        loaded = common.median_ms(common.alternate(loads, 5, dict.fromkeys(loads, 1)))
+        figures |= {f"{name}_load_ms": ms for name, ms in loaded.items()}
         figures |= throughput(model, optimizer, build, place)
         figures |= changes(model, optimizer, place)
         del model, optimizer, opened
         figures |= resume(clicks, place)
-    for name, value in figures.items():
-        print(f"{name:45} {value:,.4g}" if value < 1e5 else f"{name:45} {value:,.0f}")
-    timing.write_json(arguments.json, figures)
+    yield figures
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, quick="10,000 rows")

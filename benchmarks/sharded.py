@@ -4,8 +4,7 @@ DCN over the fields of a synthetic log of Criteo's shape, Group Adam, gloo; each
 one core. `bytes` counts the bytes sent to other ranks against the least that can be sent. `scaling` times steps on one
 rank and on two, which take turns. `auc` trains with float32 and with bfloat16 on the wire, with several seeds.
 
-    python benchmarks/sharded.py --data FOLDER              # the page docs/results/several-ranks; 10 minutes
-    python benchmarks/sharded.py --data FOLDER --only auc   # keeps the other figures of the page
+    python benchmarks/sharded.py --data FOLDER    # the page docs/results/several-ranks; 10 minutes
 """
 
 import json
@@ -13,28 +12,30 @@ import multiprocessing
 import os
 import re
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import timing
+import common
+from panel.logs import shared_logs
 from sparsegroup import GroupAdam, HashEmbedding, param_groups
+from sparsegroup.data import Log, SyntheticConfig, open_log, synthetic_log
 from sparsegroup.integrations import data_parallel
 from sparsegroup.kernels.cpu.threads import set_num_threads
 from sparsegroup.models import DCN
+from sparsegroup.training import evaluate
 from sparsegroup_paper.public_shapes import DATASETS, synthetic_batches
-
-if TYPE_CHECKING:
-    from sparsegroup.data import Log
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "several-ranks"
 SHAPE = DATASETS["criteo"]
@@ -42,26 +43,25 @@ PATIENCE = 600
 """Seconds that a call may take."""
 
 
-class Ranks:
-    """Processes with gloo between them. Rank r is on core r, modulo the number of cores."""
+Call = Callable[..., list[Any]]
 
-    def __init__(self, count: int) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        spawn = multiprocessing.get_context("spawn")
-        self._pools = [ProcessPoolExecutor(1, spawn, _join, (rank, count, self._folder.name)) for rank in range(count)]
 
-    def __enter__(self) -> Self:
-        return self
+@contextmanager
+def ranks_of(count: int) -> Iterator[Call]:
+    """Calls a function on all of so many processes with gloo between them, for their results.
 
-    def __exit__(self, *_: object) -> None:
-        for pool in self._pools:
-            pool.shutdown()
-        self._folder.cleanup()
+    Rank r is on core r, modulo the number of cores.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        parts = [(rank, count, folder) for rank in range(count)]
+        pools = [stack.enter_context(ProcessPoolExecutor(1, spawn, _join, part)) for part in parts]
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The results of `function(*arguments)` on all ranks."""
-        futures = [pool.submit(function, *arguments) for pool in self._pools]
-        return [future.result(PATIENCE) for future in futures]
+        def call(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+            futures = [pool.submit(function, *arguments) for pool in pools]
+            return [future.result(PATIENCE) for future in futures]
+
+        yield call
 
 
 def _join(rank: int, ranks: int, folder: str) -> None:
@@ -89,28 +89,19 @@ class ShardedModel(nn.Module):
 
 
 class Steps(NamedTuple):
-    """Some steps of one rank.
+    """Some steps of one rank."""
 
-    Attributes:
-        seconds: Of each step.
-        sent: Bytes of keys, vectors and gradients that the table has sent to other ranks.
-        distinct: Distinct keys looked up, summed over steps.
-        away: The distinct keys whose rows are on other ranks.
-    """
-
-    seconds: list[float]
-    sent: int
-    distinct: int
-    away: int
+    seconds: list[float]  # of each
+    sent: int  # bytes of keys, vectors and gradients that the table has sent to other ranks
+    distinct: int  # distinct keys looked up, summed over steps
+    away: int  # the distinct keys whose rows are on other ranks
 
 
 class Training:
     """One rank's part of a training on the arrays that `write_log` has written; the table has all of their keys.
 
-    Args:
-        folder: Of the arrays.
-        sharded: Whether the table is divided among the ranks; otherwise each rank trains a separate model.
-        wire: Dtype in which vectors and gradients travel; None: that of the table.
+    It is divided among the ranks; without `sharded` each rank trains a separate model. Vectors and gradients travel in
+    the dtype `wire`, or that of the table.
     """
 
     def __init__(self, folder: Path, sharded: bool, wire: torch.dtype | None) -> None:
@@ -177,10 +168,10 @@ def count_bytes(folder: Path, rows: int, worlds: Iterable[int], steps: int) -> d
     """Bytes sent to other ranks, and the least that can be sent: a key, its vector and its gradient, once a step."""
     figures: dict[str, float] = {}
     for count in worlds:
-        with Ranks(count) as ranks:
+        with ranks_of(count) as call:
             for name, wire, size in (("float32", None, 4), ("bfloat16", torch.bfloat16, 2)):
                 batch = min(2048, rows // (2 * count))
-                done = ranks.call(run, folder, True, 0, steps, batch, wire)
+                done = call(run, folder, True, 0, steps, batch, wire)
                 samples = count * batch * steps
                 sent, least = (sum(one.sent for one in done), sum(one.away for one in done) * (8 + 2 * 16 * size))
                 figures |= {
@@ -195,10 +186,10 @@ def count_bytes(folder: Path, rows: int, worlds: Iterable[int], steps: int) -> d
 def scaling(folder: Path, batches: Sequence[int], rounds: int, steps: int) -> dict[str, float]:
     """Samples per second of two ranks in units of one: medians and quartiles over rounds, in which they take turns."""
     found: dict[str, list[float]] = {}
-    with timing.undisturbed() as others, Ranks(1) as one, Ranks(2) as two:
+    with common.undisturbed() as others, ranks_of(1) as one, ranks_of(2) as two:
 
-        def seconds(ranks: Ranks, sharded: bool, turn: int, batch: int) -> float:
-            done = ranks.call(run, folder, sharded, turn * steps, steps, batch)
+        def seconds(call: Call, sharded: bool, turn: int, batch: int) -> float:
+            done = call(run, folder, sharded, turn * steps, steps, batch)
             return max(float(np.median(rank.seconds)) for rank in done)
 
         for turn in range(rounds):
@@ -238,30 +229,26 @@ def predictions(file: Path, wire: torch.dtype | None, seed: int) -> Tensor:
         return model(keys[part], numbers[part]).sigmoid()
 
 
-def save_log(log: "Log", file: Path) -> None:
+def save_log(log: Log, file: Path) -> None:
     rows = next(log.batches(0, len(log), len(log)))
     torch.save([rows.keys, rows.numbers, rows.labels, torch.tensor(log.train_rows)], file)
 
 
-def auc_differences(logs: Mapping[str, "Log"], seeds: int) -> dict[str, float]:
+def auc_differences(logs: Mapping[str, Log], seeds: int) -> dict[str, float]:
     """Test AUC with float32 on the wire, and the paired difference of bfloat16; each seed draws the initialization."""
-    from sparsegroup.training.metrics import evaluate  # the ranks import this module without it
-
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder, Ranks(2) as ranks:
+    with tempfile.TemporaryDirectory() as folder, ranks_of(2) as call:
         for name, log in logs.items():
             file = Path(folder, f"{name}.pt")
             save_log(log, file)
-            labels, trained = (torch.load(file)[at] for at in (2, 3))
+            _, _, labels, trained = torch.load(file)
+
+            def auc(wire: torch.dtype | None, seed: int, file: Path, tested: np.ndarray) -> float:
+                return evaluate(tested, torch.cat(call(predictions, file, wire, seed)).double().numpy()).auc
+
+            tested = labels[int(trained) :].numpy()
             aucs = np.array(
-                [
-                    [
-                        evaluate(labels[int(trained) :].numpy(), torch.cat(parts).double().numpy()).auc
-                        for wire in (None, torch.bfloat16)
-                        for parts in [ranks.call(predictions, file, wire, seed)]
-                    ]
-                    for seed in range(seeds)
-                ]
+                [[auc(wire, seed, file, tested) for wire in (None, torch.bfloat16)] for seed in range(seeds)]
             )
             differences = aucs[:, 1] - aucs[:, 0]
             figures |= {
@@ -347,50 +334,38 @@ def page_of(figures: Mapping[str, Any]) -> str:
         machine=figures["machine"],
         others_cores=figures["others_cores"],
         most=max(value for name, value in figures.items() if name.startswith("bytes.") and name.endswith(".ratio")),
-        bytes=timing.markdown(("", "distinct keys a sample", "least bytes a sample", "sent", "ratio"), sent),
+        bytes=common.markdown(("", "distinct keys a sample", "least bytes a sample", "sent", "ratio"), sent),
         seeds=figures["auc.synthetic.seeds"],
-        auc=timing.markdown(("log", "AUC, float32", "bfloat16 − float32"), aucs),
-        scaling=timing.markdown(("batch", "ms, one process", "one rank", "weak", "strong", "apart"), scaled),
+        auc=common.markdown(("log", "AUC, float32", "bfloat16 − float32"), aucs),
+        scaling=common.markdown(("batch", "ms, one process", "one rank", "weak", "strong", "apart"), scaled),
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parts = ("bytes", "scaling", "auc")
-    parser = timing.parser(__doc__, quick="a short log, two seeds, few steps, and no page")
-    parser.add_argument("--data", type=Path, help="folder of the public logs, for `auc`")
-    parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
-    parser.add_argument("--report", type=Path, help="folder of the page; default: docs/results/several-ranks")
-    given = parser.parse_args(argv)
-    quick, machine = given.quick, timing.machine()
-    print(machine, flush=True)
-    figures: dict[str, float] = {}
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    quick, figures = given.quick, dict[str, float]()
     with tempfile.TemporaryDirectory() as name:
         folder, rows = Path(name), 1 << (12 if quick else 17)
         write_log(folder, rows)
-        if "bytes" in given.only:
-            figures |= count_bytes(folder, rows, (2,) if quick else (2, 4), 4 if quick else 16)
-        if "scaling" in given.only:
-            figures |= scaling(folder, (64, 256), 1, 4) if quick else scaling(folder, (512, 2048, 8192), 5, 16)
-    if "auc" in given.only:
-        from panel.logs import shared_logs
-        from sparsegroup.data import SyntheticConfig, open_log, synthetic_log
-
-        logs: dict[str, Log] = {"synthetic": synthetic_log(SyntheticConfig(rows=2_000 if quick else 75_000))}
-        for log in shared_logs(given.data) if given.data else ():
-            if log.name in ("criteo_sample", "avazu_sample"):
-                logs[log.name] = open_log(log.path)
-        figures |= auc_differences(logs, 2 if quick else 8)
-    timing.show("", ("", "figure"), [(name, f"{value:,.5g}") for name, value in figures.items()])
-    timing.write_json(given.json, figures)
+        figures |= count_bytes(folder, rows, (2,) if quick else (2, 4), 4 if quick else 16)
+        figures |= scaling(folder, (64, 256), 1, 4) if quick else scaling(folder, (512, 2048, 8192), 5, 16)
+    logs: dict[str, Log] = {"synthetic": synthetic_log(SyntheticConfig(rows=2_000 if quick else 75_000))}
+    for log in shared_logs(given.data) if given.data else ():
+        if log.name in ("criteo_sample", "avazu_sample"):
+            logs[log.name] = open_log(log.path)
+    figures |= auc_differences(logs, 2 if quick else 8)
+    yield figures
     page = given.report or (None if quick else PAGE)
     if page is not None:
         page.mkdir(parents=True, exist_ok=True)
-        results = page / "results.json"
-        earlier = json.loads(results.read_text()) if results.exists() else {}
-        kept = {name: value for name, value in earlier.items() if name.split(".")[0] not in given.only}
-        all_figures = kept | figures | {"machine": machine}
-        results.write_text(json.dumps(all_figures, indent=1) + "\n")
-        (page / "index.md").write_text(page_of(all_figures))
+        written = figures | {"machine": common.machine()}
+        (page / "results.json").write_text(json.dumps(written, indent=1) + "\n")
+        (page / "index.md").write_text(page_of(written))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    report = {"type": Path, "help": "folder of the page; default: docs/results/several-ranks"}
+    options = common.DATA | {"--report": report}
+    common.run(measure, __doc__, "a short log, two seeds, few steps, and no page", options=options, argv=argv)
 
 
 if __name__ == "__main__":

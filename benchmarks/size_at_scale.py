@@ -10,19 +10,18 @@ those of what is served follow from the rate.
     python benchmarks/size_at_scale.py    # 6 GiB of memory, and 2 GB of disk for the log
 """
 
-import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+import common
 import plain_loop
-import timing
 from sparsegroup.data import PreparedLog
 from sparsegroup.kernels.cpu.threads import set_num_threads
-from sparsegroup.training import Config, predict
-from sparsegroup.training.selection.sizes import train_and_test
+from sparsegroup.training import Config
 from sparsegroup_paper.pruning import Learner, magnitude_pruning
 from sparsegroup_paper.public_shapes import DATASETS, synthesize
 from sparsegroup_paper.runs import Pruned
@@ -37,16 +36,13 @@ PLAIN = Config.of(
 
 def one_pass(log: PreparedLog, config: Config) -> dict[str, float]:
     """A pass, and what it came to."""
-    model, optimizer = config.build(log)
-    watch = plain_loop.Watch()
-    trained = train_and_test(config.replace(batch_size=BATCH), model, optimizer, log, callbacks=[watch])
-    last = watch.trainer.history[-1]
+    done = plain_loop.trained(log, config)
     return {
-        "test_auc": trained.test.auc,
-        "test_log_loss": trained.test.log_loss,
-        "feature_rate": trained.feature_rate,
-        "table_bytes": float(model.embedding.memory().total),
-        "samples_per_s": last.samples / last.seconds,
+        "test_auc": done.score.test.auc,
+        "test_log_loss": done.score.test.log_loss,
+        "feature_rate": done.score.feature_rate,
+        "table_bytes": float(done.model.embedding.memory().total),
+        "samples_per_s": done.samples_per_s,
     }
 
 
@@ -55,7 +51,7 @@ def pruned(log: PreparedLog, rates: list[float]) -> Iterator[tuple[str, dict[str
     learner = Learner(log, PLAIN)
     ways = [Pruned(rate, share) for rate in rates for share in FINE_TUNED]
     for way in magnitude_pruning(learner, ways, log.train_rows):
-        found = predict(learner.model, log.batches(log.train_rows, len(log), 4096)).metrics()
+        found = plain_loop.tested(learner.model, log).metrics()
         yield (
             f"pruned_tuned_{way.fine_tune:.0%}_{rates.index(way.keep)}",
             {
@@ -88,30 +84,14 @@ def all_of(log: PreparedLog) -> Iterator[tuple[str, dict[str, float]]]:
     yield from pruned(log, rates)
 
 
-def main() -> None:
-    parser = timing.parser(__doc__, quick=f"{QUICK_ROWS:,} rows")
-    parser.add_argument("--log", type=Path, help="a prepared log, in place of the one that is made")
-    arguments = parser.parse_args()
-    set_num_threads(arguments.threads)
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    set_num_threads(given.threads)
     torch.set_num_threads(1)
-    print(timing.machine())
-    figures: dict[str, float] = {}
-    lines = []
-    with tempfile.TemporaryDirectory() as temporary, timing.undisturbed():
-        rows = QUICK_ROWS if arguments.quick else ROWS
-        log = (
-            PreparedLog(arguments.log)
-            if arguments.log
-            else synthesize(DATASETS["criteo"], rows, Path(temporary, "log"))
-        )
+    with tempfile.TemporaryDirectory() as folder, common.undisturbed():
+        log = synthesize(DATASETS["criteo"], QUICK_ROWS if given.quick else ROWS, Path(folder, "log"))
         for name, found in all_of(log):
-            print(name, {key: round(value, 5) for key, value in found.items()}, flush=True)
-            figures |= {f"{name}_{key}": value for key, value in found.items()}
-            timing.write_json(arguments.json, figures)
-            columns = ("feature_rate", "test_auc", "test_log_loss", "table_bytes", "samples_per_s")
-            lines.append((name, *(f"{found[key]:,.5g}" if key in found else "–" for key in columns)))
-    timing.show("Test AUC at the same feature rate", ("", *columns), lines)
+            yield {name: found}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    common.run(measure, __doc__, f"{QUICK_ROWS:,} rows", between="_")

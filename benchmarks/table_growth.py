@@ -13,14 +13,15 @@ on the way.
 """
 
 import gc
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import timing
+import common
 from sparsegroup import GroupAdam, HashEmbedding
 from table_step import BATCH, CARDINALITIES, DIM, GROUP_ADAM, Clicks, key
 
@@ -67,7 +68,7 @@ def grow(
     """Ms of `count` steps of both loops in turn; `held` keys of the replaced ones are with the control table."""
     rng = np.random.default_rng(2)
     times: dict[str, list[float]] = {name: [] for name in steps}
-    with timing.undisturbed():
+    with common.undisturbed():
         for index in range(count):
             numbers = {
                 "growth": np.arange(index * replaced, (index + 1) * replaced),
@@ -75,17 +76,15 @@ def grow(
             }
             for name in sorted(steps, reverse=index % 2 == 1):
                 keys = batches(index, numbers[name])
-                times[name].append(1e3 * timing.seconds(steps[name], keys))
+                times[name].append(1e3 * common.seconds(steps[name], keys))
     return {name: np.array(taken) for name, taken in times.items()}
 
 
-def main() -> None:
-    arguments = timing.parser(__doc__, quick="a hundredth of the rows, 1,000 new keys a batch").parse_args()
-    scale, replaced = (0.01, 1000) if arguments.quick else (1.0, 4000)
-    torch.set_num_threads(arguments.threads)
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    scale, replaced = (0.01, 1000) if given.quick else (1.0, 4000)
+    torch.set_num_threads(given.threads)
     torch.manual_seed(1)
-    print(timing.machine(), flush=True)
-    batches = Batches(scale, 10 if arguments.quick else 50, replaced)
+    batches = Batches(scale, 10 if given.quick else 50, replaced)
     gradient = torch.randn(BATCH, len(CARDINALITIES), DIM) / 100
     held = batches.rows - len(batches.common_keys)
     count = -(-held // replaced)
@@ -95,7 +94,7 @@ def main() -> None:
         step(batches(index, np.arange(replaced)))
     del step, _
     gc.collect()
-    at_start, _ = timing.memory()
+    at_start = common.memory()
 
     control, control_step = new_table(gradient)
     control_step(batches(0, np.arange(replaced)))
@@ -107,28 +106,26 @@ def main() -> None:
     control_rows = control.num_rows
     for index in range(len(batches.keys)):
         control_step(batches(index, np.arange(index, index + replaced)))
-    with_control, _ = timing.memory()
+    with_control = common.memory()
 
     growing, growing_step = new_table(gradient)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     times = grow({"growth": growing_step, "control": control_step}, batches, count, replaced, held)
-    at_end, huge = timing.memory()
+    at_end = common.memory()
     assert control.num_rows == control_rows == batches.rows, "the control table has grown"
     assert growing.num_rows == len(batches.common_keys) + count * replaced, "the growing table lacks rows"
 
     figures = {
         "bytes_per_row": (at_end - with_control) / growing.num_rows,
-        "peak_bytes_per_row": (timing.peak_memory() - with_control) / growing.num_rows,
+        "peak_bytes_per_row": (common.peak_memory() - with_control) / growing.num_rows,
         "control_bytes_per_row": (with_control - at_start) / control.num_rows,
     }
-    print(f"{growing.num_rows:,} rows in {count:,} steps, {at_end / 2**30:.1f} GiB, {huge / 2**30:.1f} in huge pages")
-    print(f"{'ms':<10}" + "".join(f"{name:>9}" for name in PERCENTILES))
-    for loop, taken in times.items():
-        print(f"{loop:<10}" + "".join(f"{np.percentile(taken, p):>9.3f}" for p in PERCENTILES.values()))
-        figures |= {f"{loop}_ms_{name}": float(np.percentile(taken, p)) for name, p in PERCENTILES.items()}
-    print("bytes per row: " + ", ".join(f"{name} {size:.1f}" for name, size in figures.items() if "bytes" in name))
-    timing.write_json(arguments.json, figures)
+    ms = {
+        loop: {name: float(np.percentile(taken, p)) for name, p in PERCENTILES.items()} for loop, taken in times.items()
+    }
+    yield figures
+    yield ms
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, "a hundredth of the rows, 1,000 new keys a batch", between="_ms_")

@@ -21,15 +21,9 @@ last two, over a pass of 88,000 steps, 45M samples, with 3 ms more for each netw
     pip install --no-deps fbgemm-gpu-cpu==1.8.0     # for fbgemm; optional
 """
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -37,7 +31,7 @@ import torch
 from numba import njit
 from torch import Tensor, nn
 
-import timing
+import common
 from sparsegroup import GroupAdam, HashEmbedding, TargetRate
 from sparsegroup.kernels.cpu.jit import load, prefetch, store
 from sparsegroup.table.directory.buckets import AHEAD, bucket_address, find, hash_of, home, secret_of
@@ -126,37 +120,31 @@ def training_step(
 def fbgemm_steps(rows: int, ids: Tensor, gradient: Tensor) -> dict[str, Callable[[int], None]]:
     """FBGEMM's table as bags of one id, and as a sequence: both give [ids, d]; backward is also the update."""
     try:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
-            BoundsCheckMode,
-            EmbeddingLocation,
-            PoolingMode,
-        )
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
+        from fbgemm_gpu import split_embedding_configs
+        from fbgemm_gpu import split_table_batched_embeddings_ops_common as choices
+        from fbgemm_gpu import split_table_batched_embeddings_ops_training as ops
     except ImportError:
+        print("fbgemm: not installed, left out")
         return {}
     offsets, gradient = torch.arange(ids[0].numel() + 1), gradient.reshape(-1, DIM)
 
-    def table(mode: PoolingMode) -> nn.Module:
-        return SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-            optimizer=EmbOptimType.EXACT_ADAGRAD,
+    def table(mode: choices.PoolingMode) -> nn.Module:
+        return ops.SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, DIM, choices.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)],
+            optimizer=split_embedding_configs.EmbOptimType.EXACT_ADAGRAD,
             learning_rate=1e-3,
             eps=1e-8,
             pooling_mode=mode,
-            bounds_check_mode=BoundsCheckMode.NONE,
+            bounds_check_mode=choices.BoundsCheckMode.NONE,
         )
 
-    def training_step(table: nn.Module) -> Callable[[int], None]:
+    def step(table: nn.Module) -> Callable[[int], None]:
         return lambda index: table(ids[index].view(-1), offsets).backward(gradient)
 
-    bags, sequence = table(PoolingMode.SUM), table(PoolingMode.NONE)
+    bags, sequence = table(choices.PoolingMode.SUM), table(choices.PoolingMode.NONE)
     bags.weights_host.data.uniform_(0, 0.01)
     sequence.weights_host, sequence.momentum1_host = bags.weights_host, bags.momentum1_host
-    return {"fbgemm": training_step(bags), "fbgemm_sequence": training_step(sequence)}
+    return {"fbgemm": step(bags), "fbgemm_sequence": step(sequence)}
 
 
 @njit
@@ -225,20 +213,20 @@ def target_costs(optimizer: GroupAdam, step_ms: float) -> dict[str, float]:
     }
     contenders["all_rows"] = lambda _: targets[65_536].set_l21(0)
     contenders["sweep"] = lambda _: optimizer.sweep(zero_untrained=True)
-    times = timing.alternate(contenders, 3, dict.fromkeys(contenders, 1))
-    ms = {name: 1e3 * float(np.median(taken)) for name, taken in times.items()}
+    ms = common.median_ms(common.alternate(contenders, 3, dict.fromkeys(contenders, 1)))
     cost = 50 * ms["sample_65536"] + ms["all_rows"] + ms["sweep"]
     figures = {f"target_ms_{name}": taken for name, taken in ms.items()}
     return figures | {"target_ms_step": step_ms, "target_share_of_pass": cost / (steps * (step_ms + 3.0))}
 
 
-def measure(pages: str, arguments: Namespace) -> dict[str, float]:
+def with_pages(pages: str, scale: float, batches: int, threads: int) -> dict[str, float]:
     """The run with one kind of pages, in this process."""
+    torch.set_num_threads(threads)
     rng = np.random.default_rng(1)
     torch.manual_seed(1)
-    clicks = Clicks.scaled(arguments.rows_scale, rng)
-    per_round = -(-arguments.batches // ROUNDS)
-    values = clicks.of_ranks(clicks.ranks(ROUNDS * (per_round + 1) + arguments.batches, rng))
+    clicks = Clicks.scaled(scale, rng)
+    per_round = -(-batches // ROUNDS)
+    values = clicks.of_ranks(clicks.ranks(ROUNDS * (per_round + 1) + batches, rng))
     ids, keys = clicks.ids(values), key(np.arange(values.shape[-1]), values)
     gradient = torch.randn(*values.shape[1:], DIM) / 100
     rows, distinct = int(clicks.cardinalities.sum()), float(np.mean([len(batch.unique()) for batch in ids]))
@@ -250,53 +238,25 @@ def measure(pages: str, arguments: Namespace) -> dict[str, float]:
     adam = torch.optim.Adam(dense.parameters(), fused=True)
     contenders["dense_adam"] = training_step(dense, adam, ids, gradient)
     turns = dict.fromkeys(contenders, per_round) | {"dense_adam": min(2, per_round)}
-    with timing.undisturbed():
-        times = timing.alternate(contenders, ROUNDS, turns)
-        parts = stages(table, optimizer, keys[-arguments.batches :], gradient)
-        least = 1e3 * 2 * distinct * ROW_BYTES / timing.copy_bandwidth(1 << 28)
-        ms = {name: 1e3 * float(np.median(taken)) for name, taken in times.items()}
+    with common.undisturbed():
+        ms = common.median_ms(common.alternate(contenders, ROUNDS, turns))
+        parts = stages(table, optimizer, keys[-batches:], gradient)
+        least = 1e3 * 2 * distinct * ROW_BYTES / common.copy_bandwidth(1 << 28)
         costs = target_costs(optimizer, ms["ours"]) if pages == "huge" else {}
-
-    resident, huge = timing.memory()
-    print(f"{pages} pages: {resident / 2**30:.1f} GiB resident, {huge / 2**30:.1f} GiB of them in huge pages")
-    print(f"{rows:,} rows, {distinct:,.0f} distinct keys a batch, medians of {len(times['ours'])} batches")
-    print(f"{'':<17}{'ms':>9}{'90 %':>9}{'ratio':>9}")
-    for name, taken in times.items():
-        print(f"{name:<17}{ms[name]:>9.3f}{1e3 * np.quantile(taken, 0.9):>9.3f}{ms[name] / ms['ours']:>9.2f}")
-    if "fbgemm" not in ms:
-        print("fbgemm: not installed, left out")
-    print("ours by stage, ms: " + ", ".join(f"{name} {part:.3f}" for name, part in parts.items()))
-    print(f"a copy of the rows' bytes takes {least:.3f} ms: ours {ms['ours'] / least:.1f} times as long", flush=True)
-
     figures = {f"speedup_vs_{name}": ms[name] / ms["ours"] for name in ms if name != "ours"}
     figures |= {"ms_per_batch": ms["ours"]} | {f"ms_{name}": ms[name] for name in ms if name != "ours"}
     figures |= {f"ms_stage_{name}": part for name, part in parts.items()}
-    print(", ".join(f"{name} {cost:,.4g}" for name, cost in costs.items()))
     return figures | costs | {"ms_floor": least, "distinct_keys": distinct}
 
 
-def main() -> None:
-    parser = timing.parser(__doc__, quick="a hundredth of the rows, 80 batches")
-    parser.add_argument("--in-process", choices=PAGES, help="measure one kind of pages; set by the benchmark itself")
-    arguments = parser.parse_args()
-    arguments.batches, arguments.rows_scale = (80, 0.01) if arguments.quick else (200, 1.0)
-    torch.set_num_threads(arguments.threads)
-    if arguments.in_process:
-        timing.write_json(arguments.json, measure(arguments.in_process, arguments))
-        return
-    print(timing.machine(), flush=True)
-    figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for pages, switch in PAGES.items():
-            result = Path(folder, pages)
-            # The kind of pages is chosen when NumPy and torch are imported; HashEmbedding has its argument.
-            environment = {"NUMPY_MADVISE_HUGEPAGE": switch, "THP_MEM_ALLOC_ENABLE": switch}
-            command = [sys.executable, *sys.argv, "--in-process", pages, "--json", str(result)]
-            subprocess.run(command, env=os.environ | environment, check=True)
-            suffix = "" if pages == "huge" else "_small_pages"
-            figures |= {name + suffix: figure for name, figure in json.loads(result.read_text()).items()}
-    timing.write_json(arguments.json, figures)
+def measure(given: Namespace) -> Iterator[common.Figures]:
+    scale, batches = (0.01, 80) if given.quick else (1.0, 200)
+    for pages, switch in PAGES.items():
+        # The kind of pages is chosen when NumPy and torch are imported; HashEmbedding has its argument.
+        switches = {"NUMPY_MADVISE_HUGEPAGE": switch, "THP_MEM_ALLOC_ENABLE": switch}
+        found = common.in_a_process(with_pages, pages, scale, batches, given.threads, **switches)
+        yield {name + ("" if pages == "huge" else "_small_pages"): figure for name, figure in found.items()}
 
 
 if __name__ == "__main__":
-    main()
+    common.run(measure, __doc__, quick="a hundredth of the rows, 80 batches")

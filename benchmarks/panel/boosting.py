@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import nan
@@ -63,38 +62,25 @@ class Table:
 
 
 class Fitted(NamedTuple):
-    """Boosted trees.
+    """Boosted trees."""
 
-    Attributes:
-        predict: From a matrix of `Table` to `[rows]` probabilities.
-        rounds: How many trees there are up to the best one on the rows that were held out.
-        loss: The log loss there; NaN where no rows were.
-        saved: The model in the format of its library, `bytes`.
-    """
-
-    predict: Callable[[np.ndarray], np.ndarray]
-    rounds: int
-    loss: float
-    saved: Callable[[], bytes]
+    predict: Callable[[np.ndarray], np.ndarray]  # from a matrix of `Table` to [rows] probabilities
+    rounds: int  # trees up to the best one on the rows that were held out
+    loss: float  # the log loss there; NaN where no rows were
+    saved: Callable[[], bytes]  # the model in the format of its library
 
 
 Rows = tuple[np.ndarray, np.ndarray]
 """A matrix of `Table`, and labels."""
 
 
-@dataclass(frozen=True)
-class Library:
-    """A library of boosted trees.
-
-    Attributes:
-        fit: Training rows, which columns are categories, settings, rounds, rows held out for early stopping → trees.
-        most: How many categories of a column are kept, to choose from.
-        settings: The settings to choose from; the first are tried with all views of the columns.
-    """
+class Library(NamedTuple):
+    """A library of boosted trees."""
 
     fit: Callable[[Rows, list[int], Mapping[str, Any], int, Rows | None], Fitted]
-    most: Sequence[int]
-    settings: Sequence[Mapping[str, Any]]
+    """Training rows, which columns are categories, settings, rounds, rows held out for early stopping → trees."""
+    most: Sequence[int]  # how many categories of a column are kept, to choose from
+    settings: Sequence[Mapping[str, Any]]  # to choose from; the first are tried with all views of the columns
 
 
 def boosting(
@@ -156,13 +142,15 @@ def _lightgbm(rows: Rows, categories: list[int], settings: Mapping[str, Any], ro
         **settings,
     }
     data = lightgbm.Dataset(*rows, categorical_feature=categories, params={"verbose": -1})
-    if held is None:
-        model = lightgbm.train(parameters, data, rounds)
-        return Fitted(partial(model.predict, num_threads=1), rounds, nan, lambda: model.model_to_string().encode())
-    stopping = lightgbm.early_stopping(PATIENCE, verbose=False)
-    model = lightgbm.train(parameters, data, rounds, valid_sets=[data.create_valid(*held)], callbacks=[stopping])
-    loss = model.best_score["valid_0"]["binary_logloss"]
-    return Fitted(model.predict, model.best_iteration, loss, lambda: model.model_to_string().encode())
+    stopping: dict[str, Any] = {}
+    if held is not None:
+        stopping["valid_sets"] = [data.create_valid(*held)]
+        stopping["callbacks"] = [lightgbm.early_stopping(PATIENCE, verbose=False)]
+    model = lightgbm.train(parameters, data, rounds, **stopping)
+    best, loss = rounds, nan
+    if held is not None:
+        best, loss = model.best_iteration, model.best_score["valid_0"]["binary_logloss"]
+    return Fitted(partial(model.predict, num_threads=1), best, loss, lambda: model.model_to_string().encode())
 
 
 def _xgboost(rows: Rows, categories: list[int], settings: Mapping[str, Any], rounds: int, held: Rows | None) -> Fitted:
@@ -182,14 +170,11 @@ def _xgboost(rows: Rows, categories: list[int], settings: Mapping[str, Any], rou
         "seed": 0,
         **settings,
     }
-    if held is None:
-        model = xgboost.train(parameters, data(*rows), rounds)
-        return Fitted(lambda matrix: model.predict(data(matrix)), rounds, nan, model.save_raw)
-    held_out = [(data(*held), "held")]
-    model = xgboost.train(
-        parameters, data(*rows), rounds, evals=held_out, early_stopping_rounds=PATIENCE, verbose_eval=False
-    )
-    loss, best = float(model.best_score), model.best_iteration + 1
+    stopping: dict[str, Any] = {}
+    if held is not None:
+        stopping = {"evals": [(data(*held), "held")], "early_stopping_rounds": PATIENCE, "verbose_eval": False}
+    model = xgboost.train(parameters, data(*rows), rounds, **stopping)
+    best, loss = (rounds, nan) if held is None else (model.best_iteration + 1, float(model.best_score))
     return Fitted(lambda matrix: model.predict(data(matrix)), best, loss, model.save_raw)
 
 
@@ -215,13 +200,13 @@ def _catboost(rows: Rows, categories: list[int], settings: Mapping[str, Any], ro
             model.save_model(f"{folder}/model.cbm")
             return Path(folder, "model.cbm").read_bytes()
 
+    best, loss = rounds, nan
     if held is None:
         model.fit(data(*rows))
-        return Fitted(lambda matrix: model.predict_proba(data(matrix), thread_count=1)[:, 1], rounds, nan, saved)
-    model.fit(data(*rows), eval_set=data(*held), early_stopping_rounds=PATIENCE, use_best_model=True)
-    loss = model.get_best_score()["validation"]["Logloss"]
-    best = model.get_best_iteration() + 1
-    return Fitted(lambda matrix: model.predict_proba(data(matrix))[:, 1], best, loss, saved)
+    else:
+        model.fit(data(*rows), eval_set=data(*held), early_stopping_rounds=PATIENCE, use_best_model=True)
+        best, loss = model.get_best_iteration() + 1, model.get_best_score()["validation"]["Logloss"]
+    return Fitted(lambda matrix: model.predict_proba(data(matrix), thread_count=1)[:, 1], best, loss, saved)
 
 
 LIGHTGBM = Library(

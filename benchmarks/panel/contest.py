@@ -24,11 +24,6 @@ def contest(labels: np.ndarray, runs: Sequence[OwnRun], baselines: Mapping[str, 
     `methods` has the metrics of each method, the mean over runs of ours. `differences` has, for `auc` and `log_loss`,
     the best baseline, by how much ours is better, and the standard error of that: of a paired bootstrap over test rows
     (AUC) or of the mean difference of a row's loss, joined with that of the mean over seeds.
-
-    Args:
-        labels: `[test rows]`, 0 or 1.
-        runs: Ours, one for each seed.
-        baselines: Name → what it says of the test rows.
     """
     methods: dict[str, dict[str, Any]] = {}
     for name, said in baselines.items():
@@ -39,8 +34,6 @@ def contest(labels: np.ndarray, runs: Sequence[OwnRun], baselines: Mapping[str, 
             "settings": dict(said.settings),
         }
     found = {"test_rows": len(labels), "positives": int(labels.sum()), "methods": methods}
-    if not runs:
-        return found
     each = [asdict(evaluate(labels, run.probabilities)) for run in runs]
     methods[OURS] = {
         **{metric: float(np.mean([one[metric] for one in each])) for metric in each[0]},
@@ -51,26 +44,17 @@ def contest(labels: np.ndarray, runs: Sequence[OwnRun], baselines: Mapping[str, 
         "seeds": len(runs),
     }
     if baselines:
-        probabilities = [run.probabilities for run in runs]
-        best = max(baselines, key=lambda name: methods[name]["auc"])
-        least = min(baselines, key=lambda name: methods[name]["log_loss"])
-        found["differences"] = {
-            "auc": {
+        ours, differences = [run.probabilities for run in runs], {}
+        for metric, sign, error_of in (("auc", 1, _error_of_aucs), ("log_loss", -1, _error_of_losses)):
+            values = {name: sign * methods[name][metric] for name in baselines}
+            best = max(values, key=values.__getitem__)
+            error = error_of(labels, ours, baselines[best].probabilities)
+            differences[metric] = {
                 "best": best,
-                "difference": methods[OURS]["auc"] - methods[best]["auc"],
-                "error": _joined(
-                    _error_of_aucs(labels, probabilities, baselines[best].probabilities), [one["auc"] for one in each]
-                ),
-            },
-            "log_loss": {
-                "best": least,
-                "difference": methods[least]["log_loss"] - methods[OURS]["log_loss"],
-                "error": _joined(
-                    _error_of_losses(labels, probabilities, baselines[least].probabilities),
-                    [one["log_loss"] for one in each],
-                ),
-            },
-        }
+                "difference": sign * methods[OURS][metric] - values[best],
+                "error": _joined(error, [one[metric] for one in each]),
+            }
+        found["differences"] = differences
     return found
 
 

@@ -23,51 +23,29 @@ TEST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Shape:
-    """What a log is like. Effects are standard deviations of the logit.
+    """What a log is like. Effects are standard deviations of the logit."""
 
-    Attributes:
-        rows: Rows, in the order of time.
-        fields: Distinct values of each categorical field; the first two are the users and the items.
-        rate: Share of positives.
-        skew: Exponent of the frequencies of values: value k has a weight of k^-skew.
-        live: Share of the values that have an effect.
-        main: Effect of all fields by themselves.
-        pair: Effect of users and items together: each has a vector of 4 numbers.
-        taste: Effect of being in the same of 10 groups, for a user and an item.
-        cross: Effect of the third and the fourth field together: each combination has one.
-        favourites: Items of a user that all positives are of, where items of the negatives are drawn from all rows: how
-            sampled negatives look. There is no other effect then but that of the item's own frequency.
-        arrivals: Whether users come one after another, so that most users of the test rows are new.
-        drift: Change of the logit over the log, a random walk.
-        jump: What is added to the logit of all test rows.
-        numbers: Numeric columns, one half of them without an effect.
-        tags: Effect of a list of up to 5 tags, by their sum.
-        noise: Columns without an effect, of as many values as there are users.
-        copies: Columns that repeat an earlier field, but for one value in ten.
-        codes: Whether values are written as whole numbers without an order.
-        formatted: Whether there are columns as people write them: a date, a price, a percentage, an e-mail address, a
-            title, each with an effect.
-    """
-
-    rows: int
-    fields: tuple[int, ...]
-    rate: float = 0.2
-    skew: float = 1.0
-    live: float = 1.0
-    main: float = 1.0
-    pair: float = 0.0
-    taste: float = 0.0
-    cross: float = 0.0
+    rows: int  # in the order of time
+    fields: tuple[int, ...]  # distinct values of each; the first two are the users and the items
+    rate: float = 0.2  # share of positives
+    skew: float = 1.0  # value k has a weight of k^-skew
+    live: float = 1.0  # share of the values that have an effect
+    main: float = 1.0  # effect of all fields by themselves
+    pair: float = 0.0  # effect of users and items together: each has a vector of 4 numbers
+    taste: float = 0.0  # effect of being in the same of 10 groups, for a user and an item
+    cross: float = 0.0  # effect of the third and the fourth field together: each combination has one
     favourites: int = 0
-    arrivals: bool = False
-    drift: float = 0.0
-    jump: float = 0.0
-    numbers: int = 0
-    tags: float = 0.0
-    noise: int = 0
-    copies: int = 0
-    codes: bool = False
-    formatted: bool = False
+    """Items of a user that all positives are of, where items of the negatives are drawn from all rows: how sampled
+    negatives look. There is no other effect then but that of the item's own frequency."""
+    arrivals: bool = False  # whether users come one after another, so that most users of the test rows are new
+    drift: float = 0.0  # of the logit over the log, a random walk
+    jump: float = 0.0  # is added to the logit of all test rows
+    numbers: int = 0  # numeric columns, one half of them without an effect
+    tags: float = 0.0  # effect of a list of up to 5 tags, by their sum
+    noise: int = 0  # columns without an effect, of as many values as there are users
+    copies: int = 0  # columns that repeat an earlier field, but for one value in ten
+    codes: bool = False  # whether values are written as whole numbers without an order
+    formatted: bool = False  # has a date, a price, a percentage, an address, a title, each with an effect
 
 
 FAMILY: Mapping[str, Shape] = {

@@ -48,18 +48,11 @@ ARMS = (
 
 
 class Chosen(NamedTuple):
-    """What a baseline says of the test rows, fitted to all training rows with the hyperparameters chosen.
+    """What a baseline says of the test rows, fitted to all training rows with the hyperparameters chosen."""
 
-    Attributes:
-        probabilities: `[test rows]` float64.
-        settings: The hyperparameters.
-        served_bytes: What must be kept to predict: weights other than 0 with their keys, or the file that the library
-            saves.
-    """
-
-    probabilities: np.ndarray
-    settings: Mapping[str, Any]
-    served_bytes: int
+    probabilities: np.ndarray  # [test rows] float64
+    settings: Mapping[str, Any]  # the hyperparameters
+    served_bytes: int  # of weights other than 0 with their keys, or of the file that the library saves
 
 
 WEIGHT_BYTES = 8 + 4
@@ -90,10 +83,6 @@ class Design:
     each tag. A time gives its hour and its weekday, one-hot. A number is one-hot by its quantile bucket, of at most
     `BUCKETS`, missing being a bucket of its own; and it stands beside as sign(x) ln(1 + |x|), standardized, 0 where
     missing. An integer that may be a name is both.
-
-    Args:
-        frame: Training rows.
-        kinds: Column → kind.
     """
 
     def __init__(self, frame: pl.DataFrame, kinds: Mapping[str, Kind]) -> None:
@@ -156,22 +145,27 @@ def _places(cells: pl.Series, name: str) -> np.ndarray:
     return (hashed % np.uint64((1 << BITS) - 1024)).astype(np.int64) + 1024
 
 
+def _matrices(
+    fitted: pl.DataFrame, scored: pl.DataFrame, kinds: Mapping[str, Kind], label: str
+) -> tuple[csr_matrix, np.ndarray, csr_matrix, np.ndarray]:
+    """Matrix and labels of the rows to fit to, and of those to score."""
+    design = Design(fitted, kinds)
+    return design.matrix(fitted), fitted[label].to_numpy(), design.matrix(scored), scored[label].to_numpy()
+
+
 def logistic(
     train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], label: str, quick: bool = False
 ) -> Chosen:
     """Logistic regression with an L2 penalty whose C is chosen."""
-    head, tail = tail_of(train)
-    design = Design(head, kinds)
-    inside, held, y_held = design.matrix(head), design.matrix(tail), tail[label].to_numpy()
+    inside, y, held, y_held = _matrices(*tail_of(train), kinds, label)
     tried: list[tuple[dict[str, float], float]] = []
     for c in CS[5:6] if quick else CS:  # the larger, the slower; none is tried beyond one that is worse
-        tried.append(({"C": c}, loss_of(y_held, _fit_logistic(inside, head[label].to_numpy(), held, c)[0])))
+        tried.append(({"C": c}, loss_of(y_held, _fit_logistic(inside, y, held, c)[0])))
         if len(tried) > 1 and tried[-1][1] > tried[-2][1]:
             break
     best = best_of(tried)
-    design = Design(train, kinds)
-    p, weights = _fit_logistic(design.matrix(train), train[label].to_numpy(), design.matrix(test), best["C"])
-    return Chosen(p, best, WEIGHT_BYTES * int(weights))
+    p, weights = _fit_logistic(*_matrices(train, test, kinds, label)[:3], best["C"])
+    return Chosen(p, best, WEIGHT_BYTES * weights)
 
 
 def _fit_logistic(train: csr_matrix, labels: np.ndarray, test: csr_matrix, c: float) -> tuple[np.ndarray, int]:
@@ -207,42 +201,21 @@ def _learn(starts, columns, values, labels, z, n, bias, alpha, beta, l1, l2):
         bias[1] += error * error
 
 
-@njit(cache=True, error_model="numpy")
-def _weights(z, n, alpha, beta, l1, l2):
-    """How many weights are not 0."""
-    count = 0
-    for column in range(len(z)):
-        count += n[column] > 0 and _weight(z[column], n[column], alpha, beta, l1, l2) != 0.0
-    return count
-
-
-@njit(cache=True, error_model="numpy")
-def _scores(starts, columns, values, z, n, bias, alpha, beta, l1, l2):
-    logits = np.empty(len(starts) - 1)
-    for row in range(len(logits)):
-        logits[row] = _weight(bias[0], bias[1], alpha, beta, 0.0, 0.0)
-        for at in range(starts[row], starts[row + 1]):
-            logits[row] += values[at] * _weight(z[columns[at]], n[columns[at]], alpha, beta, l1, l2)
-    return logits
-
-
 def passes_of(
     train: csr_matrix, labels: np.ndarray, test: csr_matrix, alpha: float, l1: float, l2: float, passes: int
 ) -> Iterator[tuple[np.ndarray, int]]:
     """After each pass over the training rows, in their order: probabilities of the test rows, weights other than 0."""
     z, n, bias = np.zeros(train.shape[1]), np.zeros(train.shape[1]), np.zeros(2)
-    settings = alpha, BETA, l1, l2
     for _ in range(passes):
-        _learn(train.indptr, train.indices, train.data, labels, z, n, bias, *settings)
-        logits = _scores(test.indptr, test.indices, test.data, z, n, bias, *settings)
-        yield 1 / (1 + np.exp(-logits)), _weights(z, n, *settings)
+        _learn(train.indptr, train.indices, train.data, labels, z, n, bias, alpha, BETA, l1, l2)
+        weights = np.where(np.abs(z) > l1, -(z - np.sign(z) * l1) / ((BETA + np.sqrt(n)) / alpha + l2), 0.0)
+        logits = test @ weights + _weight(bias[0], bias[1], alpha, BETA, 0.0, 0.0)
+        yield 1 / (1 + np.exp(-logits)), np.count_nonzero(weights)
 
 
 def ftrl(train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], label: str, quick: bool = False) -> Chosen:
     """FTRL-Proximal over the same matrix as logistic regression; α, λ1, λ2 and the number of passes are chosen."""
-    head, tail = tail_of(train)
-    design = Design(head, kinds)
-    inside, held, y, y_held = design.matrix(head), design.matrix(tail), head[label].to_numpy(), tail[label].to_numpy()
+    inside, y, held, y_held = _matrices(*tail_of(train), kinds, label)
     best: dict[str, Any] = dict(START)
     for name in ("alpha",) if quick else SEARCHED:  # one after the other, the others as they were best
         values = GRID[name][-2:-1] if quick else GRID[name]
@@ -251,29 +224,26 @@ def ftrl(train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], lab
             for value in values
             for number, (p, _) in enumerate(passes_of(inside, y, held, **{**best, name: value, "passes": PASSES}))
         )
-    design = Design(train, kinds)
-    *_, (p, weights) = passes_of(design.matrix(train), train[label].to_numpy(), design.matrix(test), **best)
-    return Chosen(p, best, WEIGHT_BYTES * int(weights))
+    *_, (p, weights) = passes_of(*_matrices(train, test, kinds, label)[:3], **best)
+    return Chosen(p, best, WEIGHT_BYTES * weights)
 
 
 def vw(train: pl.DataFrame, test: pl.DataFrame, kinds: Mapping[str, Kind], label: str, quick: bool = False) -> Chosen:
     """`vw` over the same matrix as logistic regression; rate, passes and whether features are crossed is chosen."""
-    head, tail = tail_of(train)
-    y_held = tail[label].to_numpy()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        design = Design(head, kinds)
-        write_vw(folder / "head", design.matrix(head), head[label].to_numpy())
-        write_vw(folder / "tail", design.matrix(tail), y_held)
-        best = best_of(
-            ({"flags": arm}, loss_of(y_held, _run_vw(folder, "head", "tail", arm)))
-            for arm in ARMS[: 1 if quick else None]
-        )
-        design = Design(train, kinds)
-        write_vw(folder / "train", design.matrix(train), train[label].to_numpy())
-        write_vw(folder / "test", design.matrix(test), test[label].to_numpy())
-        p = _run_vw(folder, "train", "test", best["flags"])
-        return Chosen(p, best, (folder / "model").stat().st_size)
+
+        def write(fitted: pl.DataFrame, scored: pl.DataFrame) -> np.ndarray:
+            inside, y, outside, y_scored = _matrices(fitted, scored, kinds, label)
+            write_vw(folder / "fitted", inside, y)
+            write_vw(folder / "scored", outside, y_scored)
+            return y_scored
+
+        y_held = write(*tail_of(train))
+        arms = ARMS[: 1 if quick else None]
+        best = best_of(({"flags": arm}, loss_of(y_held, _run_vw(folder, arm))) for arm in arms)
+        write(train, test)
+        return Chosen(_run_vw(folder, best["flags"]), best, (folder / "model").stat().st_size)
 
 
 def write_vw(path: Path, matrix: csr_matrix, labels: np.ndarray) -> None:
@@ -288,13 +258,13 @@ def write_vw(path: Path, matrix: csr_matrix, labels: np.ndarray) -> None:
     pl.DataFrame({"row": signs + rows}).write_csv(path, include_header=False, quote_style="never")
 
 
-def _run_vw(folder: Path, fitted: str, scored: str, arm: str) -> np.ndarray:
-    """Probabilities of the rows of one file, after fitting to another."""
+def _run_vw(folder: Path, arm: str) -> np.ndarray:
+    """Probabilities of the rows to score, after fitting to the others."""
     from vowpalwabbit import Workspace
 
     model, out = folder / "model", folder / "probabilities"
-    for leftover in (model, out, folder / f"{fitted}.cache"):
+    for leftover in (model, out, folder / "fitted.cache"):
         leftover.unlink(missing_ok=True)
-    Workspace(f"{FLAGS} {arm} -d {folder / fitted} -f {model}").finish()
-    Workspace(f"--quiet -t -i {model} -d {folder / scored} -p {out}").finish()
+    Workspace(f"{FLAGS} {arm} -d {folder / 'fitted'} -f {model}").finish()
+    Workspace(f"--quiet -t -i {model} -d {folder / 'scored'} -p {out}").finish()
     return np.loadtxt(out, usecols=0)

@@ -25,33 +25,24 @@ _CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1
 
 @dataclass(frozen=True)
 class PanelLog:
-    """A log of the panel.
-
-    Attributes:
-        name: What the table calls it.
-        path: The log.
-        test: A log of its own for the test set, if there is one.
-        label: Label column, where `sparsegroup` has to be told.
-        twin: Another log of the same rows, whose baselines hold for this one.
-    """
+    """A log of the panel."""
 
     name: str
     path: Path
-    test: Path | None = None
-    label: str | None = None
-    twin: "PanelLog | None" = None
+    test: Path | None = None  # a log of its own for the test set, if there is one
+    label: str | None = None  # label column, where `sparsegroup` has to be told
+    twin: "PanelLog | None" = None  # another log of the same rows, whose baselines hold for this one
 
     @property
     def arguments(self) -> list[str]:
         """Those of `sparsegroup train`."""
-        given = [str(self.path)]
-        given += ["--test", str(self.test)] if self.test is not None else []
-        return given + (["--label", self.label] if self.label is not None else [])
+        test = ["--test", str(self.test)] if self.test is not None else []
+        return [str(self.path), *test, *(["--label", self.label] if self.label is not None else [])]
 
     @property
     def files(self) -> list[Path]:
         """The log, and its test set."""
-        return [self.path, *([self.test] if self.test is not None else [])]
+        return [one for one in (self.path, self.test) if one is not None]
 
     @cached_property
     def frames(self) -> tuple[pl.DataFrame, pl.DataFrame, dict[str, Kind], str]:
