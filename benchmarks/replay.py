@@ -71,7 +71,7 @@ def replayed(
         serving(place / "models") as (port, _),
         asked(port, bodies, PAUSE) as (ended, found),
     ):
-        time.sleep(5)
+        time.sleep(2)  # the first requests are slow
         periods = {}
         for part, first in (("fast", FIRST), ("slow", FIRST + fast)):
             begin, before, stale = time.time(), status(place), list[tuple[float, float]]()

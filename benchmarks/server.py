@@ -159,7 +159,7 @@ def ask(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, int]:
     return answer.status, content.get("release", 0)
 
 
-def client(port: int, bodies: list[bytes], pause: float, ended: Any, answers: Any, most: int) -> None:
+def client(port: int, bodies: list[bytes], pause: float, begun: Any, ended: Any, answers: Any, most: int) -> None:
     """Send requests at a steady pace until `ended`, or `most` of them, on a few connections; a process."""
 
     def send(number: int) -> None:
@@ -178,6 +178,7 @@ def client(port: int, bodies: list[bytes], pause: float, ended: Any, answers: An
 
     found: list[list[Answer]] = [[] for _ in range(CONNECTIONS)]
     threads = [threading.Thread(target=send, args=(number,)) for number in range(CONNECTIONS)]
+    begun.set()
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -190,9 +191,10 @@ def client(port: int, bodies: list[bytes], pause: float, ended: Any, answers: An
 def asked(port: int, bodies: list[bytes], pause: float, most: int = 1 << 62) -> Iterator[tuple[Any, list[Answer]]]:
     """An event, which is set when `most` requests have been answered, and which ends them; and all answers after it."""
     context = multiprocessing.get_context("spawn")
-    ended, answers, found = context.Event(), context.Queue(), list[Answer]()
-    process = context.Process(target=client, args=(port, bodies, pause, ended, answers, most))
+    begun, ended, answers, found = context.Event(), context.Event(), context.Queue(), list[Answer]()
+    process = context.Process(target=client, args=(port, bodies, pause, begun, ended, answers, most))
     process.start()
+    begun.wait()
     yield ended, found
     found += answers.get()
     process.join()
@@ -210,7 +212,7 @@ def under_swaps(
     visible: dict[int, float] = {}
     remaining = iter(range(1, len(indices)))
     with asked(port, bodies, PAUSE) as (ended, found):
-        time.sleep(5)  # it starts
+        time.sleep(2)  # the first requests are slow
         for turn in range(rounds):
             for period in ("swapping", "quiet") if turn % 2 == 0 else ("quiet", "swapping"):
                 begin = time.time()
