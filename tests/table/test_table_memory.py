@@ -21,6 +21,7 @@ from table_cases import REGULARIZED, everything, learn, pull, random_keys, threa
 pytestmark = ALLOW_CREATE_GRAPH
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_what_a_large_lookup_leaves_is_counted_and_limited() -> None:
     limit = 4_000_000
     table, limited = HashEmbedding(64).eval(), HashEmbedding(8, max_bytes=limit)
@@ -29,6 +30,8 @@ def test_what_a_large_lookup_leaves_is_counted_and_limited() -> None:
         table(torch.arange(count))
         assert least <= table.memory().scratch <= most
         limited(torch.arange(count))[:100].sum().backward()
+        assert limited.memory().total <= limit
+        limited.prefetch(torch.arange(count))
         assert limited.memory().total <= limit
         optimizer.step()
         optimizer.zero_grad()

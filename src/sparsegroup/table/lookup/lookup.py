@@ -260,8 +260,11 @@ class RowLookup:
                 search = self._find_many(keys, admission, is_counted=is_counted)
             return self.fetch(search) if out is None else search.result(out)
         finally:
-            if self._scratch.nbytes > self._scratch_bytes:
-                self._scratch = kernels.Scratch(0, self._starts.dim, self._starts.dtype)
+            self._trim_scratch()
+
+    def _trim_scratch(self) -> None:
+        if self._scratch.nbytes > self._scratch_bytes:
+            self._scratch = kernels.Scratch(0, self._starts.dim, self._starts.dtype)
 
     def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
         """The first half of `look_up`, ahead of time; of at most `CHUNK` keys.
@@ -270,7 +273,10 @@ class RowLookup:
         """
         if len(keys) > CHUNK:
             raise ValueError(f"{len(keys):,} keys are not looked up ahead of time")
-        search = self._find(keys, admission, None, alone=not self._storage.is_on_device)
+        try:
+            search = self._find(keys, admission, None, alone=not self._storage.is_on_device)
+        finally:
+            self._trim_scratch()
         search.num_rows = self._directory.num_rows
         self._storage.prepare(search)
         return search
