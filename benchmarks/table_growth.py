@@ -120,11 +120,11 @@ def measure(given: Namespace) -> Iterator[common.Figures]:
         "peak_bytes_per_row": (common.peak_memory() - with_control) / growing.num_rows,
         "control_bytes_per_row": (with_control - at_start) / control.num_rows,
     }
-    ms = {
-        loop: {name: float(np.percentile(taken, p)) for name, p in PERCENTILES.items()} for loop, taken in times.items()
-    }
     yield figures
-    yield ms
+    yield {
+        loop: {"mean": float(taken.mean())} | {name: float(np.percentile(taken, p)) for name, p in PERCENTILES.items()}
+        for loop, taken in times.items()
+    }
 
 
 if __name__ == "__main__":
