@@ -120,7 +120,7 @@ def measure(given: Namespace) -> Iterator[common.Figures]:
         "peak_bytes_per_row": (common.peak_memory() - with_control) / growing.num_rows,
         "control_bytes_per_row": (with_control - at_start) / control.num_rows,
     }
-    yield figures
+    yield figures | {"growth_of_control_p50": float(np.median(times["growth"]) / np.median(times["control"]))}
     yield {
         loop: {"mean": float(taken.mean())} | {name: float(np.percentile(taken, p)) for name, p in PERCENTILES.items()}
         for loop, taken in times.items()
