@@ -260,11 +260,11 @@ class RowLookup:
                 search = self._find_many(keys, admission, is_counted=is_counted)
             return self.fetch(search) if out is None else search.result(out)
         finally:
-            self._trim_scratch()
+            if self._scratch.nbytes > self._scratch_bytes:
+                self._drop_scratch()
 
-    def _trim_scratch(self) -> None:
-        if self._scratch.nbytes > self._scratch_bytes:
-            self._scratch = kernels.Scratch(0, self._starts.dim, self._starts.dtype)
+    def _drop_scratch(self) -> None:
+        self._scratch = kernels.Scratch(0, self._starts.dim, self._starts.dtype)
 
     def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
         """The first half of `look_up`, ahead of time; of at most `CHUNK` keys.
@@ -276,7 +276,8 @@ class RowLookup:
         try:
             search = self._find(keys, admission, None, alone=not self._storage.is_on_device)
         finally:
-            self._trim_scratch()
+            if self._scratch.nbytes > self._scratch_bytes:
+                self._drop_scratch()
         search.num_rows = self._directory.num_rows
         self._storage.prepare(search)
         return search
