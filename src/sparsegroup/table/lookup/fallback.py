@@ -1,14 +1,19 @@
 """A learned vector per field for keys without a live row: zero, evicted, not admitted, unknown in evaluation."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from sparsegroup.kernels.gpu.runtime import sent
+from sparsegroup.kernels.step import array_of
 from sparsegroup.table.directory.buckets import mixed
-from sparsegroup.table.lookup.autograd import Int64s, LookupResult
+from sparsegroup.table.lookup import kernels
+from sparsegroup.table.lookup.autograd import Int64s, LookupResult, _Sum
+from sparsegroup.table.lookup.lookup import key_array
 from sparsegroup.tensors import is_traced
 
 _SALT = np.int64(0x5EED_F0A1_1BAC_0DE5)
@@ -41,17 +46,41 @@ def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: 
         is_zero = (vectors.detach() == 0).all(dim=-1, keepdim=True)
         fields = sent(field_numbers(keys, field_bits), fallback.device)
         return torch.where(is_zero, vectors + nn.functional.embedding(fields, fallback), vectors)
-    flat = vectors.reshape(-1, vectors.shape[-1])
-    at = _zero_rows(flat.detach())
-    fields = field_numbers(keys.reshape(-1)[at.to(keys.device)], field_bits).to(fallback.device)
-    return flat.index_add(0, at, fallback.index_select(0, fields)).view_as(vectors)
+    if vectors._is_view() or not vectors.is_contiguous():
+        vectors = vectors.clone(memory_format=torch.contiguous_format)
+    replaced: Tensor = _Replaced.apply(vectors, fallback, keys, field_bits)  # type: ignore[no-untyped-call]
+    return replaced
 
 
-def _zero_rows(vectors: Tensor) -> Tensor:
-    """The numbers of the vectors `[n, dim]` that are zero."""
-    at = (vectors[:, 0] == 0).nonzero().squeeze(1)
-    rows = vectors.index_select(0, at)
-    return at[(rows == 0).all(dim=1)] if rows.count_nonzero() else at  # `all` takes three times as long as the others
+class _Replaced(Function):
+    """Fallback vectors over zero ones, in place: the others keep their memory."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, fallback: Tensor, keys: Tensor, field_bits: int) -> Tensor:
+        array, (count, dim) = key_array(keys, may_be_on_device=False), (keys.numel(), fallback.shape[1])
+        places, fields = np.empty(count + 1, np.int64), np.empty(count + 1, np.int32)
+        shift, mask = min(64 - field_bits, 63), (1 << field_bits) - 1
+        flat, by_field = array_of(vectors.detach()).reshape(count, dim), array_of(fallback.detach().contiguous())
+        replaced = kernels.replace_zeros(array, flat, by_field, shift, mask, places, fields)
+        ctx.mark_dirty(vectors)
+        ctx.places, ctx.fields = torch.from_numpy(places[:replaced]), fields[:replaced]
+        ctx.count = len(fallback)
+        return vectors
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        if not ctx.needs_input_grad[1]:
+            return gradient, None, None, None
+        values = gradient.reshape(-1, gradient.shape[-1]).index_select(0, ctx.places)
+        return gradient, _Sum.apply(values, ctx.fields, ctx.count), None, None  # type: ignore[no-untyped-call]
+
+
+def _compile() -> None:
+    apply_fallback(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1), 0)
+
+
+JOB = kernels.replace_zeros, _compile
+"""For `compile_ahead`."""
 
 
 def field_numbers(keys: Tensor, field_bits: int) -> Tensor:

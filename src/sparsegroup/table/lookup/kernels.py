@@ -398,6 +398,25 @@ def _add_up(inverse: Any, source: int, target: int, count: int, dim: int, zero: 
             add(source + i * dim * size, target + inverse[i] * dim * size, dim, size, zero)
 
 
+def _replace_zeros(keys: Any, vectors: Any, by_field: Any, shift: int, mask: int, places: Any, fields: Any) -> int:
+    """Put the vector of its key's field, `(key >> shift) & mask`, over each vector that is zero; gives their number.
+
+    `vectors` `[n, dim]` are the keys', `by_field` `[fields, dim]` those that replace them. Where they go and of which
+    fields they are is written to `places` and `fields` `[n + 1]`.
+    """
+    count, dim, zero = 0, vectors.shape[1], vectors.dtype.type(0)
+    for i in range(len(keys)):
+        is_live = False
+        for e in range(dim):
+            is_live |= vectors[i, e] != zero
+        places[count], fields[count] = i, (keys[i] >> shift) & mask  # of a live one, which the next overwrites
+        count += int(not is_live)
+    for k in range(count):
+        for e in range(dim):
+            vectors[places[k], e] = by_field[fields[k], e]
+    return count
+
+
 def _sort_runs(inverse: Any, rows: Any, of_keys: Any, order: Any, starts: Any) -> int:
     """The rows of all keys, the keys sorted by `inverse`, equal ones in their order, and where each run begins.
 
@@ -425,6 +444,7 @@ look_up = kernel(_look_up, "the table's lookup")
 insert_rows = kernel(_insert, "the table's lookup (insert)")
 expand = kernel(_expand, "the table's lookup (vectors)")
 add_up = kernel(_add_up, "the table's gradient")
+replace_zeros = kernel(_replace_zeros, "the table's fallback vectors")
 sort_runs = kernel(_sort_runs, "the table's gradient (order)")
 
 
