@@ -46,6 +46,28 @@ def test_it_replaces_zero_rows_and_unknown_keys_and_nothing_else() -> None:
     assert bag(in_field(7, [1, 2, 3]), torch.tensor([0, 2])).tolist() == [[4.0] * 3, [2.0] * 3]
 
 
+@over("fields", [1, 3])
+def test_gradients_of_any_order_are_those_of_a_choice_between_row_and_fallback_vector(fields: int) -> None:
+    """Also of keys in any layout and of none, where the vectors are frozen, and without gradients."""
+    table = table_with_dead_rows()
+    keys = torch.cat([LIVE, DEAD, in_field(200, [9])]).repeat(fields, 1).t()
+    rows = table.lookup(keys).reshape(*keys.shape, 3)
+    expected = torch.where(rows == 0, table.fallback[(keys >> 56) & 255], rows)
+    assert torch.equal(table.eval()(keys), expected)
+    orders = []
+    for vectors in (table(keys), expected):
+        (first,) = torch.autograd.grad(vectors.pow(3).sum(), table.fallback, create_graph=True)
+        orders.append((first, *torch.autograd.grad(first.sum(), table.fallback)))
+    for ours, theirs in zip(*orders, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    table.weight.requires_grad_(False)
+    (frozen,) = torch.autograd.grad(table(keys).pow(3).sum(), table.fallback)
+    torch.testing.assert_close(frozen, orders[0][0])
+    with torch.inference_mode():
+        assert torch.equal(table(keys), expected)
+        assert table(keys[:0]).shape == (0, fields, 3)
+
+
 def test_it_learns_and_the_zero_row_goes_on_counting() -> None:
     with_it, without = table_with_dead_rows(), HashEmbedding(3, std=1.0, field_bits=8)
     without.assign(DEAD, torch.zeros(2, 3))

@@ -46,7 +46,7 @@ def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: 
         is_zero = (vectors.detach() == 0).all(dim=-1, keepdim=True)
         fields = sent(field_numbers(keys, field_bits), fallback.device)
         return torch.where(is_zero, vectors + nn.functional.embedding(fields, fallback), vectors)
-    if vectors._is_view() or not vectors.is_contiguous():
+    if vectors._is_view() or not vectors.is_contiguous():  # autograd copies a view's gradient if it is changed in place
         vectors = vectors.clone(memory_format=torch.contiguous_format)
     replaced: Tensor = _Replaced.apply(vectors, fallback, keys, field_bits)  # type: ignore[no-untyped-call]
     return replaced
