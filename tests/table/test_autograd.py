@@ -2,7 +2,8 @@
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from family import FAMILY, regularizer
 from optimizer_cases import ALLOW_CREATE_GRAPH, Hold, Marker, assert_identical
 from over import over
 from sparsegroup import GroupAdaHessian, GroupAdam, HashEmbedding, HashEmbeddingBag
+from sparsegroup.bags import BagMode, pool_ragged
 from table_cases import KeyedEmbedding, as_keys, everything, learn, pull, random_keys, take_step
 from table_pairs import DTYPES, Pair, same
 
@@ -182,6 +184,37 @@ def test_a_bag_is_a_pooled_sparse_embedding(kind: str, dtype: torch.dtype) -> No
         path.append(pair.vectors(pool))
     same(torch.stack(path, dim=1))
     pair.assert_same_state()
+
+
+def joined(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.cat([(one.coalesce().values() if one.is_sparse else one).flatten() for one in gradients])
+
+
+@over(("mode", "fallback", "dim"), [("sum", False, 8), ("mean", False, 3), ("mean", True, 8)])
+def test_bags_are_pooled_to_the_bits_of_their_vectors_pooled_in_order(
+    two_threads: None, mode: BagMode, fallback: bool, dim: int
+) -> None:
+    """By two threads, with new keys, prefetched ones, zero rows, and gradients of both orders."""
+    options: Any = {"std": 0.5, "seed": 3, "fallback": fallback}
+    bag, table = HashEmbeddingBag(dim, mode=mode, **options), HashEmbedding(dim, **options)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(3):
+        ends = torch.cat([as_keys([0]), torch.randint(0, 8, (3000,), generator=generator).cumsum(0)])
+        keys = torch.randint(0, 2000 * (step + 1), (int(ends[-1]),), generator=generator)
+        found = []
+        for module in (bag, table):
+            if step:
+                module.prefetch(keys)
+            pooled = bag(keys, ends[:-1]) if module is bag else pool_ragged(table(keys), ends, len(ends) - 1, mode)
+            leaves = list(module.parameters())
+            first = joined(torch.autograd.grad(pooled.pow(3).sum(), leaves, create_graph=True))
+            found.append((pooled, first, joined(torch.autograd.grad(first.sum(), leaves))))
+            module.assign(torch.arange(0, 2000 * (step + 1), 2), torch.zeros(1000 * (step + 1), dim))
+            if module.fallback is not None:
+                module.fallback.data.add_(1 / 3)
+        (*ours, second), (*theirs, expected) = found
+        assert_identical(ours, theirs)
+        torch.testing.assert_close(second, expected)
 
 
 # Gradients

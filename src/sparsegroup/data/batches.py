@@ -39,10 +39,12 @@ class Bags:
             start, stop, _ = rows.indices(len(self))
             offsets = self.offsets[start : max(start, stop) + 1]
             return Bags(self.keys[offsets[0] : offsets[-1]], offsets - offsets[0])
-        counts = self.offsets.diff()[rows]
+        starts = self.offsets.index_select(0, rows)
+        counts = self.offsets.index_select(0, rows + 1) - starts
         offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        shifts = (self.offsets[rows] - offsets[:-1]).repeat_interleave(counts)
-        return Bags(self.keys[shifts + torch.arange(int(offsets[-1]))], offsets)
+        places = torch.arange(int(offsets[-1]))
+        places += (starts - offsets[:-1]).repeat_interleave(counts, output_size=len(places))
+        return Bags(self.keys.index_select(0, places), offsets)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsegroup.bags import BagMode, pool, pool_ragged
 from sparsegroup.table.config import check_int, with_argument_hints
 from sparsegroup.table.hash_embedding import HashEmbedding
+from sparsegroup.table.lookup.kernels import BagPooling
 from sparsegroup.table.lookup.lookup import as_int64, checked_keys, field_keys
 
 
@@ -160,11 +162,10 @@ class HashEmbeddingBag(HashEmbedding):
             values, ends, weights, features = self._keys_of(keys)
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(f"offsets and per_sample_weights are for tensors, not for a {type(keys).__name__}")
-            bags = len(ends) - 1
-            pooled = pool_ragged(self._weighted_rows(values, weights), ends, bags, self.mode)
+            pooled = self._bags(values, ends, weights)
             if features is None:
                 return pooled
-            return pooled.view(features, bags // max(features, 1), self.dim).transpose(0, 1)
+            return pooled.view(features, len(pooled) // max(features, 1), self.dim).transpose(0, 1)
         keys = checked_keys(keys)
         if per_sample_weights is not None:
             self._check_weights()
@@ -176,11 +177,14 @@ class HashEmbeddingBag(HashEmbedding):
         if keys.ndim == 2:
             if offsets is not None:
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
-            return pool(self._weighted_rows(keys, per_sample_weights).view(*keys.shape, self.dim), self.mode)
+            if not self.pools or per_sample_weights is not None:
+                return pool(self._weighted_rows(keys, per_sample_weights).view(*keys.shape, self.dim), self.mode)
+            count, size = keys.shape
+            return self._bags(keys.reshape(-1), torch.arange(count + 1) * size, None)
         if keys.ndim != 1:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
         ends = self._bag_ends(len(keys), None if offsets is None else as_int64(offsets).cpu())
-        return pool_ragged(self._weighted_rows(keys, per_sample_weights), ends, len(ends) - 1, self.mode)
+        return self._bags(keys, ends, per_sample_weights)
 
     def prefetch(self, keys: Tensor | Jagged) -> None:
         """See `HashEmbedding.prefetch`; it takes what `forward` does."""
@@ -193,6 +197,13 @@ class HashEmbeddingBag(HashEmbedding):
         if found[2] is not None:
             self._check_weights()
         return found
+
+    def _bags(self, keys: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
+        """The bags' vectors `[bags, dim]`; bag i is `keys[ends[i] : ends[i + 1]]`."""
+        if not self.pools or weights is not None:
+            return pool_ragged(self._weighted_rows(keys, weights), ends, len(ends) - 1, self.mode)
+        array = np.ascontiguousarray(ends.cpu().numpy())
+        return self.pooled(keys, BagPooling(array, self.mode == "mean"))
 
     def _weighted_rows(self, keys: Tensor, weights: Tensor | None) -> Tensor:
         rows = super().forward(keys.reshape(-1))

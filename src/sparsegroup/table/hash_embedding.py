@@ -16,10 +16,10 @@ from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey
 from sparsegroup.table.directory.buckets import MOST_ROWS
 from sparsegroup.table.directory.eviction import LATEST, EvictionPolicy, RankingPolicy, ZeroRows
 from sparsegroup.table.files.snapshot import DROPPED, ENTRIES, TableSnapshot
-from sparsegroup.table.lookup.autograd import Int64s, for_autograd
+from sparsegroup.table.lookup.autograd import Int64s, expand, for_autograd
 from sparsegroup.table.lookup.compile import register, vectors_by_operator
 from sparsegroup.table.lookup.fallback import apply_fallback, check_fallback
-from sparsegroup.table.lookup.kernels import Init
+from sparsegroup.table.lookup.kernels import BagPooling, Init
 from sparsegroup.table.lookup.lookup import checked_keys, is_recomputation, key_array
 from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.sharded.exchange import Reduction, Shards, check_not_sharded
@@ -354,28 +354,52 @@ class HashEmbedding(TableCounts, nn.Module):
             ExchangeError: With `process_group`, the ranks do not come together: one has died, or hangs.
             MemoryError: The system has no more (nothing is inserted).
         """
+        if self.pools:
+            vectors = self.pooled(keys, None)
+            return vectors.view(*keys.shape, vectors.shape[1])
+        vectors = vectors_by_operator(self._number, checked_keys(keys)) if is_traced() else self.own_vectors(keys)
+        return self._replaced(vectors, checked_keys(keys))
+
+    @property
+    def pools(self) -> bool:
+        """Whether a lookup can pool bags on its way, so that no vector for each key is made."""
+        return self.across is not None or not (self.table.config.on_device or is_traced())
+
+    def pooled(self, keys: Tensor, bags: BagPooling | None) -> Tensor:
+        """The pools `[bags, dim]` of bags of keys `[n]`; with None, the keys' vectors `[n, dim]`. Only if `pools`."""
         if self.across is not None:
-            vectors: Tensor = self._sharded_vectors(self.across, keys)
-        elif is_traced():
-            vectors = vectors_by_operator(self._number, checked_keys(keys))
-        else:
-            vectors = self.own_vectors(keys)
+            return self._sharded_vectors(self.across, keys, bags)
+        weight = self.weight
         if self.fallback is None:
-            return vectors
-        return apply_fallback(vectors, checked_keys(keys), self.fallback, self._field_bits)
+            info, vectors, _ = self.table.look_up(keys, self.is_trained, bags)
+            return for_autograd(weight, info, vectors)
+        info, vectors, search = self.table.look_up(keys, self.is_trained, is_distinct=True)
+        vectors = self._replaced(for_autograd(weight, info, vectors), torch.from_numpy(search.distinct))
+        return expand(vectors, search.inverse, bags)
 
     def own_vectors(self, keys: Tensor) -> Tensor:
-        """As `forward`, of keys that all belong to this rank: for what exchanges keys and vectors by itself."""
+        """The rows of keys, shaped as `forward`, that all belong to this rank; no fallback vectors replace any.
+
+        For what exchanges keys and vectors by itself.
+        """
         weight = self.weight
         info, vectors, _ = self.table.look_up(keys, self.training and weight.requires_grad)
         return for_autograd(weight, info, vectors.resize_(*keys.shape, vectors.shape[1]))  # a view could not be changed
 
+    def _replaced(self, vectors: Tensor, keys: Tensor) -> Tensor:
+        """The vectors of keys with fallback vectors, if there are any, for zero ones."""
+        if self.fallback is None:
+            return vectors
+        return apply_fallback(vectors, keys, self.fallback, self._field_bits)
+
     @untraced
-    def _sharded_vectors(self, across: ShardedLookup, keys: Tensor) -> Tensor:
+    def _sharded_vectors(self, across: ShardedLookup, keys: Tensor, bags: BagPooling | None) -> Tensor:
         array, trains = self._as_array(keys), self.is_trained
         if self.weight.grad is None and not is_recomputation():
             self.weight.rowless = ()
-        return across.vectors(self.weight, array, trains).view(*keys.shape, self.dim)
+        return across.vectors(
+            *(self.weight, array, trains, bags), replaced=lambda mine, own: self._replaced(mine, torch.from_numpy(own))
+        )
 
     @property
     def per_rank(self) -> bool:

@@ -25,7 +25,7 @@ from sparsegroup.table.directory.eviction import LFU, ROWS_AT_A_TIME
 from sparsegroup.table.files.snapshot import TableSnapshot
 from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
 from sparsegroup.table.lookup.fallback import mask_new_rows
-from sparsegroup.table.lookup.kernels import RowStarts
+from sparsegroup.table.lookup.kernels import BagPooling, RowStarts
 from sparsegroup.table.lookup.lookup import RowLookup, TableLock, check_world, is_recomputation, key_array, pays_ahead
 from sparsegroup.table.rows.host import new_storage
 from sparsegroup.table.rows.rows import WEIGHT, Floats, Rows, RowStorage
@@ -156,13 +156,20 @@ class Table:
         on_step = self._evictor.note_step if self._evictor.notes_steps else None
         self.stepper.use(directory, storage, on_step, self._limit, owner)
         self._lookup = RowLookup(
-            directory, storage, self.starts, self.stepper.mark, self._limit, scratch_bytes=self.config.scratch_bytes
+            *(directory, storage, self.starts, self.stepper.mark, self._limit),
+            scratch_bytes=self.config.scratch_bytes,
+            keeps_distinct=self.config.has_fallback and not self.config.on_device and self.ranks is None,
         )
 
     # Lookup
 
-    def look_up(self, keys: Tensor, insert: bool) -> LookupResult:
+    def look_up(
+        self, keys: Tensor, insert: bool, bags: BagPooling | None = None, *, is_distinct: bool = False
+    ) -> LookupResult:
         """The rows and vectors of `keys`; with `insert`, as in training: new keys are admitted or not.
+
+        For a table on the host: with `bags`, the keys' vectors are pooled; with `is_distinct`, which needs fallback
+        vectors, the result has those of the distinct keys.
 
         Inside a backward pass, where activation checkpointing computes a forward again, it gives what that forward got,
         and counts nothing. Before other training lookups, rows are evicted if that is due.
@@ -181,18 +188,20 @@ class Table:
                 self._lock.check_inserts()
                 admission = self.config.admission
             if is_again and not self._is_repeatable:
-                result = self._lookup.fetch(self.directory.numbering.recall(array))
+                result = self._lookup.fetch(self.directory.numbering.recall(array, is_distinct), bags)
                 if len(result.search.masked):
                     result.mask()
             else:
                 ahead = None if self._prefetched is None or is_again else self._ahead_for(array, insert)
-                result = self._lookup.look_up(array, admission, ahead, is_counted=is_again)
+                result = self._lookup.look_up(
+                    array, admission, ahead, bags, is_distinct=is_distinct, is_counted=is_again
+                )
             numbering = self.directory.numbering
             numbering.await_gradient(result.info)
             if insert and not is_again and not self._is_repeatable:
                 numbering.remember(result.search)
                 if self.config.has_fallback and self.ranks is None:
-                    places = result.search.new_places
+                    places = result.search.new_places(is_distinct)
                     if len(places):  # otherwise no GPU is waited for
                         mask_new_rows(result, places, *self.live_and_seen())
             return result

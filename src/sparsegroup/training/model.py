@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.settings.names import ModelName
 from sparsegroup.table import FieldTables, HashEmbedding
 from sparsegroup.table.field_tables import tables_in
+from sparsegroup.table.lookup.kernels import BagPooling
 from sparsegroup.table.table import Table
 
 NetworkClass = (
@@ -69,8 +71,8 @@ class LookupModel(nn.Module):
 
     def forward(self, keys: Tensor, numbers: Tensor | None = None, bags: Sequence[Bags] = ()) -> Tensor:
         """Logits `[batch]` of keys `[batch, fields]` int64, numbers `[batch, numbers]`, if there are any, and bags."""
-        vectors = self.embedding(keys_to_look_up(self.network, keys, bags))
-        return logits_of(self.network, vectors, keys, numbers, bags)
+        to_look_up = keys_to_look_up(self.network, keys, bags)
+        return logits_of(self.network, *looked_up(self.embedding, self.network, to_look_up, keys, bags), keys, numbers)
 
 
 def keys_to_look_up(network: Network, keys: Tensor, bags: Sequence[Bags]) -> Tensor:
@@ -83,20 +85,50 @@ def keys_to_look_up(network: Network, keys: Tensor, bags: Sequence[Bags]) -> Ten
     return torch.cat([keys.flatten(), *(bag.keys for bag in bags)]) if bags else keys
 
 
-def logits_of(network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor | None, bags: Sequence[Bags]) -> Tensor:
-    """Logits `[batch]` of a batch, from the vectors of `keys_to_look_up(network, keys, bags)`."""
-    return network(*inputs_of(network, vectors, keys, numbers, bags))
+def looked_up(
+    embedding: nn.Module, network: Network, to_look_up: Tensor, keys: Tensor, bags: Sequence[Bags]
+) -> tuple[Tensor, Sequence[Bags]]:
+    """The vectors of `to_look_up`, which is `keys_to_look_up(network, keys, bags)`, and the bags that are to be pooled.
+
+    If a table pools them on its way, none is, and the vectors are `[batch, fields, dim]`.
+    """
+    if not bags or not isinstance(embedding, HashEmbedding) or not embedding.pools:
+        return embedding(to_look_up), bags
+    inner, fields = _inner_of(network, keys)
+    if _pooling_of(inner) is not mean_of_list:
+        return embedding(to_look_up), bags
+    rows, ends = len(keys), [np.arange(len(keys) * fields + 1)]
+    for bag in bags:
+        ends.append(bag.offsets[1:].numpy() + ends[-1][-1])
+    pooled = embedding.pooled(to_look_up, BagPooling(np.concatenate(ends), is_mean=True))
+    single, *lists = pooled.split_with_sizes([rows * fields, *[rows] * len(bags)])
+    return torch.cat([single.view(rows, fields, -1), *(vectors.unsqueeze(1) for vectors in lists)], dim=1), ()
+
+
+def logits_of(network: Network, vectors: Tensor, bags: Sequence[Bags], keys: Tensor, numbers: Tensor | None) -> Tensor:
+    """Logits `[batch]` of a batch, from what `looked_up` gives."""
+    return network(*inputs_of(network, vectors, bags, keys, numbers))
 
 
 def inputs_of(
-    network: Network, vectors: Tensor, keys: Tensor, numbers: Tensor | None, bags: Sequence[Bags]
+    network: Network, vectors: Tensor, bags: Sequence[Bags], keys: Tensor, numbers: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """The inputs of a network: lists pooled by its own `pooling`, as `WithPooling` has one, or by their mean."""
     given = None if numbers is None or numbers.shape[1] == 0 else sent(numbers, vectors.device)
-    fields, inner = keys.shape[1], network
+    inner, fields = _inner_of(network, keys)
+    return by_field(vectors, (keys.shape[0], fields), bags, _pooling_of(inner)), given
+
+
+def _inner_of(network: Network, keys: Tensor) -> tuple[Network, int]:
+    """The network without its pairs, and how many fields of one value it has with them."""
     if isinstance(network, WithPairs):
-        fields, inner = fields + len(network.pairs), network.network
-    return by_field(vectors, (keys.shape[0], fields), bags, getattr(inner, "pooling", mean_of_list)), given
+        return network.network, keys.shape[1] + len(network.pairs)
+    return network, keys.shape[1]
+
+
+def _pooling_of(network: Network) -> Pooling:
+    pooling: Pooling = getattr(network, "pooling", mean_of_list)
+    return pooling
 
 
 def logit_bias_of(network: nn.Module) -> nn.Parameter | None:

@@ -28,7 +28,7 @@ from sparsegroup.table import FieldTables
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.tensors import shape_of
 from sparsegroup.training.metrics import measure
-from sparsegroup.training.model import LookupModel, keys_to_look_up, logits_of
+from sparsegroup.training.model import LookupModel, keys_to_look_up, logits_of, looked_up
 from sparsegroup.training.ranks import SINGLE_PROCESS, RankGroup
 
 Float64s = npt.NDArray[np.float64]
@@ -166,10 +166,11 @@ def logits_over(model: LookupModel, stream: Iterable[Sample]) -> Iterator[tuple[
     prefetch = getattr(embedding, "prefetch", None) if is_here else None
     for batch, following in pairwise(chain(map(as_batch, stream), (None,))):
         assert batch is not None
-        vectors = embedding(keys_to_look_up(model.network, batch.keys, batch.bags))
+        keys = keys_to_look_up(model.network, batch.keys, batch.bags)
+        found = looked_up(embedding, model.network, keys, batch.keys, batch.bags)
         if prefetch is not None and following is not None:
             prefetch(keys_to_look_up(model.network, following.keys, following.bags))
-        logits = logits_of(model.network, vectors, batch.keys, batch.numbers, batch.bags)
+        logits = logits_of(model.network, *found, batch.keys, batch.numbers)
         check_logits(model, batch, logits, rows)
         rows += len(batch)
         yield batch, logits
@@ -186,7 +187,7 @@ def logits_in_float64(model: LookupModel, stream: Iterable[Batch]) -> Iterator[T
     for batch in stream:
         keys = keys_to_look_up(network, batch.keys, batch.bags)
         vectors = embedding(keys, torch.float64) if isinstance(embedding, FieldTables) else embedding(keys).double()
-        yield logits_of(network, vectors, batch.keys, batch.numbers.double(), batch.bags).cpu()
+        yield logits_of(network, vectors, batch.bags, batch.keys, batch.numbers.double()).cpu()
 
 
 def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:

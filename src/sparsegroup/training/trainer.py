@@ -29,6 +29,7 @@ from sparsegroup.training.model import (
     inputs_of,
     keys_to_look_up,
     logit_bias_of,
+    looked_up,
 )
 from sparsegroup.training.network_step import NetworkStep, check_loss, failed_step
 from sparsegroup.training.plan import EpochPlan, Epochs, check_epochs, of_epoch
@@ -535,16 +536,16 @@ class Trainer:
     ) -> tuple[Tensor, Tensor]:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
+        own = step.own
         with torch.set_grad_enabled(not self._is_frozen):
-            vectors = self.table(keys)
+            vectors, bags = looked_up(self.table, self.network, keys, own.keys, own.bags)
         if self._is_frozen:  # their gradients are unused, but the compiled network remains the same
             vectors.requires_grad_()
         target = None if self._is_frozen else self.target
         _set_time(self._timed, None if following is None else following.own)  # before its rows are looked up ahead
         if next_keys is not None and not (target is not None and target.is_due):
             self.table.prefetch(next_keys)
-        own = step.own
-        inputs = inputs_of(self.network, vectors, own.keys, own.numbers, own.bags)
+        inputs = inputs_of(self.network, vectors, bags, own.keys, own.numbers)
         logits, loss = self._dense.backward(*inputs, step)
         loss = self.ranks.all_reduce_gradients(self._parameters, loss)
         if not self.ranks.is_alone:  # where one rank's loss is not finite, the sum is so on all

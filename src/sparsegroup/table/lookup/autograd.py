@@ -18,10 +18,13 @@ from sparsegroup.kernels.step import array_of
 from sparsegroup.optim.table_parameter import HEIGHT, StoredParameter, attach
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.lookup import kernels
+from sparsegroup.table.lookup.kernels import BagPooling
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
+
+_NONE: Int64s = np.empty(0, np.int64)
 
 _MOST_REMEMBERED = 1 << 22
 """Keys of the lookups that are remembered between two steps, in 20 bytes each; the last lookup is always remembered."""
@@ -43,12 +46,16 @@ class KeySearch:
         inverse: `[n]`, the place of each key among the distinct ones.
         rows: `[distinct]` int64, their rows, `ABSENT` for none.
         absent: How many of the distinct keys have no row.
+        distinct: `[distinct]`, the distinct keys, if the lookup keeps them.
     """
+
+    distinct: Int64s = _NONE
+    is_distinct = False  # whether the vectors are those of the distinct keys
 
     num_rows = 0  # of the table after a search ahead of time: with more, absent keys may have one
     first_new: int = np.iinfo(np.int64).max  # rows from this number on belong to keys that are new
     stale: "KeySearch | None" = None  # a search of the same keys ahead of time whose rows are no longer valid
-    masked: Int64s = np.empty(0, np.int64)  # the places of new keys whose vectors fallback vectors have replaced
+    masked: Int64s = _NONE  # the places of new keys whose vectors fallback vectors replace
     sorted_keys: SortedKeys | None = None  # if a search ahead of time has sorted them
 
     def __init__(self, keys: Int64s, inverse: Int32s, rows: Tensor, absent: int, numbering: "RowNumbering") -> None:
@@ -59,17 +66,17 @@ class KeySearch:
         """The memory of `rows`."""
         return array_of(self.rows)
 
-    @property
-    def new_places(self) -> Int64s:
-        """The places of keys that had no row before, ascending."""
+    def new_places(self, is_distinct: bool) -> Int64s:
+        """The places of keys, or of distinct keys, that had no row before, ascending."""
         is_new = self.row_array >= self.first_new
-        new = np.flatnonzero(is_new[self.inverse]) if is_new.any() else np.empty(0, np.int64)
-        return new if self.stale is None else np.union1d(new, self.stale.new_places)
+        new = np.flatnonzero(is_new if is_distinct else is_new[self.inverse]) if is_new.any() else _NONE
+        return new if self.stale is None else np.union1d(new, self.stale.new_places(is_distinct))
 
-    def result(self, vectors: Tensor) -> "LookupResult":
-        """A lookup of rows on the host that has found `vectors`, `[n, dim]`."""
-        lines = GradientLines(self.numbering, len(self.rows))
-        return LookupResult(LookupInfo(self.numbering, self.rows, self.inverse, self.absent > 0, lines), vectors, self)
+    def result(self, vectors: Tensor, bags: BagPooling | None) -> "LookupResult":
+        """A lookup of rows on the host that has found `vectors`, as `LookupResult` has them."""
+        lines, inverse = GradientLines(self.numbering, len(self.rows)), None if self.is_distinct else self.inverse
+        info = LookupInfo(self.numbering, self.rows, inverse, self.absent > 0, lines, bags)
+        return LookupResult(info, vectors, self)
 
     def is_like(self, other: "KeySearch") -> bool:
         """Whether a search of the same keys gave each the same vector."""
@@ -116,9 +123,10 @@ class RowNumbering:
         while self._keys_remembered > _MOST_REMEMBERED and len(self._searches) > 1:
             self._keys_remembered -= len(self._searches.popleft().keys)
 
-    def recall(self, keys: Int64s) -> KeySearch:
-        """The training lookup of `keys` since the last step."""
-        searches = [search for search in self._searches if np.array_equal(search.keys, keys)]
+    def recall(self, keys: Int64s, is_distinct: bool) -> KeySearch:
+        """The training lookup of `keys` since the last step, of the same kind."""
+        alike = (search for search in self._searches if search.is_distinct == is_distinct)
+        searches = [search for search in alike if np.array_equal(search.keys, keys)]
         if not searches:
             raise RuntimeError(
                 "backward computes a lookup again (activation checkpointing) that is not known any more: call "
@@ -190,10 +198,14 @@ class LookupInfo:
     inverse: Int32s | None
     has_absent: bool  # whether some key has no row
     lines: GradientLines | None  # how the gradient's lines belong to rows; None if there will be no gradient
+    bags: BagPooling | None = None  # how the keys' vectors were pooled
 
 
 class LookupResult(NamedTuple):
-    """A lookup of `[n]` keys; `vectors`, `[n, dim]`, belong to the caller."""
+    """A lookup of `[n]` keys.
+
+    `vectors` belong to the caller: `[n, dim]`, or `[bags, dim]` if they were pooled, or `[distinct, dim]`.
+    """
 
     info: LookupInfo
     vectors: Tensor
@@ -212,9 +224,12 @@ def for_autograd(weight: StoredParameter, info: LookupInfo, vectors: Tensor) -> 
     return vectors
 
 
-def expand(vectors: Tensor, inverse: Int32s) -> Tensor:
-    """`vectors[inverse]`: the vector `[distinct, dim]` of each of the keys that share it; differentiable."""
-    result: Tensor = _Gather.apply(vectors, inverse, len(vectors))  # type: ignore[no-untyped-call]
+def expand(vectors: Tensor, inverse: Int32s, bags: BagPooling | None = None) -> Tensor:
+    """`vectors[inverse]`: the vector `[distinct, dim]` of each of the keys that share it, pooled with `bags`.
+
+    Differentiable.
+    """
+    result: Tensor = _Gather.apply(vectors, inverse, len(vectors), bags)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -232,9 +247,9 @@ class _Lookup(Function):
             values = gradient.reshape(-1, gradient.shape[-1]).contiguous()
         elif torch.is_grad_enabled():  # create_graph=True
             gradient = gradient.reshape(-1, gradient.shape[-1])
-            values = _Sum.apply(gradient, info.inverse, len(info.rows))  # type: ignore[no-untyped-call]
+            values = _Sum.apply(gradient, info.inverse, len(info.rows), info.bags)  # type: ignore[no-untyped-call]
         else:
-            values = kernels.added_up(info.inverse, gradient, len(info.rows))
+            values = kernels.added_up(info.inverse, gradient, len(info.rows), info.bags)
         if values.requires_grad and not len(values) and ctx.weight.store.ranks is not None:
             ctx.weight.rowless += (values,)
         return _sparse(info, values), None, None
@@ -257,26 +272,26 @@ def _sparse(info: LookupInfo, values: Tensor) -> Tensor:
 
 
 class _Sum(Function):
-    """Sums over the keys that share a row: `[keys, dim]` → `[distinct, dim]`."""
+    """Sums over the keys that share a row: `[keys, dim]`, or `[bags, dim]` with `bags` → `[distinct, dim]`."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, inverse: Int32s, distinct: int) -> Tensor:
-        ctx.inverse, ctx.distinct = inverse, distinct
-        return kernels.added_up(inverse, values, distinct)
+    def forward(ctx: Any, values: Tensor, inverse: Int32s, distinct: int, bags: BagPooling | None = None) -> Tensor:
+        ctx.given = inverse, distinct, bags
+        return kernels.added_up(inverse, values, distinct, bags)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _Gather.apply(gradient, ctx.inverse, ctx.distinct), None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Gather.apply(gradient, *ctx.given), None, None, None  # type: ignore[no-untyped-call]
 
 
 class _Gather(Function):
-    """A row's values for each of its keys: `[distinct, dim]` → `[keys, dim]`."""
+    """A row's values for each of its keys, or their pools by `bags`: the adjoint of `_Sum`."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, inverse: Int32s, distinct: int) -> Tensor:
-        ctx.inverse, ctx.distinct = inverse, distinct
-        return kernels.expanded(inverse, values)
+    def forward(ctx: Any, values: Tensor, inverse: Int32s, distinct: int, bags: BagPooling | None = None) -> Tensor:
+        ctx.given = inverse, distinct, bags
+        return kernels.expanded(inverse, values, bags)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _Sum.apply(gradient, ctx.inverse, ctx.distinct), None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Sum.apply(gradient, *ctx.given), None, None, None  # type: ignore[no-untyped-call]

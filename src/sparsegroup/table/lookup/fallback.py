@@ -27,12 +27,13 @@ def mask_new_rows(result: LookupResult, places: Int64s, live: int, seen: int) ->
     """Set vectors of new keys to zero, as if their rows were zero: the share of them that is zero among all rows.
 
     Fallback vectors then replace them, and learn what to expect of new keys. Which keys these are depends on the key
-    only. The rows themselves do not change, and get the gradient. `places` are those of the new keys in the batch.
+    only. The rows themselves do not change, and get the gradient. `places` are those of the new keys in the result.
     """
     if not len(places) or not seen or live >= seen:
         return
-    drawn = mixed(result.search.keys[places] ^ _SALT)
-    result.search.masked = places[drawn < np.uint64(min(1 - live / seen, _MOST) * 2.0**64)]
+    search = result.search
+    drawn = mixed((search.distinct if search.is_distinct else search.keys)[places] ^ _SALT)
+    search.masked = places[drawn < np.uint64(min(1 - live / seen, _MOST) * 2.0**64)]
     result.mask()
 
 

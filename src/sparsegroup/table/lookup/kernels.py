@@ -7,16 +7,17 @@ Where a new row starts is a function of (seed, key) and nothing else, so that or
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.cpu.intrinsics import add, log, on_stack, sin_cos
 from sparsegroup.kernels.cpu.jit import array_at, copy, jitted, kernel, load, prefetch
 from sparsegroup.kernels.cpu.threads import done, enter, leave, take, wait
-from sparsegroup.kernels.step import NUMPY_DTYPES
+from sparsegroup.kernels.step import NUMPY_DTYPES, array_of
 from sparsegroup.table.directory.buckets import (
     ABSENT,
     AHEAD,
@@ -108,11 +109,30 @@ class RowStarts:
         return out
 
 
-PIECE = 256
-"""Keys that a thread looks up at a time."""
+PIECE, _BAGS_OF_PIECE = 256, 32
+"""Keys that a thread looks up at a time, and bags that it pools."""
+
+GRAIN = 1 << 12
+"""Keys, some tens of microseconds of work, below which waking a thread costs more than it does."""
 
 
-_DISTINCT, _ROWS, _SPREAD = (np.int64(phase) for phase in range(3))
+class BagPooling(NamedTuple):
+    """How the vectors of `[n]` keys are pooled: into the sum or the mean of each bag, zero for an empty one."""
+
+    ends: npt.NDArray[np.int64]  # `[bags + 1]`: bag i is the keys ends[i] to ends[i + 1] - 1; from 0 to n
+    is_mean: bool
+
+    @property
+    def num_bags(self) -> int:
+        """How many bags there are."""
+        return len(self.ends) - 1
+
+
+NOT_POOLED = None, False
+"""What kernels take where nothing is pooled; Numba compiles a kernel for this and another one for bags."""
+
+
+_DISTINCT, _ROWS, _GIVE = (np.int64(phase) for phase in range(3))
 """The phases of `look_up`. For literals Numba would compile `take`, `done` and `wait` again."""
 
 _memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEAD) * 8)
@@ -289,28 +309,70 @@ def _spread(inverse: Any, first: int, last: int, source: Any, target: Any, width
             copy(source + inverse[i] * width, target + i * width, width)
 
 
+@jitted
+def _pool(inverse: Any, ends: Any, is_mean: bool, first: int, last: int, source: Any, target: Any, like: Any) -> None:
+    """The sum or mean, for some of the bags, of the vectors of each one's keys, in their order; see `BagPooling`.
+
+    `like` `[n, dim]` has the vectors' length and dtype.
+    """
+    dim, size, zero = like.shape[1], np.int64(like.itemsize), like.dtype.type(0)
+    width = dim * size
+    for bag in range(first, last):
+        to, begin, end = target + bag * width, ends[bag], ends[bag + 1]
+        if end - begin == 1:
+            copy(source + inverse[begin] * width, to, width)
+            continue
+        pooled = array_at(to, dim, zero)
+        for e in range(dim):
+            pooled[e] = zero
+        if dim == 8:  # known to the compiler
+            for i in range(begin, end):
+                add(source + inverse[i] * 8 * size, to, 8, size, zero)
+        else:
+            for i in range(begin, end):
+                add(source + inverse[i] * width, to, dim, size, zero)
+        if is_mean and end > begin:
+            for e in range(dim):
+                pooled[e] /= end - begin
+
+
+@jitted
+def _give(turns: Any, thread: Any, inverse: Any, ends: Any, is_mean: bool, vectors: Any, target: Any) -> None:
+    """Give each key its vector in `target`, or, unless `ends` is None, each bag the sum or mean of its keys'."""
+    source, width = np.int64(vectors.ctypes.data), vectors.shape[1] * vectors.itemsize
+    count, of_piece = (len(inverse), PIECE) if ends is None else (len(ends) - 1, _BAGS_OF_PIECE)
+    pieces = (count + of_piece - 1) // of_piece
+    k = take(turns, _GIVE, thread, pieces)
+    while k >= 0:
+        first, last = k * of_piece, min((k + 1) * of_piece, count)
+        if ends is None:
+            _spread(inverse, first, last, source, target, width)
+        else:
+            _pool(inverse, ends, is_mean, first, last, source, target, vectors)
+        k = take(turns, _GIVE, thread, pieces)
+
+
 def _look_up(
     turns: Any, finds: bool, fetches: bool, keys: Any, seen: Any, distinct: Any, hashes: Any, appeared: Any,
     inverse: Any, count: Any, rows_at: int, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int,
-    vectors: Any, target: int, zero: Any,
+    vectors: Any, ends: Any, is_mean: bool, target: int, zero: Any,
 ) -> None:  # fmt: skip
     """Keys to vectors, in three phases of which the first is one piece. Gives the number of distinct keys not found.
 
     The first finds the distinct keys in order of appearance, and the place of each key among them (`inverse`, `count`);
     the second their `rows`, or `ABSENT`, prefetches these and copies the vectors, a piece at a time; the third gives
-    each key its vector in `target`. Without `finds`, `inverse`, `count` and `rows` are known. Without `fetches`, the
-    rows are only prefetched, for another call that fetches.
+    each key its vector in `target`, or each bag the sum or mean of its keys' vectors. Without `finds`, `inverse`,
+    `count` and `rows` are known. Without `fetches`, the rows are only prefetched, for another call that fetches.
 
     `turns` shares the work (see `kernels.cpu.threads`); the arrays from `seen` to `appeared` and `vectors` are scratch
     memory. Before `count` `[1]` is known, it is a guess. `rows_at` is the address of the rows `[n]` int64, `target`
-    that of the vectors of all keys. `state` and `pages` are the index's; `row_pages`, `shift` and `row_bytes` say where
-    rows are: the address of the pages' addresses, log2 of the rows of a page, and from row to row. `zero` is 0 of the
-    vectors' dtype.
+    that of the result, or 0 where `vectors` is the result; `ends` and `is_mean` are `BagPooling`'s, or `NOT_POOLED`.
+    `state` and `pages` are the index's; `row_pages`, `shift` and `row_bytes` say where rows are: the address of the
+    pages' addresses, log2 of the rows of a page, and from row to row. `zero` is 0 of the vectors' dtype.
     """
     homes = array_at(_memory_of_homes(), PIECE + AHEAD, np.int64(0))
     later = array_at(_memory_of_piece(), PIECE, np.int64(0))
     rows = array_at(rows_at, len(keys), np.int64(0))
-    source, width = np.int64(vectors.ctypes.data), vectors.shape[1] * vectors.itemsize
     thread = enter(turns)
     if finds:
         if take(turns, _DISTINCT, thread, np.int64(1)) == 0:
@@ -331,13 +393,9 @@ def _look_up(
             _copy_rows(rows, first, last, row_pages, shift, row_bytes, vectors, zero)
         done(turns, _ROWS)
         k = take(turns, _ROWS, thread, pieces)
-    if fetches:
+    if target != 0:
         wait(turns, _ROWS, pieces)
-        pieces = (len(keys) + PIECE - 1) // PIECE
-        k = take(turns, _SPREAD, thread, pieces)
-        while k >= 0:
-            _spread(inverse, k * PIECE, min((k + 1) * PIECE, len(keys)), source, target, width)
-            k = take(turns, _SPREAD, thread, pieces)
+        _give(turns, thread, inverse, ends, is_mean, vectors, target)
     leave(turns, absent)
 
 
@@ -379,9 +437,10 @@ def _insert(
     return live
 
 
-def _expand(inverse: Any, source: int, target: int, width: int) -> None:
-    """Copy the `width` bytes at place inverse[i] of `source` to place i of `target`, both addresses."""
-    _spread(inverse, 0, len(inverse), source, target, width)
+def _expand(turns: Any, inverse: Any, ends: Any, is_mean: bool, vectors: Any, target: int) -> None:
+    """The last phase of `_look_up`."""
+    _give(turns, enter(turns), inverse, ends, is_mean, vectors, target)
+    leave(turns, np.int64(0))
 
 
 def _add_up(inverse: Any, source: int, target: int, count: int, dim: int, zero: Any) -> None:
@@ -396,6 +455,23 @@ def _add_up(inverse: Any, source: int, target: int, count: int, dim: int, zero: 
     else:
         for i in range(len(inverse)):
             add(source + i * dim * size, target + inverse[i] * dim * size, dim, size, zero)
+
+
+def _add_up_bags(inverse: Any, ends: Any, is_mean: bool, source: Any, target: int, count: int, share: Any) -> None:
+    """The adjoint of `_pool`: to target[k], of `count` vectors, adds source[b] for each key i of bag b with
+    inverse[i] = k, divided by the bag's size if `is_mean`. `source` is `[bags, dim]`, `share` `[dim]` scratch memory.
+    """
+    dim, zero = source.shape[1], source.dtype.type(0)
+    size = np.int64(source.itemsize)
+    sums, from_ = array_at(target, count * dim, zero), np.int64(share.ctypes.data)
+    for e in range(len(sums)):
+        sums[e] = zero
+    for bag in range(len(ends) - 1):
+        begin, end = ends[bag], ends[bag + 1]
+        for e in range(dim):
+            share[e] = source[bag, e] / max(end - begin, 1) if is_mean else source[bag, e]
+        for i in range(begin, end):
+            add(from_, target + inverse[i] * dim * size, dim, size, zero)
 
 
 def _replace_zeros(keys: Any, vectors: Any, by_field: Any, shift: int, mask: int, places: Any, fields: Any) -> int:
@@ -444,6 +520,7 @@ look_up = kernel(_look_up, "the table's lookup")
 insert_rows = kernel(_insert, "the table's lookup (insert)")
 expand = kernel(_expand, "the table's lookup (vectors)")
 add_up = kernel(_add_up, "the table's gradient")
+add_up_bags = kernel(_add_up_bags, "the table's gradient (bags)")
 replace_zeros = kernel(_replace_zeros, "the table's fallback vectors")
 sort_runs = kernel(_sort_runs, "the table's gradient (order)")
 
@@ -466,17 +543,26 @@ def distinct_of_many(keys: Any) -> tuple[Any, Any]:
     return keys[first[order]], place[inverse].astype(np.int32)
 
 
-def expanded(inverse: Any, vectors: Tensor) -> Tensor:
-    """vectors[inverse[i]] for each i, `[len(inverse), dim]`."""
-    vectors, dim = vectors.contiguous(), vectors.shape[1]
-    out = vectors.new_empty(len(inverse), dim)
-    expand(inverse, vectors.data_ptr(), out.data_ptr(), dim * vectors.element_size())
+def expanded(inverse: Any, vectors: Tensor, bags: BagPooling | None = None) -> Tensor:
+    """vectors[inverse[i]] for each key i, `[len(inverse), dim]`, or their pools by `bags`, `[bags, dim]`."""
+    vectors, count = vectors.contiguous(), len(inverse) if bags is None else bags.num_bags
+    out = vectors.new_empty(count, vectors.shape[1])
+    expand_into(inverse, array_of(vectors), out, bags)
     return out
 
 
-def added_up(inverse: Any, values: Tensor, count: int) -> Tensor:
-    """The sums of values[i] over inverse[i] = k for each k, `[count, dim]`; of `values` `[…, dim]`, line after line."""
+def expand_into(inverse: Any, vectors: Any, out: Tensor, bags: BagPooling | None) -> None:
+    """`expanded` into `out`, of an array of vectors."""
+    threads.share(expand, inverse, *(bags or NOT_POOLED), vectors, out.data_ptr(), alone=len(inverse) < GRAIN)
+
+
+def added_up(inverse: Any, values: Tensor, count: int, bags: BagPooling | None = None) -> Tensor:
+    """The adjoint of `expanded`: the sums of `values` `[…, dim]` over inverse[i] = k for each k, `[count, dim]`."""
     values, dim = values.contiguous(), values.shape[-1]
     out = values.new_empty(count, dim)
-    add_up(inverse, values.data_ptr(), out.data_ptr(), count, dim, NUMPY_DTYPES[values.dtype].type(0))
+    if bags is None:
+        add_up(inverse, values.data_ptr(), out.data_ptr(), count, dim, NUMPY_DTYPES[values.dtype].type(0))
+    else:
+        source = array_of(values).reshape(-1, dim)
+        add_up_bags(inverse, *bags, source, out.data_ptr(), count, np.empty(dim, source.dtype))
     return out

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.kernels.step import TORCH_DTYPES
+from sparsegroup.kernels.step import TORCH_DTYPES, array_of
 from sparsegroup.table.config import check_int
 from sparsegroup.table.directory.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.directory.directory import Directory, RowLimit
 from sparsegroup.table.lookup import kernels
 from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
-from sparsegroup.table.lookup.kernels import RowStarts
+from sparsegroup.table.lookup.kernels import GRAIN, NOT_POOLED, BagPooling, RowStarts
 from sparsegroup.table.rows.rows import RowStorage
 
 Int64s = npt.NDArray[np.int64]
@@ -188,9 +188,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_take_all, after_in_parent=_release_all, after_in_child=_release_all)
 
 
-GRAIN = 1 << 12
-"""Keys, some tens of microseconds of work, below which waking a thread costs more than it does."""
-
 CHUNK = 1 << 21
 """Keys that are looked up at a time; of more, the distinct ones are found by sorting, which takes times as long. Each
 takes some 60 bytes and a vector."""
@@ -210,7 +207,7 @@ class RowLookup:
     """Looks keys up in a directory and a storage that belong together. Called by one thread at a time.
 
     `on_used` is called with rows when it is noted that they were used. At most `scratch_bytes` of working memory are
-    kept for the next lookup.
+    kept for the next lookup. `keeps_distinct`: results know the distinct keys.
     """
 
     def __init__(
@@ -222,7 +219,9 @@ class RowLookup:
         limit: RowLimit | None = None,
         *,
         scratch_bytes: int,
+        keeps_distinct: bool,
     ) -> None:
+        self._keeps_distinct = keeps_distinct
         self._directory, self._storage, self._starts = directory, storage, starts
         self._on_used, self._limit = on_used, limit
         self._scratch_bytes = scratch_bytes
@@ -239,10 +238,15 @@ class RowLookup:
         keys: Int64s,
         admission: AdmissionPolicy | None,
         ahead: KeySearch | None = None,
+        bags: BagPooling | None = None,
         *,
+        is_distinct: bool = False,
         is_counted: bool = False,
     ) -> LookupResult:
         """Look `keys` up; a key without a row gets one if `admission` admits it. None: nothing is inserted.
+
+        For rows on the host: with `bags`, the result has their pools, and no vector for each key is made; with
+        `is_distinct`, it has the vectors of the distinct keys.
 
         `ahead` is the same search, made ahead of time; if it is stale, the keys are looked up again. `is_counted`: the
         same lookup has been counted already. Raises RuntimeError if `max_rows` would be exceeded, and MemoryError if
@@ -253,12 +257,13 @@ class RowLookup:
             if ahead is not None and self._is_current(ahead, admission):
                 search = ahead
             elif len(keys) <= CHUNK:
-                out = self._new_vectors(len(keys))
-                search = self._find(keys, admission, out, is_counted=is_counted or ahead is not None)
+                out = None if is_distinct else self._new_vectors(len(keys) if bags is None else bags.num_bags)
+                search = self._find(keys, admission, out, bags, is_counted=is_counted or ahead is not None)
                 search.stale = ahead
             else:
                 search = self._find_many(keys, admission, is_counted=is_counted)
-            return self.fetch(search) if out is None else search.result(out)
+            search.is_distinct = is_distinct
+            return self.fetch(search, bags) if out is None else search.result(out, bags)
         finally:
             if self._scratch.nbytes > self._scratch_bytes:
                 self._drop_scratch()
@@ -287,23 +292,25 @@ class RowLookup:
         may_be_there = ahead.absent and admission is None and ahead.num_rows != directory.num_rows
         return ahead.numbering is directory.numbering and not may_be_there
 
-    def fetch(self, search: KeySearch) -> LookupResult:
-        """The vectors of a search whose rows still have their numbers."""
-        out = self._new_vectors(len(search.keys))
+    def fetch(self, search: KeySearch, bags: BagPooling | None = None) -> LookupResult:
+        """The vectors of a search whose rows still have their numbers; see `look_up`."""
+        distinct, vectors = len(search.rows), self._scratch.vectors
+        out = self._new_vectors(distinct if search.is_distinct else len(search.keys) if bags is None else bags.num_bags)
         if out is None:
             return self._storage.fetch(search)
-        distinct, vectors = len(search.rows), self._scratch.vectors
-        if distinct > len(vectors):
+        if search.is_distinct:
+            vectors = array_of(out)
+        elif distinct > len(vectors):
             vectors = np.empty((distinct, self._starts.dim), vectors.dtype)
-        self._run(search.keys, search.inverse, np.array([distinct]), search.rows, vectors, out, finds=False)
-        return search.result(out)
+        self._run(search.keys, search.inverse, np.array([distinct]), search.rows, vectors, out, bags, finds=False)
+        return search.result(out, bags)
 
-    def _new_vectors(self, n: int) -> Tensor | None:
-        """Memory for the vectors of `n` keys; None for rows that are not on the host."""
+    def _new_vectors(self, count: int) -> Tensor | None:
+        """Memory for some vectors; None for rows that are not on the host."""
         if self._storage.is_on_device:
             return None
         try:
-            return torch.empty(n, self._starts.dim, dtype=TORCH_DTYPES[self._starts.dtype])
+            return torch.empty(count, self._starts.dim, dtype=TORCH_DTYPES[self._starts.dtype])
         except RuntimeError as error:  # as torch says that there is no memory
             raise MemoryError(str(error)) from error
 
@@ -315,6 +322,7 @@ class RowLookup:
         rows: Tensor,
         vectors: Any,
         out: Tensor | None,
+        bags: BagPooling | None,
         *,
         finds: bool,
         alone: bool = False,
@@ -337,7 +345,8 @@ class RowLookup:
             index.pages,
             *storage.addresses,
             vectors,
-            0 if out is None else out.data_ptr(),
+            *(bags or NOT_POOLED),
+            0 if out is None or vectors.ctypes.data == out.data_ptr() else out.data_ptr(),
             self._zero,
             alone=alone or len(keys) < GRAIN,
         )
@@ -347,26 +356,28 @@ class RowLookup:
         keys: Int64s,
         admission: AdmissionPolicy | None,
         out: Tensor | None,
+        bags: BagPooling | None = None,
         *,
         alone: bool = False,
         is_counted: bool = False,
     ) -> KeySearch:
-        """Find the rows of keys, insert the admitted keys, and fetch the vectors into `out`."""
+        """Find the rows of keys, insert the admitted keys, and fetch the vectors, or their pools, into `out`."""
         n, directory = len(keys), self._directory
         scratch = self._scratch
         if scratch.size < n:
             scratch = self._scratch = kernels.Scratch(n, self._starts.dim, self._starts.dtype)
         inverse, rows = np.empty(n, np.int32), torch.empty(n, dtype=torch.int64)
         count = np.array([int(scratch.share * n) + 1])
-        absent = self._run(keys, inverse, count, rows, scratch.vectors, out, finds=True, alone=alone)
+        absent = self._run(keys, inverse, count, rows, scratch.vectors, out, bags, finds=True, alone=alone)
         distinct = count.item()
         scratch.share = distinct / max(n, 1)
         search = KeySearch(keys, inverse, rows.resize_(distinct), absent, directory.numbering)
+        if self._keeps_distinct:
+            search.distinct = self._scratch.distinct[:distinct].copy()
         if absent and admission is not None:
             self._insert(search, admission, is_counted=is_counted)
             if out is not None and search.absent < absent:
-                width = out.shape[1] * out.element_size()
-                kernels.expand(inverse, self._scratch.vectors.ctypes.data, out.data_ptr(), width)
+                kernels.expand_into(inverse, self._scratch.vectors, out, bags)
         if directory.uses is not None:
             self._note_use(search.row_array, admission, is_counted=is_counted)
         return search
@@ -388,7 +399,7 @@ class RowLookup:
             self._note_use(rows, admission, is_counted=is_counted)
         absent = int(np.count_nonzero(rows == ABSENT))
         search = KeySearch(keys, inverse, torch.from_numpy(rows), absent, directory.numbering)
-        search.first_new = before
+        search.first_new, search.distinct = before, distinct
         return search
 
     def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> None:

@@ -1,5 +1,6 @@
 """A lookup over all ranks: distinct keys travel to the ranks of their rows, vectors back, gradients there again."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from sparsegroup.optim.table_parameter import StoredParameter
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.lookup.autograd import Int64s, LookupResult, expand, for_autograd
 from sparsegroup.table.lookup.fallback import mask_new_rows
+from sparsegroup.table.lookup.kernels import BagPooling
 from sparsegroup.table.lookup.lookup import is_recomputation
 from sparsegroup.table.sharded.exchange import KeyExchange, Shards, attempt
 from sparsegroup.table.table import Table
@@ -41,8 +43,18 @@ class ShardedLookup:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prefetched": None}
 
-    def vectors(self, weight: StoredParameter, keys: Int64s, insert: bool) -> Tensor:
-        """The vectors of `keys`, `[n, dim]`, this rank's part of the batch, which may be empty.
+    def vectors(
+        self,
+        weight: StoredParameter,
+        keys: Int64s,
+        insert: bool,
+        bags: BagPooling | None = None,
+        *,
+        replaced: Callable[[Tensor, Int64s], Tensor],
+    ) -> Tensor:
+        """The vectors of `keys`, `[n, dim]`, this rank's part of the batch, which may be empty; with `bags`, pooled.
+
+        `replaced` gives, for the vectors `[distinct, dim]` of distinct keys, those to take, such as fallback vectors.
 
         `weight` gets the gradients of this rank's rows. With `insert`, the same on all ranks, new keys are admitted or
         not. Raises RuntimeError if other keys were prefetched, and what `Table.look_up` raises.
@@ -72,9 +84,9 @@ class ShardedLookup:
         counts = shards.agree(exchange, table.live_and_seen() if masks else (), error)
         assert result is not None
         if masks:
-            mask_new_rows(result, result.search.new_places, *counts)
+            mask_new_rows(result, result.search.new_places(is_distinct=False), *counts)
         mine = shards.vectors(for_autograd(weight, result.info, result.vectors), exchange)
-        return expand(mine, exchange.own.inverse)
+        return expand(replaced(mine, exchange.own.keys), exchange.own.inverse, bags)
 
     def rows(self, keys: Int64s) -> Tensor:
         """The rows of `keys`, `[n, dim]`, zeros for keys without one."""
