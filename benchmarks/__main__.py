@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 DATA = "{data}"
 BENCHMARKS = {
     "table_step": ("table_step.py",),
+    "table_bags": ("table_bags.py",),
     "table_growth": ("table_growth.py",),
     "optimizer_step": ("optimizer_step.py",),
     "first_step": ("first_step.py",),

@@ -117,32 +117,37 @@ def training_step(
     return step
 
 
-def fbgemm_steps(rows: int, ids: Tensor, gradient: Tensor) -> dict[str, Callable[[int], None]]:
-    """FBGEMM's table as bags of one id, and as a sequence: both give [ids, d]; backward is also the update."""
+def fbgemm_table(rows: int, mode: str) -> nn.Module | None:
+    """FBGEMM's table of a pooling mode, whose backward is also the update; None if it is not installed."""
     try:
         from fbgemm_gpu import split_embedding_configs
         from fbgemm_gpu import split_table_batched_embeddings_ops_common as choices
         from fbgemm_gpu import split_table_batched_embeddings_ops_training as ops
     except ImportError:
         print("fbgemm: not installed, left out")
+        return None
+    table: nn.Module = ops.SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, DIM, choices.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)],
+        optimizer=split_embedding_configs.EmbOptimType.EXACT_ADAGRAD,
+        learning_rate=1e-3,
+        eps=1e-8,
+        pooling_mode=choices.PoolingMode[mode],
+        bounds_check_mode=choices.BoundsCheckMode.NONE,
+    )
+    table.weights_host.data.uniform_(0, 0.01)
+    return table
+
+
+def fbgemm_steps(rows: int, ids: Tensor, gradient: Tensor) -> dict[str, Callable[[int], None]]:
+    """FBGEMM's table as bags of one id, and as a sequence: both give [ids, d]."""
+    bags, sequence = fbgemm_table(rows, "SUM"), fbgemm_table(rows, "NONE")
+    if bags is None or sequence is None:
         return {}
     offsets, gradient = torch.arange(ids[0].numel() + 1), gradient.reshape(-1, DIM)
-
-    def table(mode: choices.PoolingMode) -> nn.Module:
-        return ops.SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, DIM, choices.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)],
-            optimizer=split_embedding_configs.EmbOptimType.EXACT_ADAGRAD,
-            learning_rate=1e-3,
-            eps=1e-8,
-            pooling_mode=mode,
-            bounds_check_mode=choices.BoundsCheckMode.NONE,
-        )
 
     def step(table: nn.Module) -> Callable[[int], None]:
         return lambda index: table(ids[index].view(-1), offsets).backward(gradient)
 
-    bags, sequence = table(choices.PoolingMode.SUM), table(choices.PoolingMode.NONE)
-    bags.weights_host.data.uniform_(0, 0.01)
     sequence.weights_host, sequence.momentum1_host = bags.weights_host, bags.momentum1_host
     return {"fbgemm": step(bags), "fbgemm_sequence": step(sequence)}
 
