@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
+from numba import njit
+from numba.core.codegen import JITCodeLibrary
 
 from sparsegroup.kernels.cpu import jit
 from sparsegroup.kernels.cpu.jit import kernel_digest
@@ -179,6 +181,19 @@ def test_a_digest_is_another_one_for_what_a_kernel_calls_and_for_its_constants_o
     assert kernel_digest(_adding(1, moved)) == digest
     moved.__module__ = "another_module"
     assert kernel_digest(_adding(1, moved)) != digest
+
+
+def test_what_a_kernel_inlines_becomes_machine_code_only_as_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, finish = [], JITCodeLibrary._finalize_specific
+
+    def note_and_finish(library: JITCodeLibrary) -> None:
+        made.append(library.name)
+        finish(library)
+
+    monkeypatch.setattr(JITCodeLibrary, "_finalize_specific", note_and_finish)
+    assert njit(no_cfunc_wrapper=True)(_adding(1, _helper))(2) == 4
+    assert any("kernel" in name for name in made)
+    assert not any("_helper" in name for name in made)
 
 
 def test_the_documentation_shows_the_measured_first_step() -> None:
