@@ -8,6 +8,9 @@ new-venv = $(PYTHON) -m venv $(1) || { $(PYTHON) -m pip install --quiet virtuale
 NEW_PIP = -m pip install --quiet --upgrade 'pip>=25.1'
 INSTALL := $(CONSTRAINED) $(RUN)/python -m pip install --quiet
 
+# Processes that tests start read the sources as bytecode, which the first of them writes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test suite test-fast test-slow test-wheel test-torch test-clients check bench docs paper-small \
   paper-bytes paper-criteo clean
 
