@@ -90,18 +90,18 @@ def test_the_line_of_a_command_in_the_list_of_commands_begins_its_help() -> None
         assert " ".join(str(load_command(name).help).split("\n\n")[0].split()) == line
 
 
-def test_a_run_imports_neither_torchs_compiler_nor_scikit_learn_nor_matplotlib_and_ends_without_a_search_for_garbage(
+def test_a_run_imports_no_compiler_of_torch_no_sympy_and_no_plots_and_ends_without_a_search_for_garbage(
     tmp_path: Path,
 ) -> None:
     program = """
 import atexit, gc, sys
 from sparsegroup.__main__ import main
 atexit.register(lambda: print(gc.get_freeze_count() > 100_000))  # the last to be called
-sys.argv = ["sparsegroup", "train", "--rows", "600", "--model", "lr", "--out", "run", "--quiet"]
+sys.argv = ["sparsegroup", "train", "--rows", "600", "--model", "dcn", "--out", "run", "--quiet"]
 try:
     main()
 finally:
-    print(*({"torch._dynamo", "sklearn", "matplotlib", "pandas"} & sys.modules.keys()))
+    print(*({"torch._dynamo", "sympy", "sklearn", "matplotlib", "pandas"} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     report = (tmp_path / "run" / "report.html").is_file()
