@@ -1,6 +1,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +41,18 @@ def _templates() -> Iterator[None]:
     """The templates of reports are compiled once, not for each report."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "page_environment", cache(page.page_environment))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _translations() -> Iterator[None]:
+    """The translations of torch's operators to ONNX are listed once, not for each export: a third of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError):  # of another torch
+            from torch.onnx._internal._lazy_import import onnxscript_apis as apis
+
+            name = "get_torchlib_ops"
+            patch.setitem(vars(apis), name, cache(lambda: apis.__getattr__(name)()))
         yield
 
 
