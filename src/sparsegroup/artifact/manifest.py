@@ -17,7 +17,8 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
@@ -28,6 +29,12 @@ from sparsegroup.artifact import folder as disk
 from sparsegroup.artifact.validation import STRICT, Count, shortened, validated
 
 _BLOCK = 8 << 20
+
+
+@cache
+def version(package: str) -> str:
+    """The version of an installed package, which takes milliseconds to read from disk."""
+    return metadata.version(package)
 
 
 @dataclass(frozen=True)

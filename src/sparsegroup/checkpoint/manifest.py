@@ -4,7 +4,6 @@ import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -12,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsegroup.artifact.manifest import FolderFormat, Manifest
+from sparsegroup.artifact.manifest import FolderFormat, Manifest, version
 from sparsegroup.artifact.validation import STRICT, AnyReal, Count, Key, shortened
 from sparsegroup.errors import UserError
 from sparsegroup.optim import GroupOptimizer

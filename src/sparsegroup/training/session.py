@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsegroup.artifact.folder import FolderLock, remove_folder
+from sparsegroup.artifact.manifest import version
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.log import Log
