@@ -11,14 +11,22 @@ from markdown import markdown
 from mkdocs.exceptions import PluginError
 
 from mathml import on_page_content
-from public_api import BESIDES, ROOMS, first_line, inherited_members, public_rooms
+from public_api import BESIDES, PACKAGE, ROOMS, first_line, inherited_members, public_rooms
 from reference_pages import INDEX, index_page, name_page, on_config
 from sparsegroup.data.keys import keys_of
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
-PUBLIC = public_rooms(ROOT / "src")
-PAGES = {public.path: public for room in PUBLIC for public in room.own.values()}
+
+
+@pytest.fixture(scope="module")
+def rooms():
+    return public_rooms(ROOT / "src")
+
+
+@pytest.fixture(scope="module")
+def pages(rooms):
+    return {public.path: public for room in rooms for public in room.own.values()}
 
 
 def rendered(text: str) -> str:
@@ -28,57 +36,58 @@ def rendered(text: str) -> str:
     return on_page_content(html, page=SimpleNamespace(file=SimpleNamespace(src_uri="page.md")))
 
 
-@pytest.mark.parametrize("room", PUBLIC, ids=lambda room: room.path)
-def test_every_public_name_has_a_page(room):
+@pytest.mark.parametrize("path", [PACKAGE, *(f"{PACKAGE}.{room}" for room in ROOMS)])
+def test_every_public_name_has_a_page(path, rooms, pages):
+    (room,) = [room for room in rooms if room.path == path]
     exported = import_module(room.path).__all__
     assert list(room.names) == [*exported, *BESIDES.get(room.path.removeprefix("sparsegroup."), ())]
-    index = index_page(room, PUBLIC)
+    index = index_page(room, rooms)
     for name, public in room.names.items():
-        assert PAGES[public.path] is public
+        assert pages[public.path] is public
         assert f"| [`{name}`][{public.path}] | " in index
-        assert name_page(public, PUBLIC).startswith(f"::: {public.path}\n")
+        assert name_page(public, rooms).startswith(f"::: {public.path}\n")
 
 
-def test_a_name_at_two_places_has_one_page_under_the_shorter_path_and_no_two_pages_are_one_file():
-    table = next(room for room in PUBLIC if room.path == "sparsegroup.table")
+def test_a_name_at_two_places_has_one_page_under_the_shorter_path_and_no_two_pages_are_one_file(rooms, pages):
+    table = next(room for room in rooms if room.path == "sparsegroup.table")
     assert table.names["HashEmbedding"].path == "sparsegroup.HashEmbedding"
-    assert "sparsegroup.table.HashEmbedding" not in PAGES
-    definitions = [public.definition.path for public in PAGES.values()]
+    assert "sparsegroup.table.HashEmbedding" not in pages
+    definitions = [public.definition.path for public in pages.values()]
     assert len(definitions) == len(set(definitions))
-    files = [page.lower() for page in [*(room.page for room in PUBLIC), *(public.page for public in PAGES.values())]]
+    files = [page.lower() for page in [*(room.page for room in rooms), *(public.page for public in pages.values())]]
     assert len(files) == len(set(files))  # where case does not count
 
 
-def test_every_public_name_has_a_docstring_that_begins_with_a_sentence():
-    definitions = {room.path: room.summary for room in PUBLIC}
-    definitions |= {path: first_line(public.definition) for path, public in PAGES.items()}
+def test_every_public_name_has_a_docstring_that_begins_with_a_sentence(rooms, pages):
+    definitions = {room.path: room.summary for room in rooms}
+    definitions |= {path: first_line(public.definition) for path, public in pages.items()}
     assert [path for path, line in definitions.items() if not line.endswith(".")] == []
 
 
-def test_members_of_a_base_without_a_page_are_on_the_page_of_the_class():
-    assert "settle" in inherited_members(PAGES["sparsegroup.TargetRate"], PUBLIC)
-    assert inherited_members(PAGES["sparsegroup.GroupAdam"], PUBLIC) == []  # they are with GroupOptimizer
-    assert inherited_members(PAGES["sparsegroup.feature_rate"], PUBLIC) == []
+def test_members_of_a_base_without_a_page_are_on_the_page_of_the_class(rooms, pages):
+    assert "settle" in inherited_members(pages["sparsegroup.TargetRate"], rooms)
+    assert inherited_members(pages["sparsegroup.GroupAdam"], rooms) == []  # they are with GroupOptimizer
+    assert inherited_members(pages["sparsegroup.feature_rate"], rooms) == []
 
 
-def test_the_navigation_has_every_page_in_place_of_the_index():
+def test_the_navigation_has_every_page_in_place_of_the_index(pages):
     config = SimpleNamespace(
         config_file_path=str(ROOT / "mkdocs.yml"), nav=[{"Guide": ["a.md", {"API": INDEX}]}, "b.md"]
     )
     (guide, last) = on_config(config).nav
-    index, own, *rooms = guide["Guide"][1]["API"]
+    index, own, *others = guide["Guide"][1]["API"]
     assert (guide["Guide"][0], index, last) == ("a.md", INDEX, "b.md")
-    assert [path for room in rooms for path in room] == [f"sparsegroup.{room}" for room in ROOMS]
-    entries = [*own["sparsegroup"], *(entry for room in rooms for names in room.values() for entry in names[1:])]
-    assert [page for entry in entries for page in entry.values()] == [public.page for public in PAGES.values()]
+    assert [path for room in others for path in room] == [f"sparsegroup.{room}" for room in ROOMS]
+    entries = [*own["sparsegroup"], *(entry for room in others for names in room.values() for entry in names[1:])]
+    assert [page for entry in entries for page in entry.values()] == [public.page for public in pages.values()]
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
-def test_guides_link_to_pages_that_exist_and_write_formulas_that_are_read(guide):
+def test_guides_link_to_pages_that_exist_and_write_formulas_that_are_read(guide, pages):
     text = guide.read_text(encoding="utf-8")
     assert not re.search("^:::", text, re.MULTILINE), "a name has one page: link to it"
     linked = re.findall(r"\]\[(sparsegroup[\w.]*)\]", text)
-    assert [path for path in linked if path not in PAGES] == []
+    assert [path for path in linked if path not in pages] == []
     assert "arithmatex" not in rendered(re.sub("^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
 
 
