@@ -81,7 +81,7 @@ def test_the_columns_that_say_something_are_chosen_by_scikit_learn() -> None:
     assert not apart.feature_importances_.any()
 
 
-CHECKED = {"dim": 2, "hidden": (8,), "lr": 0.05, "l21": 0.0, "batch_size": 32, "epochs": 4, "number_buckets": 8}
+CHECKED = {"dim": 2, "hidden": (8,), "lr": 0.1, "l21": 0.0, "batch_size": 32, "epochs": 2, "number_buckets": 8}
 MODEL = Classifier(**CHECKED)
 
 
