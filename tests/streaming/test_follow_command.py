@@ -64,7 +64,7 @@ def test_files_that_appear_are_learnt_and_published(tmp_path: Path, run: Run) ->
 
 def test_wrong_arguments_are_named(tmp_path: Path, run: Run) -> None:
     write_hour(tmp_path, 0)
-    assert run(*FOLLOW, "--until-idle", "1s").returncode == 0
+    assert run(*FOLLOW, "--until-idle", "0s").returncode == 0
     for arguments, words in (
         ((*FOLLOW, "--lr", "0.5"), "optimizer.lr is 0.5, but the run in run has "),
         ((*FOLLOW, "--every", "soon"), "--every wants a time, such as 90s, 15min, 12h or 7d: got 'soon'"),
