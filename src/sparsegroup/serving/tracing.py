@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.fx import config as fx_config
 from torch.utils import _pytree as pytree
 
 from sparsegroup.artifact.folder import name_errors
@@ -97,9 +98,9 @@ def quiet() -> Iterator[None]:
     """Silence torch's exporters, which also look up no stack of calls for each operator: a tenth of their time."""
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     before = [logger.disabled for logger in loggers]
-    has_stacks = not getattr(torch.fx.config, _NO_STACKS, True)  # torch 2.6 has no such setting
+    has_stacks = not getattr(fx_config, _NO_STACKS, True)  # some versions of torch have no such setting
     if has_stacks:
-        setattr(torch.fx.config, _NO_STACKS, True)
+        setattr(fx_config, _NO_STACKS, True)
     for logger in loggers:
         logger.disabled = True
     try:
@@ -108,7 +109,7 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         if has_stacks:
-            setattr(torch.fx.config, _NO_STACKS, False)
+            setattr(fx_config, _NO_STACKS, False)
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
 
