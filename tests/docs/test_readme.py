@@ -73,6 +73,8 @@ SHOWN = [
     ("optimizer_step", "measured", "unregularized regularized",
      "| {dense_ratio_NAME:.2f} | {small_tensors_ratio_NAME:.2f} |"),
     ("table_growth", "measured", "-", "{bytes_per_row:.0f} bytes per row"),
+    ("table_bags", "measured", "-", "{ms_ours:.2f} ms from keys to updated rows, and {ms_vectors:.2f} where"),
+    ("table_bags", "measured", "-", "{speedup_vs_sparse_adam:.2f} times as long, FBGEMM {speedup_vs_fbgemm:.2f}"),
     ("epoch", "measured", "s s_slice s_39_fields s_raw s_8192", "| {samples_per_NAME:,.0f} |"),
     ("epoch", "measured", "sparse_adam sparse_adam_8192",
      "| {samples_per_s_NAME:,.0f} | ratio {speedup_vs_NAME:.2f} |"),
