@@ -23,6 +23,7 @@ from sparsegroup.serving.frozen_model import frozen_copy
 from sparsegroup.settings.names import OptimizerName
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.training import ClickModel, Trainer, evaluate, prune_rows
+from sparsegroup.training.model import LookupModel, by_field
 from sparsegroup.training.predictions import logits_over
 
 KEYS = torch.arange(12).view(4, 3)
@@ -100,6 +101,21 @@ def test_fit_is_the_loop_that_one_would_write_with_a_bag_as_the_mean_of_its_vect
     torch.testing.assert_close(table.lookup(keys), plain_table.lookup(keys), rtol=1e-5, atol=1e-7)
     for one, other in zip(network.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+@over(("rows", "fields"), [(9, 2), (9, 0), (0, 2), (0, 0)])
+def test_lists_that_the_table_pools_are_those_pooled_afterwards(rows: int, fields: int) -> None:
+    """Also where a row has nothing else, and of no rows."""
+    table, network = HashEmbedding(4, fallback=True).eval(), MLP(fields=fields + 2, dim=4, hidden=(5,))
+    offsets = torch.arange(rows + 1) * 3 // 2
+    bags = [Bags(torch.arange(int(offsets[-1])) % size, offsets) for size in (3, 5)]
+    keys = torch.arange(rows * fields).view(rows, fields)
+    with torch.no_grad():
+        table.fallback += 1.0
+        table.assign(torch.tensor([1, 4]), torch.randn(2, 4))
+    vectors = table(torch.cat([keys.flatten(), *(bag.keys for bag in bags)]))
+    expected = network(by_field(vectors, (rows, fields), bags))
+    assert torch.equal(LookupModel(table, network)(keys, None, bags), expected)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -97,12 +97,15 @@ def looked_up(
     inner, fields = _inner_of(network, keys)
     if _pooling_of(inner) is not mean_of_list:
         return embedding(to_look_up), bags
-    rows, ends = len(keys), [np.arange(len(keys) * fields + 1)]
+    rows, end = len(keys), len(keys) * fields
+    ends = [np.arange(end + 1)]
     for bag in bags:
-        ends.append(bag.offsets[1:].numpy() + ends[-1][-1])
+        ends.append(bag.offsets[1:].numpy() + end)
+        end += len(bag.keys)
     pooled = embedding.pooled(to_look_up, BagPooling(np.concatenate(ends), is_mean=True))
     single, *lists = pooled.split_with_sizes([rows * fields, *[rows] * len(bags)])
-    return torch.cat([single.view(rows, fields, -1), *(vectors.unsqueeze(1) for vectors in lists)], dim=1), ()
+    columns = single.view(rows, fields, pooled.shape[1]), *(vectors.unsqueeze(1) for vectors in lists)
+    return torch.cat(columns, dim=1), ()
 
 
 def logits_of(network: Network, vectors: Tensor, bags: Sequence[Bags], keys: Tensor, numbers: Tensor | None) -> Tensor:
