@@ -32,6 +32,7 @@ from sparsegroup import (
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.gpu.backend import Watch
+from sparsegroup.table.lookup.kernels import BagPooling
 from sparsegroup.table.rows.device import DeviceRows, DeviceStorage
 from sparsegroup.table.rows.rows import WEIGHT
 from table_cases import random_keys
@@ -216,6 +217,8 @@ def test_vectors_are_assigned_listed_and_looked_up_by_keys_on_either_device():
         with on_device():
             bags.append(HashEmbeddingBag(4, mode=mode, device=DEVICE))
         torch.testing.assert_close(*(bag(KEYS, torch.tensor([0, 3, 3, 10])).cpu() for bag in bags))
+        with pytest.raises(RuntimeError, match="pools bags on its way only where"):
+            bags[1].pooled(KEYS, BagPooling(np.array([0, len(KEYS)]), is_mean=True))
 
 
 def test_copies_train_on_alike_and_checkpoints_go_between_cpu_and_device(tmp_path: Path):

@@ -366,7 +366,15 @@ class HashEmbedding(TableCounts, nn.Module):
         return self.across is not None or not (self.table.config.on_device or is_traced())
 
     def pooled(self, keys: Tensor, bags: BagPooling | None) -> Tensor:
-        """The pools `[bags, dim]` of bags of keys `[n]`; with None, the keys' vectors `[n, dim]`. Only if `pools`."""
+        """The pools `[bags, dim]` of bags of keys `[n]`; with None, the keys' vectors `[n, dim]`.
+
+        Raises RuntimeError for bags unless the table `pools`.
+        """
+        if bags is not None and not self.pools:
+            raise RuntimeError(
+                "a table pools bags on its way only where its rows are on the host, outside of torch.compile and "
+                "torch.func: look the keys up, and pool their vectors"
+            )
         if self.across is not None:
             return self._sharded_vectors(self.across, keys, bags)
         weight = self.weight
