@@ -118,6 +118,22 @@ def test_lists_that_the_table_pools_are_those_pooled_afterwards(rows: int, field
     assert torch.equal(LookupModel(table, network)(keys, None, bags), expected)
 
 
+class Doubled(HashEmbedding):
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(keys)
+
+
+@pytest.mark.parametrize("is_subclass", [True, False])
+def test_what_a_subclass_or_a_hook_makes_of_vectors_is_pooled(is_subclass: bool) -> None:
+    table, network = Doubled(4) if is_subclass else HashEmbedding(4), MLP(fields=1, dim=4, hidden=(5,))
+    if not is_subclass:
+        table.register_forward_hook(lambda module, inputs, output: 2 * output)
+    offsets, keys = torch.tensor([0, 2, 3]), torch.tensor([5, 6, 5])
+    logits = LookupModel(table, network)(torch.zeros(2, 0, dtype=torch.int64), None, [Bags(keys, offsets)])
+    vectors = 2 * table.lookup(keys)
+    assert torch.equal(logits, network(torch.stack([vectors[:2].mean(0), vectors[2]])[:, None]))
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_a_point_tests_samples_before_they_are_trained_on_and_counts_their_features_alone(log: MemoryLog) -> None:
     _, trainer = built(log, 3_000, l21=0.0, dim=4)

@@ -29,7 +29,6 @@ from sparsegroup.reporting.formatting import duration, measures_of, size, titles
 from sparsegroup.settings.declared import ADMISSION_SETTINGS, ModelSettings
 from sparsegroup.settings.yaml_settings import checked, with_values
 from sparsegroup.table.directory.index import JOB as INDEX_JOB
-from sparsegroup.table.lookup.fallback import JOB as FALLBACK_JOB
 from sparsegroup.training import (
     Callback,
     Config,
@@ -84,7 +83,7 @@ def train(run: NewRun | Path, threads: int, rank_timeout: float) -> None:
         is_constant = any(name in run.settings for name in ("l1", "l21"))
         optimizer = run.settings.get("optimizer", "adam" if is_constant else "adagrad")
         if optimizer in OPTIMIZERS:
-            compile_ahead([*jobs_of(OPTIMIZERS[optimizer].rule), NETWORK_JOB, INDEX_JOB, FALLBACK_JOB])
+            compile_ahead([*jobs_of(OPTIMIZERS[optimizer].rule), NETWORK_JOB, INDEX_JOB])
     with launched(rank_timeout) as launch, ExitStack() as until_begun:
         if isinstance(run, NewRun):
             planned = partial(_plan_to_begin, run, threads, launch, until_begun)

@@ -377,22 +377,22 @@ class HashEmbedding(TableCounts, nn.Module):
             )
         if self.across is not None:
             return self._sharded_vectors(self.across, keys, bags)
-        weight = self.weight
         if self.fallback is None:
             info, vectors, _ = self.table.look_up(keys, self.is_trained, bags)
-            return for_autograd(weight, info, vectors)
+            return for_autograd(self.weight, info, vectors)
         info, vectors, search = self.table.look_up(keys, self.is_trained, is_distinct=True)
-        vectors = self._replaced(for_autograd(weight, info, vectors), torch.from_numpy(search.distinct))
+        vectors = self._replaced(for_autograd(self.weight, info, vectors), torch.from_numpy(search.distinct))
         return expand(vectors, search.inverse, bags)
 
     def own_vectors(self, keys: Tensor) -> Tensor:
-        """The rows of keys, shaped as `forward`, that all belong to this rank; no fallback vectors replace any.
+        """The vectors of keys that all belong to this rank, as `forward`'s but never replaced by fallback vectors.
 
-        For what exchanges keys and vectors by itself.
+        For modules with an exchange of keys and vectors of their own.
         """
-        weight = self.weight
-        info, vectors, _ = self.table.look_up(keys, self.training and weight.requires_grad)
-        return for_autograd(weight, info, vectors.resize_(*keys.shape, vectors.shape[1]))  # a view could not be changed
+        info, vectors, _ = self.table.look_up(keys, self.is_trained)
+        return for_autograd(
+            self.weight, info, vectors.resize_(*keys.shape, vectors.shape[1])
+        )  # a view could not be changed
 
     def _replaced(self, vectors: Tensor, keys: Tensor) -> Tensor:
         """The vectors of keys with fallback vectors, if there are any, for zero ones."""

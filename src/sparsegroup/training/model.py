@@ -92,11 +92,10 @@ def looked_up(
 
     If a table pools them on its way, none is, and the vectors are `[batch, fields, dim]`.
     """
-    if not bags or not isinstance(embedding, HashEmbedding) or not embedding.pools:
-        return embedding(to_look_up), bags
     inner, fields = _inner_of(network, keys)
-    if _pooling_of(inner) is not mean_of_list:
+    if not bags or _pooling_of(inner) is not mean_of_list or not _pools(embedding):
         return embedding(to_look_up), bags
+    assert isinstance(embedding, HashEmbedding)
     rows, end = len(keys), len(keys) * fields
     ends = [np.arange(end + 1)]
     for bag in bags:
@@ -106,6 +105,13 @@ def looked_up(
     single, *lists = pooled.split_with_sizes([rows * fields, *[rows] * len(bags)])
     columns = single.view(rows, fields, pooled.shape[1]), *(vectors.unsqueeze(1) for vectors in lists)
     return torch.cat(columns, dim=1), ()
+
+
+def _pools(embedding: nn.Module) -> bool:
+    """Whether a table pools bags, and a call would do nothing else: no subclass changes it, and it has no hooks."""
+    is_plain = isinstance(embedding, HashEmbedding) and type(embedding).forward is HashEmbedding.forward
+    has_hooks = embedding._forward_hooks or embedding._forward_pre_hooks or embedding._backward_hooks
+    return is_plain and not has_hooks and bool(embedding.pools)
 
 
 def logits_of(network: Network, vectors: Tensor, bags: Sequence[Bags], keys: Tensor, numbers: Tensor | None) -> Tensor:

@@ -76,14 +76,6 @@ class _Replaced(Function):
         return gradient, _Sum.apply(values, ctx.fields, ctx.count), None, None  # type: ignore[no-untyped-call]
 
 
-def _compile() -> None:
-    apply_fallback(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1), 0)
-
-
-JOB = kernels.replace_zeros, _compile
-"""For `compile_ahead`."""
-
-
 def field_numbers(keys: Tensor, field_bits: int) -> Tensor:
     """The number in the top `field_bits` bits of int64 keys, from 0."""
     if not field_bits:
