@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import polars as pl
 import pytest
 
@@ -94,6 +95,25 @@ def test_bad_rows_and_blank_lines_are_named_by_the_line_in_their_file(tmp_path: 
     log = open_log(tmp_path / "logs", whole=True, **options)  # places count the lines of all files
     places = [place for batch in log.batches(0, ROWS, 11) for place in log.places(0, batch).tolist()]
     assert places == [place for place, row in enumerate(rows) if row and row not in wrong]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_texts_of_keys_are_found_whatever_pieces_without_a_row_the_log_has(seed: int, tmp_path: Path) -> None:
+    generator = random.Random(seed)
+    with_tags = [f"{line},t{place % 5}|u" for place, line in enumerate(lines(PLAIN))]
+    header, bad, long = f"{PLAIN},tags", "7,x,y,z", "1,w,v," + "x" * (1 << 20)
+    pieces = [[], [bad], [bad] * 9, [long], with_tags[:50], with_tags[50:]]
+    generator.shuffle(pieces)
+    files = [written(tmp_path / f"{n}.csv", "\n".join([header, *piece])) for n, piece in enumerate(pieces)]
+    columns = {"label": "label", "a": "category", "b": "category", "tags": "list |"}
+    options: dict[str, Any] = {"columns": columns, "on_bad_row": "skip", "max_bad": 0.5, "chunk_bytes": 99}
+    log = open_log(files, **options)
+    rows = rows_of(log)
+    keys = np.unique(np.concatenate([rows.keys.flatten(), rows.bags[0].keys]))
+    texts = {*(f"v{i}" for i in range(ROWS)), *(f"w{i}" for i in range(7)), *(f"t{i}" for i in range(5)), "u"}
+    prepared, _ = prepare([files], tmp_path / "out", vocabulary=True, **options)
+    for found in (log.values_of(keys, ROWS), prepared.values_of(keys, ROWS)):
+        assert (set(found), set(found.values())) == (set(keys.tolist()), texts)
 
 
 def test_a_test_log_may_be_many_files_too(tmp_path: Path) -> None:

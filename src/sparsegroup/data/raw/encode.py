@@ -46,7 +46,8 @@ class EncodedRows:
                 values = values.str.split(log.lists[name]).explode()
             else:
                 keys = self.batch.keys[:, single.index(name)]
-            pieces.append(pl.DataFrame({"key": keys.numpy(), "field": name, "value": values}).unique("key"))
+            named = pl.DataFrame([pl.Series("key", keys.numpy(), pl.Int64), values.alias("value")])
+            pieces.append(named.unique("key").select("key", pl.lit(name).alias("field"), "value"))
         return pl.concat(pieces)
 
 
