@@ -3,11 +3,14 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data_cases import (
     AGENTS,
@@ -336,10 +339,65 @@ def test_the_test_set_is_the_fraction_of_the_rows(tmp_path: Path) -> None:
     for wrong in (1.0, -0.1, math.nan):
         with pytest.raises(ValueError, match=r"test_fraction must be in \[0, 1\), got "):
             chosen(path, test_fraction=wrong)
-    for given, expected_fraction in (("", 0.1), ("test_fraction: 0.3", 0.3), ("test_fraction: 0", 0.0)):
-        schema = written(tmp_path / "schema.yaml", "label: a\ncategorical: [b]\n" + given)
+    for text, expected_fraction in (("", 0.1), ("test_fraction: 0.3", 0.3), ("test_fraction: 0", 0.0)):
+        schema = written(tmp_path / "schema.yaml", "label: a\ncategorical: [b]\n" + text)
         log = chosen(Path("any.csv"), schema=schema)
         assert (log.split, log.test_fraction) == ("last-fraction", expected_fraction)
+
+
+SPLIT_MARKS = {
+    0: ["", "0", "0.0", " 0", "train", "Train", "TRAINING"],
+    1: ["1", "1.0", "valid", "Validation", "val", "dev"],
+    2: ["2", "2.0", " 2 ", "test", "TEST", "testing"],
+}
+
+
+def split_log(path: Path, marks: list[str], name: str = "split") -> Path:
+    return written(path, f"label,a,{name}\n" + "".join(f"{i % 2},v{i % 3},{mark}\n" for i, mark in enumerate(marks)))
+
+
+@settings(max_examples=25)
+@given(st.data(), st.sampled_from(["split", "Split", "SPLIT"]))
+def test_a_split_column_says_which_rows_are_for_testing_or_the_log_is_refused(data: st.DataObject, name: str) -> None:
+    sets = sorted(data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=9)))
+    marks = [data.draw(st.sampled_from(SPLIT_MARKS[one])) for one in sets]
+    unknown = data.draw(st.sampled_from([None, None, "3", "-1", "2.5", "true", "control", "test set", "nan"]))
+    if unknown is not None:
+        marks[data.draw(st.integers(0, len(marks) - 1))] = unknown
+    with TemporaryDirectory() as folder:
+        path = split_log(Path(folder) / "log.csv", marks, name)
+        for columns in (None, "categorical"):
+            if unknown is not None:
+                with pytest.raises(
+                    ClickLogError, match=rf"{path}:\d+: '{name}' must mark a row as train, valid or test"
+                ):
+                    open_log(path, columns=columns)
+            elif set(sets) == {2}:
+                with pytest.raises(ClickLogError, match="no training rows"):
+                    open_log(path, columns=columns)
+            elif 1 in sets and 2 not in sets:
+                with pytest.raises(ClickLogError, match=f"'{name}' marks .* for validation .* and none for testing"):
+                    open_log(path, columns=columns)
+            else:
+                log = open_log(path, columns=columns)
+                assert (log.train_rows, len(log), log.fields) == (len(sets) - sets.count(2), len(sets), ("a",))
+                assert any("for validation" in note for note in log.notes) == (1 in sets)
+
+
+@pytest.mark.parametrize("dtype", [pl.Int8, pl.Float32, pl.Categorical])
+def test_typed_marks_of_a_split_column_are_those_of_a_text(dtype: Any, tmp_path: Path) -> None:
+    marks = pl.Series(["0"] * 5 + ["2"] * 3)
+    frame = pl.DataFrame({"label": [0, 1] * 4, "a": ["x", "y"] * 4, "split": marks.cast(dtype)})
+    frame.write_parquet(tmp_path / "log.parquet")
+    assert open_log(tmp_path / "log.parquet").train_rows == 5
+    assert prepare([tmp_path / "log.parquet"], tmp_path / "out")[0].train_rows == 5
+
+
+def test_an_unknown_mark_of_a_split_column_makes_a_bad_row(tmp_path: Path) -> None:
+    path = split_log(tmp_path / "log.csv", ["train", "train", "holdout", "train", "test"])
+    log = open_log(path, on_bad_row="skip", max_bad=0.5)
+    assert (log.train_rows, len(log)) == (3, 4)
+    assert len(open_log(path, whole=True)) == 5
 
 
 LABEL: dict[str, Any] = {"label": "click"}

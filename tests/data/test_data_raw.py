@@ -300,7 +300,7 @@ def test_too_many_bad_rows_no_rows_and_no_training_rows_are_refused_as_by_prepar
         (empty, CSV, "no rows"),
         (test_only, None, "test.csv: no training rows; all 20 are for testing"),
         (unordered, None, "order of time"),
-        (mixed, None, r"split=2 \(test\) must come last"),
+        (mixed, None, r"test rows \(split is test or 2\) must come last"),
     ):
         options: dict[str, Any] = {"on_bad_row": "skip", "max_bad": 0.029, "chunk_bytes": 40}
         with pytest.raises(ClickLogError, match=message) as by_prepare:

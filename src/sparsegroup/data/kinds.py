@@ -278,7 +278,7 @@ class ColumnKind:
     - `words`: a field of several values, the different words of a text in lower case, of the first 64.
     - `domain`: a field, the domain of an e-mail address or a URL in lower case; `category, domain`: also one of the
       unchanged text.
-    - `label`, `split`, `weight`: the label, what marks the test rows (2), and how much a row counts, a number >= 0.
+    - `label`, `split`, `weight`: the label, the mark of the test rows, and how much a row counts, a number >= 0.
     - `ignore`: nothing.
 
     Attributes:

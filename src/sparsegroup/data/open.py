@@ -34,7 +34,7 @@ from sparsegroup.settings.names import (
 LABELS = ("label", "click", "clicked", "is_click", "is_clicked", "target", "conversion", "converted")
 TIMES = ("ts", "timestamp")
 SPLIT = "split"
-"""Names of columns with a special role; of a label in any case."""
+"""Names of columns with a special role; of a label and a split in any case."""
 
 NO_WEIGHT = "none"
 """Value of `weight` for a log whose rows all count the same."""
@@ -53,7 +53,7 @@ class FormatOptions(TypedDict, total=False):
         schema: YAML file that says what the columns are.
         columns: What the columns of a log with a header are: column → its kind, see `ColumnKind`, others are left out;
             "categorical" for a field of every column except `id`, `ts` and `timestamp` (the time) and `split` (marks
-            the test rows, 2); None to infer it from its first rows. Of no effect, if "categorical", on other formats.
+            the test rows); None to infer it from its first rows. Of no effect, if "categorical", on other formats.
         label: Label column, of a log with a header, or a comparison of one such as `rating>=4`, see `Label`; by default
             the first of `LABELS` that is there, in any case. Several, or a text with commas between them, are the
             labels of a task each, of which a row may lack some.
@@ -409,10 +409,11 @@ def _headed(
     found = found or LABELS[0]
     readers = readers or (Label(found, rule),)
     labels, reader = [column for one in readers for column in one.columns], readers[0]
-    split_column = SPLIT if SPLIT in header and found != SPLIT else None
+    split_column = _split_of([name for name in header if name not in labels], columns)
     if split_column and test_fraction is not None:
         raise LogOptionError(
-            f"`test_fraction` is for logs without a column {SPLIT!r}, which marks the test rows of {head.source}",
+            f"`test_fraction` is for logs without a column {split_column!r}, which marks the test rows of "
+            f"{head.source}",
             "test_fraction",
         )
     weigher = None if weight == NO_WEIGHT else weight
@@ -432,7 +433,7 @@ def _headed(
         "separator": head.separator,
     }
     if columns == "categorical":
-        fields = tuple(name for name in header if name not in {*labels, weigher, "id", *TIMES, SPLIT, *exclude})
+        fields = tuple(name for name in header if name not in {*labels, weigher, "id", *TIMES, split_column, *exclude})
         time = next((name for name in TIMES if name in header and name != found), None)
         return LogFormat("log", found, fields, time=time, weight=weigher, **others).labelled_by(readers)
     findings: tuple[ColumnFinding, ...] = ()
@@ -441,7 +442,7 @@ def _headed(
         for name in labels:
             known[name] = ("label", "the label, by its name" if label is None else "the label, as requested")
         if split_column:
-            known[SPLIT] = ("split", "marks the test rows, by its name")
+            known[split_column] = ("split", "marks the test rows, by its name")
         if weigher is not None:
             known[weigher] = ("weight", "how much a row counts, as requested")
         rows, whole = _first_rows(files)
@@ -471,6 +472,13 @@ def _label_of(header: Sequence[str], columns: Kinds | None) -> str | None:
     return next((name for name in LABELS if name in header), None) or next(
         (lower[name] for name in LABELS if name in lower), None
     )
+
+
+def _split_of(header: Sequence[str], columns: Kinds | None) -> str | None:
+    """Return the column that marks the test rows: the one of the kind "split", or else by its name in any case."""
+    kinds = columns if isinstance(columns, Mapping) else {}
+    named = [name for name in header if name.lower() == SPLIT and kinds.get(name, "split") == "split"]
+    return next((name for name in header if kinds.get(name) == "split"), next(iter(named), None))
 
 
 def _proposed(rows: pl.DataFrame, exclude: Collection[str]) -> str:

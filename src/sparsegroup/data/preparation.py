@@ -173,7 +173,7 @@ def prepare(
     parts.write(held)
     left_out = sum(state.bad.values())
     train_rows = state.checked_train_rows(log, shown(logs[0]), left_out, bads, max_bad)
-    for text in shown_bad_rows(bads):
+    for text in (*shown_bad_rows(bads), *state.notes(log)):
         _logger.warning(text)
     parts.complete(train_rows, vocabulary)
     return PreparedLog(folder), bads

@@ -39,7 +39,7 @@ from sparsegroup.settings.yaml_settings import SettingsError, StrictSettings, ch
 
 Split = Literal["none", "last-day", "last-of-7", "last-fraction", "time", "column", "file"]
 """Where the test set begins: nowhere, at the last calendar day, after 6 of 7 equal parts, where `test_fraction` of the
-rows remain, at the first row of the time `test_from`, at the first row whose split column is 2, or with the second
+rows remain, at the first row of the time `test_from`, at the first row that the split column marks, or with the second
 file."""
 
 TEST_FRACTION = 0.1
@@ -420,7 +420,7 @@ class SchemaFile(StrictSettings):
         numeric: Numbers, unchanged; a missing one is 0.
         multi: Field of several values → what separates them.
         weight: Column of the rows' weights, numbers >= 0, or none.
-        split: Column whose value 2 marks the test rows, which come last.
+        split: Column that marks the test rows, which come last: train, valid and test, or 0, 1 and 2.
         test_fraction: Share of the rows, the last ones, in [0, 1), that is the test set where there is no `split`.
         separator: Between columns of a text log.
         columns: Column → what it is, see `ColumnKind`, instead of `time`, `categorical`, `numeric` and `multi`. Or the

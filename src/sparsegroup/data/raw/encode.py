@@ -22,6 +22,15 @@ from sparsegroup.settings.names import OnBadRow
 LABEL_VALUE, TRIES = "\x00label", "\x00tries"
 """Columns of the labels as numbers, with a task's number behind it, and of tries; no file has any of that name."""
 
+TRAIN, VALIDATION, TEST = 0, 1, 2
+SPLITS = {
+    **dict.fromkeys(("", "0", "0.0", "train", "training"), TRAIN),
+    **dict.fromkeys(("1", "1.0", "valid", "validation", "val", "dev"), VALIDATION),
+    **dict.fromkeys(("2", "2.0", "test", "testing"), TEST),
+}
+"""Text of a split column, in lower case → the set that the row is in. Validation rows are trained on."""
+_SPLIT_MARK = "\x00split"
+
 
 @dataclass(frozen=True)
 class EncodedRows:
@@ -30,8 +39,8 @@ class EncodedRows:
     batch: Batch
     raw: pl.DataFrame | None
     """The fields' values as they were hashed, if they were requested."""
-    is_test: npt.NDArray[np.bool_] | None
-    """Which rows are marked as test rows, of a format with a split column."""
+    split: npt.NDArray[np.int8] | None
+    """`[n]` the set of each row, a value of `SPLITS`; None for a format without a split column."""
     bad: list[BadRow]
     """Rows left out, in order."""
 
@@ -147,6 +156,7 @@ def encode_frame(
     """
     frame = _with_valid_labels(frame, log, bad)
     frame = _with_valid_weights(frame, log, bad)
+    frame = _with_valid_split(frame, log, bad)
     frame = _derived(frame, log, bad)
     rows, missing = len(frame), math.nan if log.kinds else 0.0
     labels = _labels(frame, log)
@@ -166,8 +176,8 @@ def encode_frame(
         weights=_weights(frame, log, labels) if log.weighted else None,
         bags=tuple(_bags(frame[name], separator, numbered[name]) for name, separator in log.lists.items()),
     )
-    is_test = frame[log.split_column].eq_missing("2").to_numpy() if log.split_column else None
-    return EncodedRows(batch, frame.select(log.fields) if keep_raw else None, is_test, sorted(bad))
+    split = frame[_SPLIT_MARK].to_numpy() if log.split_column else None
+    return EncodedRows(batch, frame.select(log.fields) if keep_raw else None, split, sorted(bad))
 
 
 def _with_valid_labels(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
@@ -240,6 +250,24 @@ def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) 
         text = f"{log.weight}={row[log.weight]}" if row[log.weight] is not None else f"no {log.weight}"
         bad.append((row[LINE], f"weight {log.weight!r} must be a number >= 0", text))
     return frame.with_columns(weight).filter(valid)
+
+
+def _with_valid_split(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+    """Return the rows whose mark in the split column is known, with its number in `_SPLIT_MARK`."""
+    if log.split_column is None:
+        return frame
+    text = pl.col(log.split_column).fill_null("").str.strip_chars().str.to_lowercase()
+    mark = text.replace_strict(SPLITS, default=None, return_dtype=pl.Int8)
+    frame = frame.with_columns(mark.alias(_SPLIT_MARK))
+    if not frame[_SPLIT_MARK].null_count():
+        return frame
+    reason = (
+        f"{log.split_column!r} must mark a row as train, valid or test, or as 0, 1 or 2; rename a column of another "
+        "meaning, or give a schema"
+    )
+    for line, value in frame.filter(pl.col(_SPLIT_MARK).is_null()).select(LINE, log.split_column).iter_rows():
+        bad.append((line, reason, f"{log.split_column}={value}"))
+    return frame.filter(pl.col(_SPLIT_MARK).is_not_null())
 
 
 def _weights(frame: pl.DataFrame, log: LogFormat, labels: npt.NDArray[np.float32]) -> torch.Tensor:

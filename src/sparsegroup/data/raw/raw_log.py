@@ -17,7 +17,15 @@ import polars as pl
 from sparsegroup.data.batches import Batch, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s, fields_of
 from sparsegroup.data.log import Log
-from sparsegroup.data.raw.encode import EncodedRows, ReadRange, encode_chunk, encoded_chunks, whole_files
+from sparsegroup.data.raw.encode import (
+    TEST,
+    VALIDATION,
+    EncodedRows,
+    ReadRange,
+    encode_chunk,
+    encoded_chunks,
+    whole_files,
+)
 from sparsegroup.data.raw.files import BadRows, Chunk, RawFile, identity_of, shown_bad_rows, source_of
 from sparsegroup.data.raw.text import CHUNK_BYTES
 from sparsegroup.data.schema import LogFormat
@@ -37,6 +45,8 @@ class RowCount:
     last_time: int = 0
     boundary: int = -1
     """First row of the last day, or of the test set if that is marked; -1 before there is one."""
+    validation: int = 0
+    """Number of rows that the split column marks for validation."""
 
     def note(self, encoded: EncodedRows, log: LogFormat, source: str, *, of_test_log: bool) -> None:
         """Count the next rows, of the file `source`, perhaps of the test set's own log.
@@ -57,13 +67,15 @@ class RowCount:
             self.last_time = int(times[-1])
         if log.split == "time":
             self._note_times(batch.times.numpy(), log, source)
-        if encoded.is_test is not None:
-            first = int(encoded.is_test.argmax()) if encoded.is_test.any() else -1
+        if encoded.split is not None:
+            is_test = encoded.split == TEST
+            first = int(is_test.argmax()) if is_test.any() else -1
             began = 0 if self.boundary >= 0 else first
-            if began >= 0 and not encoded.is_test[began:].all():
-                raise ClickLogError(f"{source}: rows with {log.split_column}=2 (test) must come last")
+            if began >= 0 and not is_test[began:].all():
+                raise ClickLogError(f"{source}: test rows ({log.split_column} is test or 2) must come last")
             if first >= 0 and self.boundary < 0:
                 self.boundary = self.rows + first
+            self.validation += int((encoded.split == VALIDATION).sum())
         if of_test_log and self.boundary < 0:
             self.boundary = self.rows
         self.rows += len(batch)
@@ -106,6 +118,11 @@ class RowCount:
             )
         if not self.rows:
             raise ClickLogError(f"{source}: no rows")
+        if self.validation and self.boundary < 0:
+            raise ClickLogError(
+                f"{source}: {log.split_column!r} marks {self.validation:,} rows for validation (valid or 1) and none "
+                "for testing (test or 2): mark the test rows, rename the column, or give a schema"
+            )
         train_rows = self.train_rows(log)
         if log.test_from is not None and train_rows in (0, self.rows):
             what = "no row is later, the last one is" if train_rows else "no row is earlier, the last one is"
@@ -115,6 +132,12 @@ class RowCount:
         if not train_rows:
             raise ClickLogError(f"{source}: no training rows; all {self.rows:,} are for testing")
         return train_rows
+
+    def notes(self, log: LogFormat) -> tuple[str, ...]:
+        """Return what a reader of the log is to know about the sets of the rows."""
+        if not self.validation:
+            return ()
+        return (f"{self.validation:,} rows that {log.split_column!r} marks for validation are trained on",)
 
 
 def _date(seconds: int) -> str:
@@ -180,7 +203,7 @@ class RawLog(Log):
         counted = self._count(_format_for_counting(format, on_bad_row), on_progress)
         self._rows, self.positives = counted.rows, counted.positives
         self.bad_rows = sum((bad.reasons for bad in self.bad), start=Counter())
-        self.notes = tuple(shown_bad_rows(self.bad))
+        self.notes = (*shown_bad_rows(self.bad), *counted.notes(format))
         left_out = sum(bad.count for bad in self.bad)
         self.train_rows = counted.checked_train_rows(format, self.name, left_out, self.bad, max_bad)
 
