@@ -7,7 +7,7 @@ require("cli", __name__)
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.frames import FrameLog, HashedFrame, columns_of, hash_keys
-from sparsegroup.data.inference import kinds_of
+from sparsegroup.data.inference.columns import kinds_of
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.kinds import ColumnFinding, ColumnKind
 from sparsegroup.data.log import Log, MemoryLog

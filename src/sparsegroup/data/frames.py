@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from sparsegroup.data.batches import Bags, Batch, concatenated
-from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of
+from sparsegroup.data.inference.columns import SAMPLE_ROWS, infer_columns, kinds_of
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.kinds import ColumnFinding, leaves, text_of
 from sparsegroup.data.log import Log

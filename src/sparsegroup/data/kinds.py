@@ -6,7 +6,7 @@ Every column is read as texts: that of a CSV unchanged, a typed one (Parquet, Ar
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from operator import ge, gt, le, lt
 from typing import Any, Self
@@ -24,9 +24,18 @@ _CURRENCIES = (
     "usd", "eur", "gbp", "jpy", "cny", "inr", "brl", "chf", "sek", "nok", "dkk", "pln", "czk", "huf", "aud", "cad",
     "mxn", "try", "rub", "krw", "zar", r"kr\.?", "zł", "kč", r"fr\.",
 )
+_CODES = (
+    "AED|AFN|ALL|AMD|ANG|AOA|ARS|AWG|AZN|BAM|BBD|BDT|BGN|BHD|BIF|BMD|BND|BOB|BSD|BTN|BWP|"
+    "BYN|BZD|CDF|CLP|COP|CRC|CUP|CVE|DJF|DOP|DZD|EGP|ERN|ETB|FJD|FKP|GEL|GHS|GIP|GMD|GNF|"
+    "GTQ|GYD|HKD|HNL|HTG|IDR|ILS|IQD|IRR|ISK|JMD|JOD|KES|KGS|KHR|KMF|KPW|KWD|KYD|KZT|LAK|"
+    "LBP|LKR|LRD|LSL|LYD|MAD|MDL|MGA|MKD|MMK|MNT|MOP|MRU|MUR|MVR|MWK|MYR|MZN|NAD|NGN|NIO|"
+    "NPR|NZD|OMR|PAB|PEN|PGK|PHP|PKR|PYG|QAR|RON|RSD|RWF|SAR|SBD|SCR|SDG|SGD|SHP|SLE|SOS|"
+    "SRD|SSP|STN|SVC|SYP|SZL|THB|TJS|TMT|TND|TOP|TTD|TWD|TZS|UAH|UGX|UYU|UZS|VES|VND|VUV|"
+    "WST|XAF|XCD|XOF|XPF|YER|ZMW|ZWL"
+)
 # fmt: on
 
-SIGN = rf"R\$|[$€£¥₹₽₺₩₪฿%‰]|(?i:\b(?:{'|'.join(_CURRENCIES)}))"
+SIGN = rf"(?:R\$|[\p{{Sc}}%‰]|(?i:\b(?:{'|'.join(_CURRENCIES)}))|\b(?:{_CODES})\b)"
 """What an amount may have before or after its number: a currency, or percent."""
 
 AMOUNTS = {
@@ -50,8 +59,18 @@ MOST_WORDS = 64
 
 _NAMED = {"space": " ", "comma": ",", "tab": "\t"}
 
-MISSING = ("", "NA", "N/A", "n/a", "null", "NULL", "Null", "None", "none", "NaN", "nan", "\\N", "?", "-")
-"""Spellings of a missing number, boolean, time or list. In a category they stand for themselves: NA is a country."""
+# fmt: off
+MISSING = (
+    "", "NA", "N/A", "n/a", "na", "n.a.", "null", "NULL", "Null", "None", "none", "nil", "NaN", "nan", "-nan", "NaT",
+    "<NA>", "<na>", "(null)", "<null>", "\\N", "?", "-", "--", ".", "#N/A", "#NA", "#N/A N/A", "#DIV/0!", "#VALUE!",
+    "#REF!", "#NUM!", "#NAME?", "#NULL!", "1.#QNAN", "-1.#IND", "1.#IND",
+)
+"""Spellings of a missing number, boolean, time or list, by databases, pandas, SAS and spreadsheets. In a category they
+stand for themselves: NA is a country."""
+# fmt: on
+
+EXCEPT = " except "
+"""Word between a kind and the JSON array of further texts that mean no value."""
 
 BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), "1") | dict.fromkeys(("false", "no", "f", "n", "0"), "0")
 """Spelling in lower case → what is hashed."""
@@ -281,20 +300,27 @@ class ColumnKind:
     - `label`, `split`, `weight`: the label, the mark of the test rows, and how much a row counts, a number >= 0.
     - `ignore`: nothing.
 
+    Any of these may be followed by `except` and a JSON array of texts that mean no value in this column besides
+    `MISSING`: `number except ["unknown"]`.
+
     Attributes:
         role: The kind without its detail.
         detail: Unit or format of a time, separator of a list, decimal comma of an amount, or "".
+        missing: Texts that mean no value in the column, besides `MISSING`.
 
     Examples:
         >>> from sparsegroup.data import ColumnKind
         >>> ColumnKind.of("time ms")
-        ColumnKind(role='time', detail='ms')
+        ColumnKind(role='time', detail='ms', missing=())
         >>> str(ColumnKind("list", ","))
         'list comma'
+        >>> ColumnKind.of('number except ["unknown"]').missing
+        ('unknown',)
     """
 
     role: str
     detail: str = ""
+    missing: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, text: str) -> Self:
@@ -303,6 +329,9 @@ class ColumnKind:
         Raises:
             ClickLogError: There is none.
         """
+        plain, mark, array = text.partition(EXCEPT)
+        if mark:
+            return replace(cls.of(plain), missing=_texts_of(array, text))
         words = " ".join(text.replace(",", ", ", 1).split()) if not text.strip().startswith("list") else text.strip()
         if words in _PLAIN or words == "time":
             return cls(words)
@@ -323,7 +352,8 @@ class ColumnKind:
 
     def __str__(self) -> str:
         named = {separator: name for name, separator in _NAMED.items()}
-        return f"{self.role} {named.get(self.detail, self.detail)}".strip()
+        text = f"{self.role} {named.get(self.detail, self.detail)}".strip()
+        return text + (EXCEPT + json.dumps(self.missing, ensure_ascii=False) if self.missing else "")
 
     @property
     def is_time(self) -> bool:
@@ -341,6 +371,17 @@ class ColumnKind:
         if self.role == "words":
             return JOINT
         return "" if self.role != "list" else JOINT if self.detail == JSON else self.detail
+
+
+def _texts_of(array: str, kind: str) -> tuple[str, ...]:
+    """Return the texts in a JSON array; raise ClickLogError unless all elements are texts."""
+    try:
+        texts = json.loads(array)
+    except ValueError:
+        texts = None
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise ClickLogError(f'after `except`, a JSON array of texts is expected, such as ["unknown"]: got {kind!r}')
+    return tuple(texts)
 
 
 @dataclass(frozen=True)

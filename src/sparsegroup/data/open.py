@@ -11,7 +11,8 @@ from typing import Any, TypedDict, Unpack
 import polars as pl
 
 from sparsegroup.data.formats import FORMATS
-from sparsegroup.data.inference import SAMPLE_ROWS, infer_columns, kinds_of, with_aucs
+from sparsegroup.data.inference.columns import SAMPLE_ROWS, infer_columns, kinds_of
+from sparsegroup.data.inference.leaks import with_aucs
 from sparsegroup.data.kinds import CLASSES, NUMBERS, SPELLED_LABELS, ColumnFinding, Label
 from sparsegroup.data.log import Log
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder

@@ -356,14 +356,27 @@ class ColumnTransform:
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The columns of `frame`, texts, and what is made of them; null where a value cannot be read."""
         there = set(frame.columns)
+        odd = {name: list(missing) for name, missing in self._missing.items() if name in there}
+        frame = frame.with_columns(
+            pl.when(~stripped(name).is_in(texts)).then(pl.col(name)).alias(name) for name, texts in odd.items()
+        )
         return frame.with_columns(how.alias(made) for made, _, name, how in self.outputs if name in there)
 
     def __reduce__(self) -> tuple[type["ColumnTransform"], tuple[Any]]:
         return ColumnTransform, (self.kinds,)  # expressions need not be sent to other processes
 
     @cached_property
+    def _missing(self) -> dict[str, tuple[str, ...]]:
+        """Column → the texts that mean no value in it, besides the usual ones; without columns that have none."""
+        read = {name: ColumnKind.of(kind).missing for name, kind in self.kinds}
+        return {name: missing for name, missing in read.items() if missing}
+
+    @cached_property
     def outputs(self) -> tuple[tuple[str, str, str, pl.Expr], ...]:
-        """What is made: its name, whether it is a field, a number or the time, of which raw column, and how."""
+        """What is made: its name, whether it is a field, a number or the time, of which raw column, and how.
+
+        The expressions read columns in which the texts of `ColumnKind.missing` are null already.
+        """
         return tuple(self._outputs())
 
     def _outputs(self) -> Iterator[tuple[str, str, str, pl.Expr]]:

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from sparsegroup.data.batches import concatenated
 from sparsegroup.data.frames import FrameLog, columns_of, feature_format, polars_frame
-from sparsegroup.data.inference import kinds_of
+from sparsegroup.data.inference.columns import kinds_of
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import ClickLogError, did_you_mean
 from sparsegroup.reporting.run_record import HistoryPoint

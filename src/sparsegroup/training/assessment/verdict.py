@@ -8,7 +8,7 @@ from statistics import mean
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.data.inference import LEAK, leaks_of
+from sparsegroup.data.inference.leaks import LEAK, leaks_of
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.formatting import TITLES, titles_of
 from sparsegroup.reporting.run_record import (

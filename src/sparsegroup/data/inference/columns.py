@@ -1,21 +1,19 @@
-"""What the columns of a log are, by their names and first values; and which of them predict the label by themselves.
+"""What the columns of a log are, by their names and first values.
 
 One walk through rules: the first that fits decides. Each is here because without it a column of a real log, or of a
 plain case in the tests, would be taken for something else; where that is not obvious, a comment names the columns.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from math import isnan, nan
+from functools import cached_property, reduce
+from operator import or_
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import torch
 
-from sparsegroup.data.keys import Int64s
 from sparsegroup.data.kinds import (
     AMOUNTS,
     BOOLEANS,
@@ -26,16 +24,12 @@ from sparsegroup.data.kinds import (
     SIGN,
     ColumnFinding,
     ColumnKind,
-    Label,
     as_seconds,
     json_list,
     words_of,
 )
-from sparsegroup.data.log import Log
-from sparsegroup.data.schema import ColumnTransform
 
 Float64s = npt.NDArray[np.float64]
-Labels = npt.NDArray[np.bool_]
 
 SAMPLE_ROWS = 100_000
 """Rows of a log that are looked at."""
@@ -77,7 +71,13 @@ CLOCKS = ("ts", "timestamp")
 """Names of the log's own time, in any unit."""
 
 _ENOUGH = 100
-"""Rows with a value, from which on it matters that none repeats."""
+"""Rows with a value, from which on it matters that none repeats, and shares of them decide."""
+
+_NEARLY_ALL = 0.99
+"""Share of the rows with a value that decides the kind of a column of numbers, amounts or times."""
+
+_MOST_ODD = 20
+"""Different other values of such a column, at most: they mean that the value is missing."""
 
 _NEARLY_UNIQUE = 0.8
 """Values per row of a column that hardly says more than which row it is."""
@@ -94,7 +94,7 @@ _EARLIEST, _LATEST = 946_684_800, 2_208_988_800
 _EARLIEST_DAY, _LATEST_DAY = 20_000_101, 20_400_101
 """Dates that are written as numbers are within these."""
 
-_DAY_FIRST = "; the day or the month first, which they do not show"
+_EITHER_ORDER = "; the day or the month first, which they do not show"
 
 _SLACK, _IN_ORDER = 0.01, 0.99
 """Rows are in order if this share of them is no later than this share of the whole span after its time."""
@@ -108,6 +108,10 @@ _TOKEN = r"^[A-Za-z]{0,3}\d+$"
 # 1e5 without a sign or a point is rather the beginning of a hash.
 _NUMERAL = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]\d+)?$|^[+-]?\d*\.\d*[eE]\d+$|^[+-]?(?i:inf|infinity)$"
 _PADDED = r"^[+-]?0\d"
+_QUANTITY = r"^[+-]?\d[\d,.]*(?:\s|[.,]\d+)\s?(?i:([a-zµ°²³/]{1,10}))$"
+_DURATION = r"^-?(?:\d+ days?,? )?\d{1,3}:\d\d(?::\d\d(?:\.\d+)?)?$"
+_MOST_UNITS = 10
+_SAME_CURRENCY = {"€": "EUR", "$": "USD", "£": "GBP", "¥": "JPY", "₽": "RUB", "₹": "INR", "₩": "KRW", "KR.": "KR"}
 
 # fmt: off
 _DATES = (
@@ -122,11 +126,30 @@ _URL, _EMAIL = r"^[A-Za-z][A-Za-z0-9+.-]*://[^/\s]", r"^[^@\s]+@[^@\s]+\.[^@\s]+
 
 _NESTED = "lists or objects within JSON"
 _IS_NESTED = (
-    "column {0!r} holds {1}, which are not read: write the values that matter into separate columns, or into lists"
+    "column {0!r} holds {1}, which are not read: write the values that matter into separate columns, or into lists. "
+    "Its values are such as {2}"
 )
-_EITHER_ORDER = (
+_IS_EITHER_ORDER = (
     "the dates of {0!r} may have the day or the month first, which their values do not show; they are read with the "
-    "day first: if that is wrong, say 'timestamp {1}' in a schema (`sparsegroup columns --schema`)"
+    "{1} first: if that is wrong, say 'timestamp {2}' in a schema (`sparsegroup columns --schema`)"
+)
+
+_HAS_ODD = (
+    "column {0!r} is read as {1}; {2:,} of its {3:,} values are no such ones and mean that it is missing: {4}. If they "
+    "are more than that, say 'category' in a schema (`sparsegroup columns --schema`)"
+)
+_MAY_BE = (
+    "{0:.1%} of the values of {1!r} are read as {2}, the others are not: {3}. So the column is a category; if the "
+    "others are missing values, say '{4}' in a schema (`sparsegroup columns --schema`)"
+)
+
+_IS_QUANTITY = (
+    "{0:.0%} of the values of {1!r} are {2}, which are not read, such as {3}: the column is a category, in which no "
+    "value is larger than another; write numbers of one unit into separate columns"
+)
+_ARE_SEVERAL = (
+    "column {0!r} has amounts in several currencies ({1}), which are read as if they were one: convert them, or write "
+    "the currency into a separate column"
 )
 
 _IS_WEIGHT = (
@@ -183,7 +206,8 @@ class _Column:
     def __init__(self, name: str, texts: pl.Series) -> None:
         stripped = texts.str.strip_chars()
         self.name = name
-        self.present = stripped.filter(stripped.is_not_null() & ~stripped.is_in(list(MISSING)))
+        self._texts = stripped.set(stripped.is_in(list(MISSING)).fill_null(True), None)
+        self.present = self._texts.drop_nulls()
         counted = self.present.alias("value").value_counts(sort=True)
         self.values, self.counts = counted["value"], counted["count"]
         self.rows, self.distinct = len(self.present), len(self.values)
@@ -210,6 +234,20 @@ class _Column:
         """Whether all values match."""
         return bool(self.values.str.contains(pattern).all())
 
+    def without(self, odd: Sequence[str]) -> "_Column":
+        """The column in which some texts mean that there is no value."""
+        return _Column(self.name, self._texts.set(self._texts.is_in(list(odd)).fill_null(False), None))
+
+    def share(self, fits: pl.Series) -> float:
+        """Share of the rows with a value whose value, one of `values`, fits."""
+        return int(self.counts.filter(fits).sum()) / max(self.rows, 1)
+
+    def shown(self, fits: pl.Series) -> str:
+        """Some of the `values` that fit, the most frequent first, with their counts, for a message."""
+        values, counts = self.values.filter(fits), self.counts.filter(fits)
+        shown = ", ".join(f"{value[:20]!r} ({count:,})" for value, count in zip(values[:3], counts[:3], strict=True))
+        return shown + (", …" if len(values) > 3 else "")
+
     def times(self, unit: str) -> pl.Series:
         """`[rows]` the values as seconds since 1970, null where they are no times of this unit or format."""
         return _times(self.present, unit)
@@ -217,12 +255,18 @@ class _Column:
     @cached_property
     def numeral_share(self) -> float:
         """Share of the rows with a value that is a number, infinity among them."""
-        return int(self.counts.filter(self.values.str.contains(_NUMERAL)).sum()) / max(self.rows, 1)
+        return self.share(self.values.str.contains(_NUMERAL))
+
+    @cached_property
+    def are_numbers(self) -> pl.Series:
+        """Which of the values can be read as numbers."""
+        return self.values.cast(pl.Float64, strict=False).is_not_null()
 
     @property
     def is_numeric(self) -> bool:
-        """Whether all values are numbers."""
-        return self.rows > 0 and self.numeral_share == 1.0
+        """Whether all values are numbers: also 1e12, which alone may be a hash, if nearly all others are."""
+        least = _NEARLY_ALL if self.rows >= _ENOUGH else 1.0
+        return self.rows > 0 and self.numeral_share >= least and bool(self.are_numbers.all())
 
     @cached_property
     def numbers(self) -> Float64s:
@@ -234,17 +278,16 @@ class _Column:
         """Whether all numbers are whole and finite."""
         return bool(np.isfinite(self.numbers).all() and (self.numbers == np.round(self.numbers)).all())
 
-    @property
-    def is_iso(self) -> bool:
-        """Whether all values are dates, or dates with a time."""
-        if not self.rows or not self.values.str.contains(re.sub(r"\?P<\w+>", "", ISO)).all():
-            return False
-        return self.values.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).is_not_null().all()
+    @cached_property
+    def are_iso(self) -> pl.Series:
+        """Which of the values are dates, or dates with a time."""
+        days = self.values.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False)
+        return self.values.str.contains(re.sub(r"\?P<\w+>", "", ISO)) & days.is_not_null()
 
     @property
     def runs(self) -> int:
-        """In how many runs the rows fall, each of rows with the same value."""
-        return int((self.present != self.present.shift(1)).fill_null(True).sum())
+        """In how many runs the rows fall, each of rows with the same value or of rows without any."""
+        return int(self._texts.ne_missing(self._texts.shift(1)).sum()) + self._texts.head(1).null_count()
 
     @property
     def smoothness(self) -> float:
@@ -261,16 +304,102 @@ class _Column:
 def _verdict(column: _Column, whole: bool) -> tuple[str, str, str]:
     """Kind, reason and warning."""
     kind, why = _kind_of(column, whole)
-    rows, distinct = column.rows, column.distinct
+    rows, distinct, warning = column.rows, column.distinct, ""
+    if rows >= _ENOUGH and ColumnKind.of(kind).role in ("category", "list", "words"):
+        kind, why, warning = _typed_but_for_odd_values(column, whole) or (kind, why, _of_units(column))
+    elif "amount" in kind:
+        warning = _of_currencies(column)
     if why == _NESTED:
-        return kind, why, _IS_NESTED.format(column.name, _NESTED)
-    if why.endswith(_DAY_FIRST):
-        return kind, why, _EITHER_ORDER.format(column.name, kind.split(" ", 1)[1].replace("%d/%m", "%m/%d"))
-    if kind not in ("category", "category of numbers") or rows < _ENOUGH or distinct < _NEARLY_UNIQUE * rows:
+        return kind, why, _IS_NESTED.format(column.name, _NESTED, column.shown(column.values.str.len_bytes() > 0))
+    if why.endswith(_EITHER_ORDER):
+        return kind, why, _either_order(column.name, ColumnKind.of(kind).detail)
+    if warning or kind not in ("category", "category of numbers"):
+        return kind, why, warning
+    if rows < _ENOUGH or distinct < _NEARLY_UNIQUE * rows:
         return kind, why, ""
     if distinct == rows:
         return "ignore", f"never repeats: {rows:,} rows with {rows:,} values", ""
     return kind, why, _IS_UNIQUE.format(column.name, distinct, rows)
+
+
+def _either_order(name: str, read: str) -> str:
+    """The warning of a column of dates whose format may as well have the day and the month the other way round."""
+    is_day_first = read.startswith("%d")
+    other = read.replace(*("%d/%m", "%m/%d") if is_day_first else ("%m/%d", "%d/%m"))
+    other = other.replace(*("%d-%m", "%m-%d") if is_day_first else ("%m-%d", "%d-%m"))
+    return _IS_EITHER_ORDER.format(name, "day" if is_day_first else "month", other)
+
+
+def _typed_but_for_odd_values(column: _Column, whole: bool) -> tuple[str, str, str] | None:
+    """Kind, reason and warning of numbers, amounts or times among which there are other values; None of other columns.
+
+    The other values mean that there is none if they are at most 1 % of the rows. If they are more, the column is a
+    category, and only the warning says what it may be.
+    """
+    if column.is_numeric:
+        return None
+    for fits in _likely_typed(column):
+        share, count = column.share(fits), int((~fits).sum())
+        if not 0.5 <= share < 1:
+            continue
+        odd = column.values.filter(~fits)
+        kind, why = _kind_of(column.without(odd.to_list()), whole)
+        read = ColumnKind.of(kind)
+        if not (read.is_time or read.role.endswith(("number", "amount"))):
+            continue
+        others, plain = column.shown(~fits), f"{read.role} {read.detail}".strip()
+        if share >= _NEARLY_ALL and count <= _MOST_ODD:
+            rows = column.rows - int(column.counts.filter(fits).sum())
+            warning = _HAS_ODD.format(column.name, kind, rows, column.rows, others)
+            if why.endswith(_EITHER_ORDER):
+                warning = f"{_either_order(column.name, read.detail)}; {warning}"
+                why = why.removesuffix(_EITHER_ORDER)
+            return str(replace(read, missing=tuple(odd))), f"{why}; other values mean that it is missing", warning
+        proposed = str(replace(read, missing=tuple(odd[:3])))
+        why = _why_of_texts(column)
+        return "category", why, _MAY_BE.format(share, column.name, plain, others, proposed)
+    return None
+
+
+def _likely_typed(column: _Column) -> Iterator[pl.Series]:
+    """Which of the values are of one type, for each type that some are of."""
+    if not column.has(_PADDED):
+        yield column.are_numbers
+    yield column.are_iso
+    first = column.values.head(20)
+    formats = [date + time for date in _DATES for time in _CLOCK_TIMES if _times(first, date + time).count() >= 10]
+    if formats:
+        of_format = [_times(column.values, one).is_not_null() for one in formats]
+        yield reduce(or_, of_format)
+    numbers = _without_sign(column.values)
+    for pattern in AMOUNTS.values():
+        yield numbers.str.contains(pattern) & (numbers != "")
+
+
+def _of_units(column: _Column) -> str:
+    """The warning of a category whose values are numbers with a unit, or durations; empty of other columns."""
+    if column.distinct <= _FEW:
+        return ""
+    units = column.values.str.extract(_QUANTITY, 1)
+    for fits, what in (
+        (units.is_not_null(), "numbers with a unit"),
+        (column.values.str.contains(_DURATION), "times or durations"),
+        (column.values.str.contains(r"^\{.*\}$"), "JSON objects"),
+    ):
+        if (share := column.share(fits)) >= 0.5 and units.drop_nulls().n_unique() <= _MOST_UNITS:
+            return _IS_QUANTITY.format(share, column.name, what, column.shown(fits))
+    return ""
+
+
+def _of_currencies(column: _Column) -> str:
+    """The warning of amounts in several currencies; empty of other amounts."""
+    signs = column.values.str.extract(f"({SIGN})", 1).str.to_uppercase().replace(_SAME_CURRENCY)
+    found = pl.DataFrame({"sign": signs, "rows": column.counts}).drop_nulls().group_by("sign").sum()
+    found = found.filter(pl.col("rows") >= (1 - _NEARLY_ALL) * column.rows).sort("rows", descending=True)
+    if len(found) < 2:
+        return ""
+    shown = ", ".join(f"{sign} {rows / column.rows:.0%}" for sign, rows in found.head(5).iter_rows())
+    return _ARE_SEVERAL.format(column.name, shown)
 
 
 def _kind_of(column: _Column, whole: bool) -> tuple[str, str]:
@@ -282,12 +411,16 @@ def _kind_of(column: _Column, whole: bool) -> tuple[str, str]:
     if column.distinct == 1 and not column.missing:
         useless = whole and column.rows >= _ENOUGH
         return "ignore" if useless else "category", f"always {column.examples[0]}{'' if whole else ' so far'}"
+    if column.distinct == 1 and column.values[0].lower() in BOOLEANS:
+        return "boolean", f"{column.values[0]}, or nothing"
+    if column.distinct == 1:
+        return "category", f"{column.examples[0]}, or nothing"
     if column.name.lower() == "id" and column.rows < _REPEATS * column.distinct:  # in a log too small for the rest
         return "ignore", "names the row, and hardly repeats"
     lower = set(column.values.head(len(BOOLEANS) + 1).str.to_lowercase())
     if lower <= BOOLEANS.keys() and len({BOOLEANS[value] for value in lower}) == 2:
         return "boolean", f"only {' and '.join(sorted(column.examples))}"
-    if column.is_iso:
+    if column.are_iso.all():
         return ("timestamp iso", "dates with a time") if column.has(":") else ("timestamp date", "dates")
     if column.is_numeric and not column.has(_PADDED):
         return _kind_of_numbers(column)
@@ -341,31 +474,47 @@ def _date_kind(column: _Column) -> tuple[str, str] | None:
     found = {one: times for one in likely if not (times := column.times(one)).null_count()}
     if not found:
         return None
-    if len(found) == 1 or not (in_order := [one for one in found if _is_in_order(found[one].to_numpy().astype(float))]):
-        why = "dates, with the day first" if next(iter(found)).startswith("%d") else "dates"
-        return f"timestamp {next(iter(found))}", f"{why}{_DAY_FIRST if len(found) > 1 else ''}"
-    return f"timestamp {in_order[0]}", "dates, which are in order if they are read so"
+    in_order = [one for one in found if _is_in_order(found[one].to_numpy().astype(float))] if len(found) > 1 else []
+    if len(in_order) == 1:
+        return f"timestamp {in_order[0]}", "dates, which are in order if they are read so"
+    # Rows in order of both are rather of some days than of the same day in each of some months.
+    read = min(in_order, key=lambda one: np.ptp(found[one].to_numpy())) if in_order else next(iter(found))
+    why = "dates, with the day first" if read.startswith("%d") else "dates"
+    return f"timestamp {read}", f"{why}{_EITHER_ORDER if len(found) > 1 else ''}"
 
 
 def _amount_kind(column: _Column) -> tuple[str, str] | None:
     """The kind of a column of numbers with a currency or percent, or with decimal commas; None if it is neither."""
-    signed = column.values.str.contains(SIGN)
-    numbers = column.values.str.replace_all(SIGN, "").str.strip_chars()
+    signed, numbers = column.values.str.contains(SIGN), _without_sign(column.values)
     fits = [comma for comma, pattern in AMOUNTS.items() if (numbers.str.contains(pattern) & (numbers != "")).all()]
     if not fits:
         return None
     decimals = numbers.str.extract(r",(\d+)$").drop_nulls().str.len_chars()
     has_sign = 2 * int(column.counts.filter(signed).sum()) >= column.rows
     # Without a sign, 9,84 is a number, and 7,12 and 101,203 are lists: numbers have as many decimals, and not three.
-    if not has_sign and not (len(decimals) == len(numbers) and decimals.n_unique() == 1 and decimals[0] != 3):
+    has_decimals = len(decimals) == len(numbers) and decimals.n_unique() == 1 and decimals[0] != 3
+    if not has_sign and not has_decimals and not _are_in_groups(numbers):
         return None
     has_groups = bool(numbers.str.contains(r"\.\d{3}$").any())
     comma = fits[0] if len(fits) == 1 else "," if has_groups else ""  # 1.234 € are more than a thousand
-    what = "numbers with a currency or percent" if has_sign else "numbers"
+    what = f"numbers{' with a currency or percent' if has_sign else '' if has_decimals else ', digits in groups'}"
     why = f"{what}{', with decimal commas' if comma else ''}"
     if column.distinct <= 20 and column.rows >= _OFTEN * column.distinct:
         return str(ColumnKind("category, amount", comma)), f"{why}, of which only {column.distinct} differ"
     return str(ColumnKind("amount", comma)), why
+
+
+def _without_sign(values: pl.Series) -> pl.Series:
+    return values.str.replace_all(SIGN, "").str.strip_chars()
+
+
+def _are_in_groups(numbers: pl.Series) -> bool:
+    """Whether amounts have their digits in groups, and are no lists of numbers: 1,234.50 and 7,045, but not 101,203.
+
+    Lists have no decimals behind their last value and none that begins with 0, unless all values may.
+    """
+    is_sure = numbers.str.contains(r"\d[,.'’\s]\d{3}[.,]\d+$|\d[,.'’\s]0\d\d")
+    return bool(is_sure.any()) and not numbers.str.contains(r"^[+-]?0[\d,'’\s]").any()
 
 
 def _domain_kind(column: _Column) -> tuple[str, str] | None:
@@ -454,82 +603,3 @@ def _times(texts: pl.Series, unit: str) -> pl.Series:
 def _is_in_order(times: Float64s) -> bool:
     late = np.maximum.accumulate(times) - times
     return bool((late <= _SLACK * (times.max() - times.min())).mean() >= _IN_ORDER)
-
-
-# Columns that know the label: one that alone predicts it nearly perfectly is rarely known before the label is
-
-LEAK = 0.99
-"""An AUC above this is too good to be true for a single column."""
-
-_LEAK_ROWS, _LEAST_OF_A_CLASS = 10_000, 10
-"""Rows that are looked at, and rows of each class below which nothing is said."""
-
-
-def with_aucs(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: Label) -> tuple[ColumnFinding, ...]:
-    """The findings for the columns of texts of `frame`, with their AUCs, and a warning at each above `LEAK`."""
-    rows = frame.gather_every(max(1, len(frame) // _LEAK_ROWS))
-    read = label.read(rows[label.column])
-    rows, labels = rows.filter(read.is_not_null()), (read.drop_nulls() == 1).to_numpy()
-    measured = []
-    for one in findings:
-        auc = _auc_of_finding(one, rows, labels)
-        warning = one.warning
-        if auc is not None and auc > LEAK:
-            warning = (
-                f"column {one.name!r} alone predicts the label with an AUC of {auc:.4f}: if it is known only after the "
-                "label, leave it out (`exclude`)"
-            )
-        measured.append(replace(one, auc=auc, warning=warning))
-    return tuple(measured)
-
-
-def leaks_of(log: Log) -> dict[str, float]:
-    """Fields and numbers that predict the label by themselves in the first training rows, with their AUCs."""
-    batches = list(log.batches(0, min(log.train_rows, _LEAK_ROWS), _LEAK_ROWS))
-    labels = torch.cat([batch.labels for batch in batches]).numpy() > 0
-    keys = torch.cat([batch.keys for batch in batches]).numpy()
-    numbers = torch.cat([batch.numbers for batch in batches]).double().numpy()
-    fields = log.schema.single
-    aucs = {name: _auc_of_values(keys[:, place], labels) for place, name in enumerate(fields)}
-    aucs |= {name: _auc_of_numbers(numbers[:, place], labels) for place, name in enumerate(log.numbers)}
-    return {name: auc for name, auc in aucs.items() if auc > LEAK}
-
-
-def _auc_of_finding(finding: ColumnFinding, rows: pl.DataFrame, labels: Labels) -> float | None:
-    """The largest AUC of what is made of a column; None of a label, of texts, and where a class is too rare."""
-    if finding.kind in ("label", "split", "weight", "words") or finding.name not in rows.columns:
-        return None
-    aucs = []
-    for _, role, name, how in ColumnTransform(((finding.name, finding.kind),)).outputs:
-        values = rows.select(how.alias(name)).to_series()
-        if role == "number":
-            aucs.append(_auc_of_numbers(values.fill_null(nan).cast(pl.Float64).to_numpy(), labels))
-        elif role == "field":
-            aucs.append(_auc_of_values(values.rank("dense").fill_null(0).cast(pl.Int64).to_numpy(), labels))
-    return max((auc for auc in aucs if not isnan(auc)), default=None)
-
-
-def _auc_of_values(values: Int64s, labels: Labels) -> float:
-    """AUC of a category's values `[n]`: the even rows' share of positives for each, on the odd rows; NaN as `_auc`."""
-    distinct, codes = np.unique(values, return_inverse=True)
-    learnt, measured = slice(0, None, 2), slice(1, None, 2)
-    counts = np.bincount(codes[learnt], minlength=len(distinct))
-    positives = np.bincount(codes[learnt], labels[learnt], minlength=len(distinct))
-    rates = (positives + labels.mean()) / (counts + 1.0) if len(labels) else np.zeros(0)
-    return _auc(rates[codes[measured]], labels[measured])
-
-
-def _auc_of_numbers(numbers: Float64s, labels: Labels) -> float:
-    """AUC of numbers `[n]`, ascending or descending; a missing one, NaN, is below all others. NaN as `_auc`."""
-    auc = _auc(np.where(np.isnan(numbers), -np.inf, numbers), labels)
-    return max(auc, 1 - auc)
-
-
-def _auc(scores: Float64s, labels: Labels) -> float:
-    """AUC; NaN where a class is too rare."""
-    positives, negatives = int(labels.sum()), int((~labels).sum())
-    if min(positives, negatives) < _LEAST_OF_A_CLASS:
-        return nan
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    return float((ranks[labels].sum() - positives * (positives + 1) / 2) / (positives * negatives))
