@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from over import over
-from sparsegroup.artifact.folder import atomic_folder, remove_folder, remove_leftovers
+from sparsegroup.artifact.folder import atomic_folder, remove_folder, remove_leftovers, write_atomically
 from sparsegroup.artifact.manifest import (
     FolderFormat,
     Manifest,
@@ -103,6 +106,67 @@ def test_a_folder_that_fails_leaves_nothing_or_the_old_one(tmp_path: Path) -> No
     remove_leftovers(tmp_path)
     remove_folder(tmp_path / "jar")
     assert not list(tmp_path.iterdir())
+
+
+def contents_of(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+@over("order", list(permutations(range(3))))
+def test_of_writers_of_one_folder_at_the_same_time_each_leaves_a_whole_one(
+    order: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "jar"
+    with ExitStack() as killed:
+        entered = [killed.enter_context(ExitStack()) for _ in order]
+        places = [writer.enter_context(atomic_folder(folder, replace=True)) for writer in entered]
+        assert len(set(places)) == len(order)
+        for number, place in enumerate(places):
+            (place / f"file-{number}").write_text(str(number))
+        for number in order:
+            remove_leftovers(folder.parent)  # those of living writers are none
+            entered[number].close()
+            assert contents_of(folder) == {f"file-{number}": str(number)}
+    assert [path.name for path in folder.parent.iterdir()] == ["jar"]
+
+
+def test_writers_of_one_file_at_the_same_time_each_leave_a_whole_one(tmp_path: Path) -> None:
+    path, seen = tmp_path / "predictions.csv", set[Path]()
+
+    def write(depth: int, temporary: Path) -> None:
+        seen.add(temporary)
+        with temporary.open("w") as file:
+            file.write("a" * depth)
+            file.flush()
+            if depth < 3:
+                write_atomically(path, partial(write, depth + 1))
+                assert path.read_text() == "a" * (depth + 1) + "b" * (depth + 1)
+            file.write("b" * depth)
+
+    write_atomically(path, partial(write, 1))
+    assert len(seen) == 3
+    assert contents_of(tmp_path) == {"predictions.csv": "ab"}
+
+
+def test_what_a_killed_process_has_left_is_used_again(tmp_path: Path) -> None:
+    def write(path: Path) -> None:
+        temporaries.append(path)
+        with path.open("a") as file:
+            file.write("new")
+
+    temporaries: list[Path] = []
+    with atomic_folder(tmp_path / "jar") as place:
+        temporaries.append(place)
+    write_atomically(tmp_path / "file", write)
+    folder, file = temporaries
+    folder.mkdir()
+    (folder / "half").write_text("written")
+    file.write_text("half")
+    write_jar(tmp_path / "jar")
+    write_atomically(tmp_path / "file", write)
+    assert contents_of(tmp_path / "jar").keys() == {"jam", "jar.json"}
+    assert (tmp_path / "file").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "jar"]
 
 
 def another(folder: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_file_that_cannot_grow_is_named_and_nothing_is_left(
         out = Path(command[-1])
         out.write_text("old")
         with files_of_at_most(100):
-            assert run(*command).returncode == 1
+            assert run(*command, "--overwrite").returncode == 1
         assert contents(tmp_path) == {out.name: 3}, "what was there stays"
         remove_outputs()
     for limit in LIMITS[:: 3 if "--program" in command else 1]:

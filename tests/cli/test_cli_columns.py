@@ -123,7 +123,7 @@ def test_a_run_and_the_one_that_continues_it_read_every_later_log_as_the_first(p
     expected = column("scores.csv", "probability")
     scored = ((run, rest), (run, "log.parquet"), (checkpoint, rest), ("served", log), ("served", "log.parquet"))
     for model, each in scored:
-        ok("predict", model, each, "--out", "scores.csv")
+        ok("predict", model, each, "--out", "scores.csv", "--overwrite")
         found = column("scores.csv", "probability")
         assert found == pytest.approx(expected[-len(found) :])
         assert len(found) == (REST if each == rest else ROWS)

@@ -47,7 +47,7 @@ def there(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def scores(ok: Run, model: str, out: Path) -> np.ndarray[Any, Any]:
-    ok("predict", model, "log.csv", "--out", out)
+    ok("predict", model, "log.csv", "--out", out, "--overwrite")
     return pl.read_parquet(out)["probability"].to_numpy()
 
 

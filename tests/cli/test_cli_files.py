@@ -99,7 +99,7 @@ def test_partitions_of_a_store_are_trained_on_resumed_predicted_and_continued(
     assert state_of(there) == state_of(tmp_path / "here")
     assert json.loads((there / "columns.json").read_text())["fields"] == ["color", "size", "day"]
     for log, rows in ((f"{uri}/day=d11", 150), (f"{uri}/", ROWS)):
-        ok("predict", "here", log, "--out", "scores.parquet")
+        ok("predict", "here", log, "--out", "scores.parquet", "--overwrite")
         assert len(pl.read_parquet(tmp_path / "scores.parquet")) == rows
     ok("train", f"{uri}/day=d11/", "--continue", "here", "--out", "next", "--test", f"{uri}/day=d10/*.parquet")
     assert summary_of(tmp_path / "next")["test_rows"] == 150

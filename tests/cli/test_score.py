@@ -16,6 +16,7 @@ from cli_cases import summary_of
 from command import Run, call
 from data_cases import avazu_log
 from endings import Refused
+from over import over
 from sparsegroup.data import PreparedLog
 from sparsegroup.training import evaluate, load_model, predict
 
@@ -104,6 +105,21 @@ def test_every_row_is_scored_as_predict_does_whatever_is_written(place: Path, ex
     assert [frame[name].to_list() for name in frame.columns] == [[*range(ROWS)], expected.tolist(), LABELS.tolist()]
     assert Path("c.parquet").read_bytes() == Path("d.parquet").read_bytes()
     assert {path.name for path in Path().iterdir()} == {"a.csv", "b.csv.gz", "c.parquet", "d.parquet"}
+
+
+@over("command", ["predict run log.csv --out", "inspect run --html"])
+def test_an_existing_file_is_replaced_only_if_the_command_may_overwrite(
+    command: str, place: Path, run: Run, ok: Run
+) -> None:
+    name, *arguments, option = command.split()
+    out = Path("out.csv")
+    out.write_text("precious")
+    words = (name, *(place / one if (place / one).exists() else one for one in arguments), option, out)
+    refused = run(*words)
+    assert (refused.returncode, "--overwrite" in refused.stderr) == (2, True)
+    assert out.read_text() == "precious"
+    ok(*words, "--overwrite")
+    assert out.read_text() != "precious"
 
 
 def test_metrics_are_said_on_stderr_and_those_of_the_runs_log_are_said_to_flatter_it(

@@ -38,7 +38,7 @@ def assert_served_alike(ok: Run, run: Path | str, log: Path) -> None:
     """An export of the run predicts as the run does."""
     ok("export", run, "exact", "--no-onnx")
     for model, out in ((run, "run.parquet"), ("exact", "export.parquet")):
-        ok("predict", model, log, "--out", out)
+        ok("predict", model, log, "--out", out, "--overwrite")
     ours, theirs = (pl.read_parquet(name)["probability"] for name in ("run.parquet", "export.parquet"))
     assert (ours - theirs).abs().max() < 1e-6  # type: ignore[operator]
 

@@ -252,11 +252,11 @@ def test_a_checkpoint_is_as_the_run_and_an_export_has_the_live_rows_alone(model:
     assert keys.to_list() == sorted(keys)
     assert len(keys) == of_run.live_rows
     assert of_export.regularized.measure is None
-    assert "an export holds no optimizer state" in shown(run, "exported", "--html", "page.html")
+    assert "an export holds no optimizer state" in shown(run, "exported", "--html", "page.html", "--overwrite")
 
 
 def test_the_terminal_and_the_page_show_all_parts_and_the_page_loads_nothing(model: Path, run: Run) -> None:
-    done = run("inspect", "model", "--html", "page.html")
+    done = run("inspect", "model", "--html", "page.html", "--overwrite")
     assert (done.returncode, done.stderr, done.stdout.endswith("written to page.html\n")) == (0, "", True)
     for part in (
         "DCN of dimension 8 with Group Adam, λ21 = 0.002, lasso, norm s",
@@ -284,7 +284,7 @@ def test_a_target_is_shown_with_its_lambda_and_the_distances_from_it(tmp_path: P
     assert found.optimizer.target == "target rate 0.3"
     assert found.optimizer.l21 == last["l21"] > 0
     assert found.regularized.measure == "‖s‖ / (√d λ21)"
-    words = shown(run, "model", "--html", "page.html")
+    words = shown(run, "model", "--html", "page.html", "--overwrite")
     assert "DCN of dimension 8 with Group Adagrad, target rate 0.3" in words
     assert f"λ21 in force, set by the target {last['l21']:.3g}" in words
     assert "live rows within 10 % of the threshold" in words
@@ -299,12 +299,12 @@ def test_a_target_is_shown_with_its_lambda_and_the_distances_from_it(tmp_path: P
 def test_a_model_without_penalty_and_one_without_live_rows(tmp_path: Path, run: Run) -> None:
     log = click_log(tmp_path / "log.csv", 600)
     assert run("train", log, "--l21", 0, "--out", "plain").returncode == 0
-    words = shown(run, "plain", "--html", "page.html")
+    words = shown(run, "plain", "--html", "page.html", "--overwrite")
     assert "nothing is regularized: λ1, λ21 and λ2 are 0" in words
     assert "within 10 %" not in words
     assert "u" not in json.loads(run("inspect", "plain", "--json").stdout)["sizes"]["table"]["parts"]
     assert run("train", log, "--l21", 10, "--norm", "metric", "--out", "zero").returncode == 0
-    words = shown(run, "zero", "--html", "page.html")
+    words = shown(run, "zero", "--html", "page.html", "--overwrite")
     assert "rows made exactly zero" in words
     assert "Norms of the live rows" not in words
     assert "is known for the norm s only, not for metric" in words

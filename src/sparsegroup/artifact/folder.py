@@ -6,9 +6,11 @@ All of it goes through `write`, `sync` and `rename`, so that tests can let the p
 import errno
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -93,17 +95,26 @@ def rename(source: Path, target: Path) -> None:
 
 
 def write_atomically(path: Path, make: Callable[[Path], object]) -> None:
-    """Let `make(temporary)` write a file, which takes its name `path` when it is on disk; an OSError leaves nothing."""
+    """Let `make(temporary)` write a file, which takes its name `path` when it is on disk; an error leaves nothing.
+
+    Several processes may write `path` at the same time: each has a separate temporary file, and the last one remains.
+
+    Args:
+        path: The file. Its folder must exist.
+        make: Opens the given file, which exists and is empty, and writes it. It must not replace that file by another.
+    """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
-    temporary = temporary_name(path, ".", ".tmp")
-    try:
-        with name_errors(path):
-            make(temporary)
-        sync(temporary)
-        rename(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _claimed(path, ".", ".tmp", Path.touch) as temporary:
+        try:
+            os.truncate(temporary, 0)  # a killed process may have left it
+            with name_errors(path):
+                make(temporary)
+            sync(temporary)
+            rename(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 _UNFINISHED, _REMOVED = ".unfinished-", ".removed-"
@@ -111,68 +122,134 @@ _UNFINISHED, _REMOVED = ".unfinished-", ".removed-"
 
 @contextmanager
 def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A new folder to fill, by the path that this yields. It takes its name when the block ends without an error.
+    """Yield a new folder to fill. It takes the name `folder` when the block ends without an error.
 
     The folders above it are created; its files get its permissions. `replace` removes an existing folder of that name.
     After an OSError (the disk is full, a folder that is not empty has the name) nothing is left behind or removed.
+    Several processes may fill the same `folder`: each has a separate temporary one. With `replace` the last remains.
     """
-    temporary, old = unfinished_place(folder), removed_place(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for path in sorted(temporary.iterdir()):
-            path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
-            sync(path)
-        sync(temporary)
-        if replace and folder.exists():
-            _exchange(temporary, folder, old)
+    with _claimed(folder, _UNFINISHED, "", _make_folder) as temporary:
+        try:
+            for path in temporary.iterdir():  # of a killed process
+                _remove(path)
+            yield temporary
+            for path in sorted(temporary.iterdir()):
+                path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
+                sync(path)
+            sync(temporary)
+            if replace:
+                _replace(folder, temporary)
+            else:
+                rename(temporary, folder)
+        except BaseException:
+            _remove(temporary)
+            raise
+
+
+def _make_folder(folder: Path) -> None:
+    with suppress(FileExistsError):
+        folder.mkdir(parents=True)
+
+
+@contextmanager
+def _claimed(path: Path, prefix: str, suffix: str, create: Callable[[Path], object]) -> Iterator[Path]:
+    """Yield a neighbour of `path` that no other process uses until the block ends.
+
+    The process locks the neighbour. A name that another process has locked is skipped; a name that a killed process has
+    left is used again. So names stay predictable, and nobody lists the folder. Without locks the name is random.
+    """
+    number = 0
+    while True:
+        place = temporary_name(path, prefix, f".{number}{suffix}" if number else suffix)
+        create(place)
+        try:
+            lock = FolderLock(place)
+        except BlockingIOError:
+            number += 1
+            continue
+        except FileNotFoundError:  # another process has just renamed it
+            continue
+        except OSError:  # this file system has no locks
+            _remove(place)
+            place = temporary_name(path, prefix, f".{secrets.token_hex(8)}{suffix}")
+            create(place)
+            yield place
+            return
+        with lock:
+            if lock.holds(place):
+                yield place
+                return
+
+
+def removed_place(folder: Path, number: int = 0) -> Path:
+    """Return the path to which `remove_folder` moves `folder` first, or its number-th alternative."""
+    return temporary_name(folder, _REMOVED, f".{number}" if number else "")
+
+
+def _replace(folder: Path, new: Path) -> None:
+    """Let `new` take the place of `folder`, if there is one, although other processes may do the same."""
+    while True:
+        old = _set_aside(folder)
+        try:
+            rename(new, folder)
+        except OSError as error:
+            if error.errno in _OCCUPIED:
+                continue  # by another process
+            if old is not None:
+                rename(old, folder)
+            raise
+        if old is not None:
+            _remove(old)
+        return
+
+
+def _set_aside(folder: Path) -> Path | None:
+    """Rename a folder to a name from which anyone may remove it; None if there is no such folder."""
+    for number in count():
+        removed = removed_place(folder, number)
+        _remove(removed)
+        try:
+            rename(folder, removed)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in _OCCUPIED:  # by another process, or by what nobody can remove
+                raise
         else:
-            rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            return removed
+    raise AssertionError
 
 
-def unfinished_place(folder: Path) -> Path:
-    """Where `atomic_folder` lets `folder` be filled."""
-    return temporary_name(folder, _UNFINISHED)
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 
 
-def removed_place(folder: Path) -> Path:
-    """Where `remove_folder` moves `folder` before it removes it."""
-    return temporary_name(folder, _REMOVED)
-
-
-def _exchange(new: Path, folder: Path, old: Path) -> None:
-    shutil.rmtree(old, ignore_errors=True)
-    rename(folder, old)
-    try:
-        rename(new, folder)
-    except OSError:
-        rename(old, folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+def _remove(path: Path) -> None:
+    """Remove a file or folder, as far as possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder so that no part of it is ever taken for the whole."""
-    removed = removed_place(folder)
-    shutil.rmtree(removed, ignore_errors=True)
-    try:
-        rename(folder, removed)
-    except FileNotFoundError:
-        return
-    shutil.rmtree(removed, ignore_errors=True)
+    if (removed := _set_aside(folder)) is not None:
+        _remove(removed)
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what was left in `parent` by processes killed while they wrote or removed folders."""
+    """Remove what processes killed while they wrote or removed folders have left in `parent`."""
     for left_behind in (*parent.glob(f"{_UNFINISHED}*"), *parent.glob(f"{_REMOVED}*")):
-        shutil.rmtree(left_behind, ignore_errors=True)
+        with suppress(OSError), FolderLock(left_behind):  # not that of a living process
+            _remove(left_behind)
 
 
 class FolderLock:
-    """Keeps other processes from locking a folder until `close`, or this process's end; BlockingIOError if one has."""
+    """Keeps other processes from locking a folder or file until `close`, or this process's end.
+
+    BlockingIOError: another process has locked it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._descriptor: int | None = None
@@ -183,6 +260,15 @@ class FolderLock:
             except BlockingIOError:
                 self.close()
                 raise
+
+    def holds(self, path: Path) -> bool:
+        """Return whether the locked folder or file has the name `path` now."""
+        if self._descriptor is None:
+            return True
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), path.stat())
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Let others lock it."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sparsegroup.artifact.folder import atomic_folder, unfinished_place
+from sparsegroup.artifact.folder import atomic_folder
 from sparsegroup.artifact.manifest import FileFacts, Parent
 from sparsegroup.artifact.tensor_file import write_tensors
 from sparsegroup.checkpoint.manifest import (
@@ -106,10 +106,8 @@ def save_checkpoint(
         for table in ranks.tables.values():
             at_rest.enter_context(table.at_rest())
         with ExitStack() as unfinished:
-            if ranks.rank:
-                place = ranks.do(lambda: unfinished_place(folder))
-            else:
-                place = ranks.do(lambda: unfinished.enter_context(atomic_folder(folder)))
+            enter = unfinished.enter_context
+            place = ranks.all_of(ranks.do(lambda: folder if ranks.rank else enter(atomic_folder(folder))))[0]
             parts = ranks.all_of(ranks.do(lambda: _written_tables(place, ranks, before)))
             manifest = ranks.all_of(ranks.do(finish))[0]
         assert manifest is not None

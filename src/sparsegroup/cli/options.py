@@ -32,6 +32,8 @@ Assignments = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as optimizer.l2=1e-5 (repeatable)."),
 ]
 
+OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+
 _local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
 THREADS = max(1, min(2, (os.cpu_count() or 1) // max(1, int(_local_ranks) if _local_ranks.isdecimal() else 1)))
 Threads = Annotated[
@@ -112,6 +114,12 @@ def setting_values(
 def log_settings(settings: Mapping[str, Any]) -> DataSettings:
     """How options say to read a log: short name → value."""
     return checked(Settings, {"data": settings}, "the command line").data
+
+
+def check_new_file(path: Path | None, option: str, overwrite: bool) -> None:
+    """Raise UsageError if the file that a command shall write exists, unless it may overwrite the file."""
+    if path is not None and path.exists() and not overwrite:
+        raise UsageError(f"{path} exists; give another {option}, or --overwrite")
 
 
 def parsed(kind: Any, given: object, problem: str) -> Any:

@@ -18,7 +18,17 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsegroup.cli.app import UsageError, in_shell, starting
-from sparsegroup.cli.options import OF_THE_LOG, THREADS, Model, RawOrPrepared, Threads, log_settings, takes_settings
+from sparsegroup.cli.options import (
+    OF_THE_LOG,
+    THREADS,
+    Model,
+    OverwriteFile,
+    RawOrPrepared,
+    Threads,
+    check_new_file,
+    log_settings,
+    takes_settings,
+)
 from sparsegroup.cli.output import is_json, plain, progress, show, table, to_stdout
 from sparsegroup.reporting.formatting import TITLES, count, measures_of, metric, percent
 from sparsegroup.settings.declared import FORMAT
@@ -51,6 +61,7 @@ def predict_command(
         Path | None,
         typer.Option(help="File to write: .csv, .csv.gz or .parquet.", show_default="CSV on standard output"),
     ] = None,
+    overwrite: OverwriteFile = False,
     *,
     settings: Mapping[str, Any],
     threads: Threads = THREADS,
@@ -81,6 +92,7 @@ def predict_command(
         raise UsageError("--json wants --out: without it, stdout is for the predictions")
     if out is None and sys.stdout is None:
         raise UsageError("stdout is closed: give --out for the predictions")
+    check_new_file(out, "--out", overwrite)
     trained, data = _open_whole(model, log, settings, threads)
     window, begin = PredictionWindow(trained.model.objective), perf_counter()
     is_hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
@@ -292,6 +304,7 @@ def inspect_command(
     model: Model,
     top: Annotated[int, typer.Option(min=0, help="Number of features to list, those of the largest norms.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Also write the same to an HTML page, with charts.")] = None,
+    overwrite: OverwriteFile = False,
 ) -> None:
     """Look into a trained model: sizes, feature rate per field, norms, the largest features, and what λ did."""
     with starting():
@@ -300,6 +313,7 @@ def inspect_command(
         from sparsegroup.serving.inspection_views import lead_of, render_inspection, sections, title_of
         from sparsegroup.serving.opening import open_trained
 
+    check_new_file(html, "--html", overwrite)
     found = inspect(open_trained(model), top)
     if html is not None:
         page = render_inspection(found)
