@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -10,7 +11,13 @@ import yaml
 from cli_cases import column, summary_of
 from command import Run, call, without_pictures
 from endings import Refused
+from over import over
 from run_folders import state_of
+from sparsegroup.data.open import format_of
+from sparsegroup.data.raw.files import listed
+from sparsegroup.data.schema import read_schema
+from sparsegroup.settings.yaml_settings import checked
+from sparsegroup.training import Config
 from sparsegroup.training.run_folder import RunFolder
 
 ROWS, REST = 600, 60
@@ -131,3 +138,43 @@ def test_a_run_and_the_one_that_continues_it_read_every_later_log_as_the_first(p
     assert RunFolder("day2").finished_config().data.columns == KINDS
     Path("day2/summary.json").unlink()  # like a run that was cut off
     ok("train", "--resume", "day2")
+
+
+def test_a_run_and_its_export_hold_their_schema_whatever_becomes_of_the_file(place: Path, ok: Run) -> None:
+    log, schema = stranger_log(Path("log.csv")), Path("schema.yaml")
+    schema.write_text("columns: {clicked: label, mobile: boolean, level: category}")
+    ok("train", log, "--schema", schema, "--out", "run", "--model", "lr", "--selection", "never", "--no-baseline")
+    ok("export", "run", "served", "--no-onnx")
+    expected = ok("predict", "run", log).stdout
+    schema.write_text("columns: {clicked: label, mobile: category, level: category}")
+    assert ok("predict", "run", log).stdout == expected
+    schema.unlink()
+    for model in ("served", next(Path("run/checkpoints").iterdir())):
+        assert ok("predict", model, log).stdout == expected
+    ok("train", log, "--continue", "run", "--out", "next")
+    assert RunFolder("next").config().data.schema_file == RunFolder("run").config().data.schema_file
+    Path("next/summary.json").unlink()  # like a run that was cut off
+    ok("train", "--resume", "next")
+
+
+@over(
+    "schema",
+    [
+        "columns: {clicked: label, mobile: boolean, level: 'category, number', row: split}\nseparator: ','",
+        "{label: level>=100, categorical: [mobile], numeric: [row], multi: {tags: '|'}, test_fraction: .2}",
+        "{label: [clicked, mobile], categorical: [time], time: when}",
+        "{label: time, classes: [à 0, à 1, à 2, à 3, à 4], categorical: [mobile]}",
+    ],
+)
+def test_settings_of_a_log_with_a_schema_read_every_log_without_the_file(schema: str, tmp_path: Path) -> None:
+    path, log = tmp_path / "schema.yaml", stranger_log(tmp_path / "log.csv", stop=50)
+    path.write_text(schema)
+    config = Config.of(schema=path)
+    config = config.for_log(SimpleNamespace(described=read_schema(path).described, columns={}))  # type: ignore[arg-type]
+    again = checked(Config, yaml.safe_load(config.as_yaml()), "config.yaml")
+    path.unlink()
+    for whole in (False, True):
+        found = format_of(listed(log), whole=whole, **again.format_options)
+        path.write_text(schema)
+        assert found == format_of(listed(log), whole=whole, schema=path)
+        path.unlink()

@@ -43,6 +43,16 @@ def test_the_time_limit_does_not_count_the_compiling_of_kernels(
     assert json.loads(done.stdout)["trials"] == 2
 
 
+def test_a_study_and_its_best_settings_hold_the_schema(log: Path, tmp_path: Path, ok: Run) -> None:
+    schema = tmp_path / "schema.yaml"
+    schema.write_text("columns: {label: label, color: category}")
+    given = ("--schema", schema, *QUICK, "--set", "training.baseline=false")
+    ok("tune", log, *given, "--trials", 1, "--out", "study")
+    schema.unlink()
+    ok("tune", "--resume", "study", "--trials", 1)
+    assert yaml.safe_load(Path("study/best.yaml").read_text())["data"]["schema"]["columns"]["color"] == "category"
+
+
 def test_what_is_searched_depends_on_what_is_given(log: Path, tmp_path: Path, ok: Run) -> None:
     def shown(what: object, *options: object) -> Any:
         return json.loads(ok("tune", what, "--trials", 0, "--json", *options).stdout)

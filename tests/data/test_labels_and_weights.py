@@ -355,5 +355,5 @@ def test_a_run_learns_and_is_measured_by_weights(run: Run) -> None:
     pl.read_csv("log.csv").drop("sample_weight").write_csv("scored.csv")
     assert run("predict", "run", "scored.csv", "--out", "again.csv").returncode == 0
     assert pl.read_csv("again.csv").equals(scores)
-    refused = run("predict", "run", "scored.csv", "--out", "again.csv", "--weight", "sample_weight")
+    refused = run("predict", "run", "scored.csv", "--out", "third.csv", "--weight", "sample_weight")
     assert (refused.returncode, "--weight: scored.csv has no column" in refused.stderr) == (2, True)

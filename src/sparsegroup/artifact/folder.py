@@ -156,7 +156,7 @@ def _claimed(path: Path, prefix: str, suffix: str, create: Callable[[Path], obje
     """Yield a neighbour of `path` that no other process uses until the block ends.
 
     The process locks the neighbour. A name that another process has locked is skipped; a name that a killed process has
-    left is used again. So names stay predictable, and nobody lists the folder. Without locks the name is random.
+    left is used again. So names stay predictable, and no call lists the folder. Without locks the name is random.
     """
     number = 0
     while True:
@@ -213,7 +213,7 @@ def _set_aside(folder: Path) -> Path | None:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno not in _OCCUPIED:  # by another process, or by what nobody can remove
+            if error.errno not in _OCCUPIED:  # by another process, or by what cannot be removed
                 raise
         else:
             return removed

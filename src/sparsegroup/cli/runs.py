@@ -203,7 +203,7 @@ def continued_config(before: Config, values: dict[str, Any]) -> Config:
     if log is not None and is_prepared(log):  # the other log's format says nothing of a prepared one
         content["data"] = {}
     if {"data.schema", "data.dataset"} & values.keys():  # they say all of the format
-        content["data"]["columns"] = None
+        content["data"] |= {"columns": None, "schema": None}
     if values.get("optimizer.name", before.optimizer.name) != before.optimizer.name:  # whose rates these were
         values = {"optimizer.lr": None, "optimizer.network_lr": None, "optimizer.eps": None, **values}
     content = with_values(content, {"data.test": None, **values})  # the next log has its own test set, or none

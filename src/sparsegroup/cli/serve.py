@@ -28,7 +28,9 @@ def serve_command(
     ] = None,
     schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The schema of the training log, if it is no longer where training read it."),
+        typer.Option(
+            metavar="FILE", help="The schema of the training log, for a model whose settings do not contain it."
+        ),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Requests scored at a time, and onnxruntime's threads.")] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="Rows of a request, at most.")] = 10_000,

@@ -54,6 +54,8 @@ class Log(ABC):
             there is nothing to compare. A run keeps it, to refuse to resume on a log that has changed.
         columns: Column of the source → what it is, see `ColumnKind`; empty if the format fixes that. It reads another
             log in the same way: `open_log(path, columns=log.columns)`.
+        described: The content of the schema file that the log was read by, which reads another log in the same way:
+            `open_log(path, schema=log.described)`. None without a schema file.
         findings: Why the columns are that, if it was inferred.
         vocabulary: Parquet file of key, field and value, if there is one.
 
@@ -88,6 +90,7 @@ class Log(ABC):
     notes: tuple[str, ...] = ()
     identity: Mapping[str, Any] | None = None
     columns: Mapping[str, str] = {}
+    described: Mapping[str, Any] | None = None
     findings: tuple[ColumnFinding, ...] = ()
     vocabulary: Path | None = None
 

@@ -51,7 +51,7 @@ class FormatOptions(TypedDict, total=False):
 
     Attributes:
         dataset: Name of a public format; "auto" recognizes it by the log's first line.
-        schema: YAML file that says what the columns are.
+        schema: YAML file that says what the columns are, or the content of such a file, as a mapping.
         columns: What the columns of a log with a header are: column → its kind, see `ColumnKind`, others are left out;
             "categorical" for a field of every column except `id`, `ts` and `timestamp` (the time) and `split` (marks
             the test rows); None to infer it from its first rows. Of no effect, if "categorical", on other formats.
@@ -78,7 +78,7 @@ class FormatOptions(TypedDict, total=False):
     """
 
     dataset: DatasetName
-    schema: Path | None
+    schema: Path | Mapping[str, Any] | None
     columns: Kinds | None
     label: str | Sequence[str] | None
     exclude: Collection[str]
@@ -330,10 +330,10 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
     if "schema" in wanted:
         for option in binding:
             raise LogOptionError(f"`{option}` and `schema` cannot both be given; the schema says it", option, "schema")
-        if not wanted["schema"].is_file():
+        if isinstance(schema := wanted["schema"], Path) and not schema.is_file():
             what = f"say with `schema` what the columns of {files[0].source} are"
-            raise LogOptionError(f"no schema {wanted['schema']}; {what}", "schema")
-        return read_schema(wanted["schema"])
+            raise LogOptionError(f"no schema {schema}; {what}", "schema")
+        return read_schema(schema)
     if known is None:
         head = files[0].head
         if not isinstance(wanted.get("columns"), Mapping):

@@ -139,6 +139,7 @@ class LogFormat:
         kinds: Raw column → what it is, see `ColumnKind`, if `derive` goes by that: a missing number is NaN then, and
             another log of the same columns is read by them. Empty for all other formats.
         findings: Why the columns are that, where it was inferred from the log.
+        described: The content of the schema that describes the log, see `read_schema`; None without a schema.
 
     Raises:
         LogOptionError: `test_fraction` out of range.
@@ -168,6 +169,7 @@ class LogFormat:
     sources: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[ColumnFinding, ...] = field(default=(), compare=False)
+    described: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:
@@ -500,14 +502,19 @@ class SchemaFile(StrictSettings):
         return LogFormat("log", label.column, fields, columns=tuple(self.columns), **rest).labelled_by(labels)
 
 
-def read_schema(path: Path) -> LogFormat:
-    """The format that a schema file describes; ClickLogError if it is not YAML or its keys do not go together."""
+def read_schema(schema: Path | Mapping[str, Any]) -> LogFormat:
+    """Return the format that a schema file, or the content of one, describes. The format holds the content.
+
+    ClickLogError: the file is not YAML, or its keys do not go together.
+    """
+    source = "data.schema" if isinstance(schema, Mapping) else str(schema)
     try:
-        return checked(SchemaFile, read_yaml(path), str(path)).format()
+        file = checked(SchemaFile, schema if isinstance(schema, Mapping) else read_yaml(schema), source)
+        return replace(file.format(), described=file.model_dump(exclude_unset=True))
     except SettingsError as error:
         raise ClickLogError(str(error)) from error
     except ValueError as error:
-        raise ClickLogError(f"{path}: {error}") from error
+        raise ClickLogError(f"{source}: {error}") from error
 
 
 def write_schema(path: Path, log: LogFormat, source: str, left_out: Mapping[str, str] = MappingProxyType({})) -> None:

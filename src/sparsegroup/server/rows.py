@@ -69,7 +69,7 @@ def format_of_model(config: Config, columns: LogSchema, schema: Path | None = No
     Args:
         config: The settings that the model was trained with.
         columns: The columns that the model expects.
-        schema: The schema file, if it is not where `config` has it.
+        schema: The schema file, if `config` does not describe the columns.
 
     Raises:
         ClickLogError: The settings do not tell the format.
@@ -78,7 +78,7 @@ def format_of_model(config: Config, columns: LogSchema, schema: Path | None = No
     path, kinds, name = schema or options.get("schema"), options.get("columns"), options.get("dataset", "auto")
     found: list[LogFormat] = []
     if path is not None:
-        if not path.is_file():
+        if isinstance(path, Path) and not path.is_file():
             raise ClickLogError(
                 f"`schema`: the model was trained on a log that the schema {path} describes, which is not there; give "
                 "the file",

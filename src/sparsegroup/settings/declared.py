@@ -207,7 +207,7 @@ class DataSettings(StrictSettings):
     """Order of a raw log's files: by name (day9 before day10), by the first time in each, or as given."""
     dataset: DatasetName = setting("auto", LOG, words="detected from its first line")
     """Format of a raw log."""
-    schema_file: Path | None = setting(None, LOG, alias="schema")
+    schema_file: Path | dict[str, Any] | None = setting(None, LOG, alias="schema", kind=Path)
     """YAML file that says what a raw log's columns are."""
     columns: ColumnsName | dict[str, Annotated[str, BeforeValidator(_kind_of_column)]] | None = setting(
         None, LOG, words="inferred from its first rows", kind=ColumnsName
@@ -577,11 +577,18 @@ class Settings(StrictSettings):
         return checked(type(self), with_values({**self.as_dict(), "given": self.given_keys}, values), "config")
 
     def for_log(self, log: "Log") -> Self:
-        """These settings with what was inferred of the columns of `log`, so that others are read as that one was."""
-        if not log.columns or self.data.schema_file is not None:
+        """Return these settings with what the columns of `log` are, so that other logs are read in the same way.
+
+        The settings then hold the content of a schema file instead of its path: later changes of the file have no
+        effect.
+        """
+        if log.described is not None:
+            update = {"schema_file": dict(log.described), "columns": None}
+        elif log.columns and self.data.schema_file is None:
+            update = {"columns": dict(log.columns)}
+        else:
             return self
-        data = self.data.model_copy(update={"columns": dict(log.columns)})
-        return self.model_copy(update={"data": data})
+        return self.model_copy(update={"data": self.data.model_copy(update=update)})
 
     def as_dict(self) -> dict[str, Any]:
         """Section → setting → value, of all settings: given, decided and default ones."""

@@ -276,7 +276,8 @@ class Study:
         """
         folder = Path(folder)
         config.check_log(log)
-        space = SearchSpace.excluding(given, config.resolved_for(log), log)
+        resolved = config.resolved_for(log)
+        space = SearchSpace.excluding(given, resolved if log.described is None else resolved.for_log(log), log)
         space.base.build_for(log.schema)  # settings that cannot be built leave no folder
         part, measured = _rows_to_tune_on(log, tune_rows, held_out)
         folder.mkdir(parents=True, exist_ok=True)

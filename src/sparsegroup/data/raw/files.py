@@ -325,7 +325,7 @@ def source_of(files: Sequence[RawFile], log: LogFormat, tests: int = 0) -> dict[
     """Names, sizes and times of files, the last `tests` of them the test set's, and a hash of their format, as JSON."""
     stats = [[file.name, *file.facts] for file in files]
     later = ("label_rule", "tasks", "test_from", "class_weights")  # logs of before have identities without them
-    names = [one.name for one in fields(log) if one.name not in ("derive", "sources", "findings", *later)]
+    names = [one.name for one in fields(log) if one.name not in ("derive", "sources", "findings", "described", *later)]
     names += [name for name in later if getattr(log, name) not in ("", None, (), (1, 1))]
     text = json.dumps({name: getattr(log, name) for name in names}, default=dict)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -196,6 +196,7 @@ class RawLog(Log):
         self.binary, self.classes = format.is_binary, () if format.tasks else format.reader.classes
         self.tasks = tuple(str(one) for one in format.readers) if format.tasks else ()
         self.timed, self.columns, self.findings = format.time is not None, format.kinds, format.findings
+        self.described = format.described
         source = source_of(files, format, tests)
         self.identity = identity_of(source)
         self.bad = [BadRows(file.source) for file in files]
