@@ -3,6 +3,7 @@
 import ctypes
 import json
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,29 @@ def test_what_a_checkpoint_has_is_shown_to_monitors_of_kafka(broker: MockKafka) 
     else:
         raise AssertionError("offsets were not committed")
     group.close()
+    source.close()
+
+
+def test_a_checkpoint_does_not_wait_for_the_thread_that_reads(broker: Broker) -> None:
+    broker.create("idle", 1)
+    broker.write("idle", range(20))
+    source = opened(broker, "idle")
+    position = drained(source, rows=20)[-1].position
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            source.read(0.2)
+
+    reading = threading.Thread(target=read, daemon=True)
+    noting = threading.Thread(target=source.acknowledge, args=(position,), daemon=True)
+    reading.start()
+    noting.start()
+    noting.join(20)
+    assert not noting.is_alive()
+    ended.set()
+    reading.join(20)
+    assert not reading.is_alive()
     source.close()
 
 

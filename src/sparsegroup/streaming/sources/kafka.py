@@ -117,6 +117,7 @@ class KafkaSource(Source):
         self._settings = {"bootstrap.servers": brokers, "group.id": group, **_SETTINGS, **(settings or {})}
         self._away, self._closed = Away(self.name, _logger), threading.Event()
         self._refusal: StreamError | None = None
+        self._acknowledged: Mapping[str, int] | None = None  # a position whose offsets are to be written
         self._partitions: dict[int, _Partition] = {}
         self._turns: deque[int] = deque()
         self._look_at = 0.0
@@ -256,6 +257,7 @@ class KafkaSource(Source):
 
     def _fetch(self, timeout: float, wanted: int | None = None) -> None:
         """Wait for messages, and take all that are there; of partitions other than `wanted`, if that is given, few."""
+        self._commit()
         message = self._consumer.poll(timeout)
         messages = [] if message is None else [message, *self._consumer.consume(BLOCK_ROWS, 0)]
         for message in messages:
@@ -336,9 +338,16 @@ class KafkaSource(Source):
         return {"rows": rows}
 
     def acknowledge(self, position: Any) -> None:
-        """Write the consumer group's offsets."""
+        """Let the reading thread write the consumer group's offsets: a commit in another one waits for its polls."""
+        self._acknowledged = position
+
+    def _commit(self) -> None:
+        """Write the offsets that were acknowledged last, without waiting for the brokers."""
         from confluent_kafka import KafkaException
 
+        position, self._acknowledged = self._acknowledged, None
+        if position is None:
+            return
         try:
             places = [self._place(int(number), offset) for number, offset in position.items()]
             self._consumer.commit(offsets=places, asynchronous=True)
@@ -350,8 +359,9 @@ class KafkaSource(Source):
         self._closed.set()
 
     def close(self) -> None:
-        """Leave the brokers."""
+        """Write acknowledged offsets and leave the brokers."""
         if self._consumer is not None:
+            self._commit()
             self._consumer.close()
         self._consumer = None
 
