@@ -15,7 +15,7 @@ OTHERS = sorted(
 )
 
 FLOORS = (
-    ("errors", "names", "importing", "tensors", "bags"),
+    ("errors", "names", "addresses", "importing", "tensors", "bags"),
     ("rules", "penalties", "prox"),
     ("groups",),
     ("kernels",),

@@ -52,7 +52,7 @@ def test_the_source_that_a_text_names(text: Any, options: Any, kind: str, name: 
     [
         ("kafka://broker:9092", {}, "name a broker and a topic, as in kafka://broker:9092/topic"),
         ("redis://host", {}, "name a stream, as in redis://host:6379/0/stream"),
-        ("kafka://b/t?x", {}, "'x' is no list of name=value with & between them"),
+        ("kafka://b/t?x", {}, "is no list of name=value with & between them"),
         (["-", "a"], {}, "-: only files can be several; give this source alone"),
         ("a", {"window": 5}, "`window` is for impressions that are joined with `clicks`"),
         ("a", {"clicks": "b", "on": "c"}, "`window` is missing"),

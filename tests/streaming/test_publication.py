@@ -1,20 +1,25 @@
 """A model that learns is published as it goes, refused if it is worse, and continued after a restart."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from support.streams import FrameSource, rows_of_clicks
 
+from sparsegroup.checkpoint import save_checkpoint
 from sparsegroup.data.batches import Batch
 from sparsegroup.objectives import LOGISTIC
 from sparsegroup.publishing import Publisher, Subscriber, open_destination
+from sparsegroup.serving import export_trained, open_trained
+from sparsegroup.serving.inspection import inspect
 from sparsegroup.streaming.follow import Follower
 from sparsegroup.streaming.gate import Gate, Verdict
 from sparsegroup.streaming.publication import Publication
+from sparsegroup.streaming.watch import View, render
 from sparsegroup.training import Config
-from sparsegroup.training.model import LookupModel
+from sparsegroup.training.model import NETWORKS, LookupModel
 
 CONFIG = Config.of(model="lr", batch_size=64, label="click", compile="never", target_rate=0.5)
 FRAME = rows_of_clicks(4_000)
@@ -32,14 +37,29 @@ def publication(follower: Follower, destination: Path, gate_rows: int = 20_000, 
     return Publication(publisher, follower.model.objective, run, every=0.0, gate_rows=gate_rows)
 
 
+@contextmanager
+def untouched_random_numbers(monkeypatch):
+    """Fail if the block draws from torch's generator, seeds it or sets it back, even to the state that it had.
+
+    A thread that sets it back undoes what another thread has drawn since.
+    """
+    before = torch.get_rng_state()
+    with monkeypatch.context() as patch:
+        for name in ("manual_seed", "seed", "set_rng_state"):
+            patch.setattr(torch, name, lambda *arguments, name=name: pytest.fail(f"torch.{name} is called"))
+        yield
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def assert_served(follower: Follower, destination: Path, monkeypatch) -> None:
     """The served model predicts as the one that learns; making it, while training draws, leaves its numbers alone."""
     export = Subscriber(open_destination(destination)).catch_up(None).export
     before = torch.random.get_rng_state()
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("seeds"))
     batch = next(iter(follower.log.batches(0, 500, 500)))
     found = []
-    for model in (follower.model.eval(), export.model()):
+    with untouched_random_numbers(monkeypatch):
+        served = export.model()
+    for model in (follower.model.eval(), served):
         with torch.no_grad():
             found.append(model.network(model.embedding(batch.keys), batch.numbers))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
@@ -67,6 +87,28 @@ def test_what_is_served_is_the_model_as_it_was_published_and_a_restarted_trainin
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["release"]["number"] == last.number
     assert status["published"]["refused"] == 0
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("mmoe", "ple")])  # these take tasks
+def test_nothing_but_training_touches_the_random_numbers_of_training(name, tmp_path, monkeypatch):
+    config = CONFIG.replace(model=name, **({"dropout": 0.5} if name in ("dcn", "mlp") else {}))
+    follower = Follower.begin(tmp_path / "run", config, FrameSource(FRAME[:600], [600]), first_rows=500)
+    follower.follow()
+    publishes = publication(follower, tmp_path / "models")
+    batch = next(iter(follower.log.batches(0, 500, 500)))
+    facts = {"samples": follower.trainer.samples, "learnt_until": None, "read_until": None, "run": "1"}
+    with untouched_random_numbers(monkeypatch):
+        publishes.add(batch, torch.zeros(500), 500)
+        publishes.start(follower.trained, facts)
+        publishes.wait()
+        assert publishes.why == ""
+        save_checkpoint(tmp_path / "checkpoint", follower.model, follower.optimizer)
+        run = tmp_path / "run"
+        if name == "dcn":  # the same for every network
+            export_trained(follower.trained, tmp_path / "export")
+            inspect(open_trained(run))
+            render(View.of(run))
+    assert publishes.releases == 1
 
 
 def test_a_model_that_is_worse_is_not_published(tmp_path, monkeypatch, caplog):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as fs
 
+from sparsegroup.addresses import UNCLEAR, is_unclear, public_address, without_secrets
 from sparsegroup.artifact import folder as disk
 from sparsegroup.artifact.folder import (
     FolderLock,
@@ -21,7 +22,7 @@ from sparsegroup.artifact.folder import (
     write_atomically,
 )
 from sparsegroup.artifact.manifest import check_file, facts_of
-from sparsegroup.data.raw.files import open_filesystem, public_name
+from sparsegroup.data.raw.files import open_filesystem
 from sparsegroup.errors import require
 from sparsegroup.publishing.releases import RELEASES, PublishError, Release, ReleaseIndex, is_folder_of
 
@@ -402,7 +403,9 @@ def open_destination(place: str | Path) -> Destination:
     if uri is None:
         return FolderDestination(place)
     scheme, host, path, query = uri.groups()
-    name = public_name(str(place)).partition("?")[0].rstrip("/")
+    name = public_address(str(place)).partition("?")[0].rstrip("/")
+    if is_unclear(str(place)):
+        raise PublishError(f"{name}: the address is ambiguous; {UNCLEAR}")
     if scheme in ("redis", "rediss"):
         return _open_redis(f"{scheme}://{host}", path, query, name)
     if scheme == "file":
@@ -410,7 +413,7 @@ def open_destination(place: str | Path) -> Destination:
     try:
         filesystem, root = open_filesystem(scheme, host, query)
     except (OSError, ValueError, ImportError) as error:
-        raise PublishError(f"{name}: {error}") from error
+        raise PublishError(f"{name}: {without_secrets(error, str(place))}") from error
     return StoreDestination(filesystem, root + path.rstrip("/"), name)
 
 
@@ -426,5 +429,5 @@ def _open_redis(server: str, path: str, query: str, name: str) -> Destination:
     try:
         client = Redis.from_url(f"{server}/{database}" + (f"?{query}" if query else ""), **REDIS_TIMEOUTS)
     except ValueError as error:
-        raise PublishError(f"{name}: {error}") from error
+        raise PublishError(f"{name}: {without_secrets(error, f'{server}?{query}')}") from error
     return RedisDestination(client, prefix, name)

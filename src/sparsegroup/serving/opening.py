@@ -287,7 +287,7 @@ def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path,
     config, columns = checked(Config, extra.config, str(checkpoint)), extra.columns
     try:
         config.check_shapes(columns, saved.model)
-        model, optimizer = config.build_for(columns, device="cpu")
+        model, optimizer = config.build_for(columns, device="cpu", draws=False)
     except SettingsError as error:
         raise RunError(f"{checkpoint}: damaged (state.extra.config.{error})") from error
     load_checkpoint(checkpoint, model, optimizer, rng=False)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self, TypeV
 import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
+from sparsegroup.addresses import public_address
 from sparsegroup.errors import did_you_mean
 from sparsegroup.names import NormName, PenaltyName, bytes_of, moment_of
 from sparsegroup.settings.auto import PER_LOG, RULES
@@ -527,7 +528,7 @@ class Settings(StrictSettings):
         if self.given is None:
             return checked(type(self), with_values(self.given_sections(), values), source)
         given = tuple(dict.fromkeys((*self.given, *values)))
-        return checked(type(self), with_values({**self.as_dict(), "given": given}, values), source)
+        return checked(type(self), with_values({**self._content(), "given": given}, values), source)
 
     @property
     def given_keys(self) -> tuple[str, ...]:
@@ -543,7 +544,7 @@ class Settings(StrictSettings):
 
     def given_sections(self) -> dict[str, dict[str, Any]]:
         """Section → setting → value, of the given settings."""
-        settings, found = self.as_dict(), dict[str, dict[str, Any]]()
+        settings, found = self._content(), dict[str, dict[str, Any]]()
         for key in self.given_keys:
             section, name = key.split(".")
             found.setdefault(section, {})[name] = settings[section][name]
@@ -574,7 +575,7 @@ class Settings(StrictSettings):
 
     def decided(self, values: Mapping[str, Any]) -> Self:
         """These settings with other values at dotted keys, which do not count as given; SettingsError as `replace`."""
-        return checked(type(self), with_values({**self.as_dict(), "given": self.given_keys}, values), "config")
+        return checked(type(self), with_values({**self._content(), "given": self.given_keys}, values), "config")
 
     def for_log(self, log: "Log") -> Self:
         """Return these settings with what the columns of `log` are, so that other logs are read in the same way.
@@ -590,18 +591,38 @@ class Settings(StrictSettings):
             return self
         return self.model_copy(update={"data": self.data.model_copy(update=update)})
 
-    def as_dict(self) -> dict[str, Any]:
-        """Section → setting → value, of all settings: given, decided and default ones."""
+    def _content(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True, exclude={"given"})
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return section → setting → value of all settings, for a record: addresses have no passwords or keys."""
+        return _without_secrets(self._content())
+
     def as_yaml(self) -> str:
-        """The text of a settings file: all settings if they are resolved, otherwise those that were given."""
-        content: dict[str, Any] = self.given_sections()
+        """Return the text of a settings file: all settings if they are resolved, otherwise the given ones.
+
+        Addresses have no passwords or keys.
+        """
+        content = _without_secrets(self.given_sections())
         if self.given is not None:
             content = {**self.as_dict(), "given": list(self.given)}
             if self.data.log is not None:
                 del content["data"]["rows"]  # the size of a synthetic log
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+_ADDRESSES = (("data", "log"), ("data", "test"), ("tracking", "mlflow"))
+"""Settings whose values may be addresses."""
+
+
+def _without_secrets(content: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    for section, name in _ADDRESSES:
+        given = content.get(section, {}).get(name)
+        if isinstance(given, str):
+            content[section][name] = public_address(given)
+        elif given is not None:
+            content[section][name] = [public_address(one) for one in given]
+    return content
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from sparsegroup.addresses import public_address, without_secrets
 from sparsegroup.artifact.validation import finite, validated
 from sparsegroup.errors import RunError
 from sparsegroup.reporting.charts import Chart, along, run_charts
@@ -280,10 +282,11 @@ def serve_page(folder: Path, host: str, port: int, refresh: int, stop: threading
 def post_warnings(url: str, folder: Path, warnings: Sequence[str]) -> bool:
     """POST warnings to a URL as JSON; gives whether it has taken them. If not, that is a warning in the log."""
     body = json.dumps({"run": str(folder), "warnings": list(warnings), "text": "\n".join(warnings) or "All is well."})
-    request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
     try:
+        request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=10):
             return True
-    except (OSError, ValueError) as error:
-        _logger.warning("the webhook %s does not answer: %s", url, error)
+    except (OSError, ValueError, HTTPException) as error:
+        name, why = public_address(url, has_public_path=False), without_secrets(error, url, has_public_path=False)
+        _logger.warning("the webhook %s does not answer: %s", name, why)
         return False

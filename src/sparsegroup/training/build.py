@@ -558,7 +558,7 @@ class Config(Settings):
         No memory is taken for it.
         """
         try:
-            with torch.device("meta"), _Undrawn(), torch.random.fork_rng(devices=[]):
+            with torch.device("meta"), _Undrawn():
                 state = self.model.network(columns, self.objective.outputs).state_dict()
         except (ValueError, RuntimeError, OverflowError, TypeError) as error:
             raise SettingsError(f"model: {str(error).partition(chr(10))[0]}") from error
@@ -608,11 +608,20 @@ def read_config(path: Path | None, values: Mapping[str, Any], source: str = "val
     return config.with_keys(values, source)
 
 
+_DRAWING = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+"""The functions that a network's layers draw their first weights with. PyTorch passes a call of `nn.init` as a whole to
+a mode, which does not see the call of the tensor's method inside."""
+
+
 class _Undrawn(TorchFunctionMode):
     """In this thread weights are 0 instead of drawn. (On "meta" drawing would import torch.compile, for a second.)"""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0].zero_() if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func not in _DRAWING:
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            return (args[0] if args else kwargs["tensor"]).zero_()
 
 
 def start_network(network: nn.Module, log: Log, objective: Objective = LOGISTIC, *, base_rate: bool) -> None:

@@ -484,6 +484,6 @@ def load_model(folder: str | Path) -> ClickModel:
         RunError, CheckpointError: No complete run, or a damaged one.
     """
     run = RunFolder(find_run(folder))
-    model, _ = run.finished_config().build_for(run.columns(), device="cpu")
+    model, _ = run.finished_config().build_for(run.columns(), device="cpu", draws=False)
     load_checkpoint(run.last_checkpoint(), model, rng=False)
     return model.eval()

@@ -23,6 +23,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs as fs
 
+from sparsegroup.addresses import UNCLEAR, is_unclear, public_address, without_secrets
 from sparsegroup.artifact.folder import LONGEST_NAME
 from sparsegroup.data.keys import MOST_FIELDS
 from sparsegroup.data.local_files import LOCAL, check_name, on_disk
@@ -368,19 +369,14 @@ def paths_of(log: LogPaths) -> list[str]:
 def shown(log: LogPaths) -> str:
     """A log, for messages."""
     first, *others = paths_of(log)
-    return public_name(first) + (f" and {len(others):,} more" if others else "")
-
-
-def public_name(path: str) -> str:
-    """A path without the keys of a store."""
-    return re.sub(r"://[^/@:]+:[^/@]+@", "://", path)
+    return public_address(first) + (f" and {len(others):,} more" if others else "")
 
 
 def short_name(log: LogPaths) -> str:
     """A name for what is made of a log: that of its file, or of the folder of its files."""
     first, *others = paths_of(log)
-    uri = _uri(first)
-    place, path = ("", first) if uri is None else (uri[2].rpartition("@")[2], uri[3])
+    uri = _uri(public_address(first))
+    place, path = ("", first) if uri is None else (uri[2], uri[3])
     fixed, _ = _cut(path) if uri is not None or not os.path.lexists(path) else (path, [])
     name = Path(fixed).name
     if name in ("", "..") and uri is None:
@@ -394,7 +390,10 @@ def short_name(log: LogPaths) -> str:
 
 def is_same(log: LogPaths, other: LogPaths) -> bool:
     """Whether two logs are named by the same paths; on a disk, from any folder."""
-    ours, theirs = ([path if _uri(path) else os.path.realpath(path) for path in paths_of(one)] for one in (log, other))
+    ours, theirs = (
+        [public_address(path) if _uri(path) else os.path.realpath(path) for path in paths_of(one)]
+        for one in (log, other)
+    )
     return ours == theirs
 
 
@@ -450,25 +449,26 @@ def _files_that_are_at(path: str) -> list[RawFile]:
     if uri is None or uri[1] == "file":
         return _on_disk(path if uri is None else url2pathname(uri[3]))
     scheme, place, inner, query = uri.groups()
-    with _named(public_name(path)):
+    with _named(path):
         filesystem, root = open_filesystem(scheme, place, query)
         fixed, pattern = _cut(inner.rstrip("/"), "*[")  # a question mark begins the query
-        return _Tree(filesystem, root + fixed, public_name(f"{scheme}://{place}{fixed}")).files(
-            pattern, public_name(path)
-        )
+        source = public_address(f"{scheme}://{place}{fixed}")
+        return _Tree(filesystem, root + fixed, source).files(pattern, public_address(path))
 
 
 @contextmanager
 def _named(uri: str) -> Iterator[None]:
-    """Put the URI before a store's messages."""
+    """Put the URI, without its secrets, before a store's messages."""
+    name = public_address(uri)
     try:
         yield
     except ClickLogError:
         raise
     except FileNotFoundError as error:
-        raise FileNotFoundError(errno.ENOENT, "no such file", uri) from error
+        raise FileNotFoundError(errno.ENOENT, "no such file", name) from error
     except (OSError, ValueError, ImportError) as error:
-        raise ClickLogError(f"{uri}: {error}") from error
+        hint = f"; {UNCLEAR}" if is_unclear(uri) else ""
+        raise ClickLogError(f"{name}: {without_secrets(error, uri)}{hint}") from error
 
 
 def open_filesystem(scheme: str, place: str, query: str) -> tuple[fs.FileSystem, str]:
@@ -494,7 +494,7 @@ def _on_disk(path: str) -> list[RawFile]:
         return [raw_file(path)]
     fixed, pattern = (path, []) if os.path.lexists(path) else _cut(path)
     fixed = fixed.rstrip("/") or ("/" if fixed else "")
-    return _Tree(LOCAL, on_disk(fixed or os.curdir), fixed).files(pattern, path)
+    return _Tree(LOCAL, on_disk(fixed or os.curdir), fixed).files(pattern, public_address(path))
 
 
 def _cut(path: str, signs: str = _IN_PATTERNS) -> tuple[str, list[str]]:

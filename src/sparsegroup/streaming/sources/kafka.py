@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import polars as pl
 
+from sparsegroup.addresses import public_address, without_secrets
 from sparsegroup.data.raw.files import BadRow, LogPaths
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.errors import require
@@ -112,9 +114,10 @@ class KafkaSource(Source):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         require("kafka", "a source that reads Kafka")
-        self.name = f"kafka://{brokers}/{topic}"
+        self.name = public_address(f"kafka://{brokers}/{topic}")
         self._topic, self._lost = topic, checked_lost(lost, self.name)
         self._settings = {"bootstrap.servers": brokers, "group.id": group, **_SETTINGS, **(settings or {})}
+        self._address = f"{self.name}?{urlencode(settings or {})}"
         self._away, self._closed = Away(self.name, _logger), threading.Event()
         self._refusal: StreamError | None = None
         self._acknowledged: Mapping[str, int] | None = None  # a position whose offsets are to be written
@@ -140,7 +143,7 @@ class KafkaSource(Source):
         try:
             self._consumer = Consumer({**self._settings, "error_cb": self._note}, logger=_silent)
         except KafkaException as error:
-            raise StreamError(f"{self.name}: {error.args[0].str()}") from error
+            raise StreamError(f"{self.name}: {self._text_of(error.args[0])}") from error
         self._partitions, self._turns, self._look_at = partitions, deque(partitions), 0.0
         self._assign()
 
@@ -249,7 +252,7 @@ class KafkaSource(Source):
         found = set(topic.partitions) if topic is not None and topic.error is None else set()
         self._look_at = time.monotonic() + (_REFRESH if found else _PROBE)
         if topic is not None and topic.error is not None and topic.error.name() in _REFUSED:
-            self._refusal = StreamError(f"{self.name}: {topic.error.str()}")
+            self._refusal = StreamError(f"{self.name}: {self._text_of(topic.error)}")
         if new := sorted(found - self._partitions.keys()):
             self._partitions.update({number: _Partition() for number in new})
             self._turns.extend(new)
@@ -279,12 +282,15 @@ class KafkaSource(Source):
     def _note(self, error: Any, number: int | None = None, is_away: bool = False) -> None:
         """What an error means: waiting, rows that are lost, or that the broker refuses."""
         if error.name() in _REFUSED or error.fatal():
-            self._refusal = StreamError(f"{self.name}: {error.str()}")
+            self._refusal = StreamError(f"{self.name}: {self._text_of(error)}")
         elif error.name() in _OUT_OF_RANGE and number in self._partitions:
             self._check_range(number)
         elif is_away or error.name() == "_ALL_BROKERS_DOWN":
-            self._away.gone(error.str())
+            self._away.gone(self._text_of(error))
             self._look_at = min(self._look_at, time.monotonic() + _PROBE)
+
+    def _text_of(self, error: Any) -> str:
+        return without_secrets(error.str(), self._address)
 
     def _check_range(self, number: int, end: int | None = None) -> None:
         """What to do about a partition whose next message is not there, or from which none up to `end` arrives."""
@@ -352,7 +358,7 @@ class KafkaSource(Source):
             places = [self._place(int(number), offset) for number, offset in position.items()]
             self._consumer.commit(offsets=places, asynchronous=True)
         except KafkaException as error:
-            _logger.debug("%s: offsets were not written (%s)", self.name, error)
+            _logger.debug("%s: offsets were not written (%s)", self.name, self._text_of(error.args[0]))
 
     def stop(self) -> None:
         """See `Source.stop`."""

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack, get_type_hints
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
+from sparsegroup.addresses import UNCLEAR, is_unclear, public_address
 from sparsegroup.data.raw.files import paths_of
 from sparsegroup.streaming.sources.files import FilesSource
 from sparsegroup.streaming.sources.joined import JoinedSource
@@ -97,21 +98,22 @@ def _source(text: str | Sequence[str], options: dict[str, Any]) -> Source:
     if first != "-" and url is None:
         return FilesSource(paths if len(paths) > 1 else first, **_of(("sort", "settle"), options))
     if len(paths) > 1:
-        raise StreamError(f"{first}: only files can be several; give this source alone")
+        raise StreamError(f"{public_address(first)}: only files can be several; give this source alone")
     if url is None:
         return StdinSource()
+    name = public_address(first)
+    if is_unclear(first):
+        raise StreamError(f"{name}: the address is ambiguous; {UNCLEAR}")
     scheme, place, path, query = url.groups()
     try:
         wanted = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
     except ValueError:
-        raise StreamError(
-            f"{scheme}://{place}/{path}: {query!r} is no list of name=value with & between them"
-        ) from None
+        raise StreamError(f"{name}: the text after the ? is no list of name=value with & between them") from None
     found = {"lost": wanted.pop("lost", None)} | _of(("lost",), options)
     found = {name: value for name, value in found.items() if value is not None}
     if scheme == "kafka":
         if not place or not path:
-            raise StreamError(f"{first}: name a broker and a topic, as in kafka://broker:9092/topic")
+            raise StreamError(f"{name}: name a broker and a topic, as in kafka://broker:9092/topic")
         if "group" in wanted:
             found["group"] = wanted.pop("group")
         return KafkaSource(place, unquote(path), settings=wanted, **found)
@@ -119,9 +121,9 @@ def _source(text: str | Sequence[str], options: dict[str, Any]) -> Source:
     if "stream" in wanted:
         database, stream = path, wanted.pop("stream")
     if not stream:
-        raise StreamError(f"{scheme}://{place}/{path}: name a stream, as in redis://host:6379/0/stream")
-    rest = "&".join(f"{name}={value}" for name, value in wanted.items())
-    return RedisSource(f"{scheme}://{place}/{database or 0}" + (f"?{rest}" if rest else ""), unquote(stream), **found)
+        raise StreamError(f"{name}: name a stream, as in redis://host:6379/0/stream")
+    rest = f"?{urlencode(wanted)}" if wanted else ""
+    return RedisSource(f"{scheme}://{place}/{database or 0}{rest}", unquote(stream), **found)
 
 
 def _of(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:

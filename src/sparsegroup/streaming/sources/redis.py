@@ -1,7 +1,6 @@
 """Rows of a Redis stream, whose entries map columns to texts."""
 
 import logging
-import re
 import threading
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from sparsegroup.addresses import public_address, without_secrets
 from sparsegroup.data.raw.files import BadRow, LogPaths
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.errors import require
@@ -61,12 +61,13 @@ class RedisSource(Source):
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        self.name = f"{re.sub('://[^/@]*@', '://', url)}/{stream}"
+        self._url = url
+        self.name = f"{public_address(url).partition('?')[0]}/{stream}"
         self._stream, self._lost = stream, checked_lost(lost, self.name)
         try:
             self._client: Any = Redis.from_url(url, **{"protocol": 2, "retry": Retry(NoBackoff(), 0), **REDIS_TIMEOUTS})
         except ValueError as error:
-            raise StreamError(f"{self.name}: {error}") from error
+            raise StreamError(f"{self.name}: {without_secrets(error, self._url)}") from error
         self._away, self._closed = Away(self.name, _logger), threading.Event()
         self._id, self._rows, self._added = _BEGINNING, 0, 0
         self._fetched = _BEGINNING
@@ -183,12 +184,12 @@ class RedisSource(Source):
         try:
             reply = self._pipelined() if command == "pipeline" else getattr(self._client, command)(*arguments)
         except (exceptions.AuthenticationError, exceptions.AuthorizationError) as error:
-            raise StreamError(f"{self.name}: {error}") from error
+            raise StreamError(f"{self.name}: {without_secrets(error, self._url)}") from error
         except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-            self._away.gone(error)
+            self._away.gone(without_secrets(error, self._url))
             return None
         except exceptions.ResponseError as error:
-            raise StreamError(f"{self.name}: {error}") from error
+            raise StreamError(f"{self.name}: {without_secrets(error, self._url)}") from error
         self._away.back()
         return reply
 

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import time
 from typing import Any
 
+from sparsegroup.addresses import public_address, without_secrets
 from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.validation import shortened
 from sparsegroup.errors import RunError, require
@@ -52,6 +54,7 @@ class MLflowCallback(Callback):
     ) -> None:
         require("mlflow", type(self).__name__)
         self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
+        self._uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
         self.run_id: str | None = None
         self._in_folder = False
         self._client: Any = None
@@ -65,10 +68,11 @@ class MLflowCallback(Callback):
         self._in_folder = True
         record = folder / MLFLOW
         self._open(_recorded_run(record) if record.is_file() else None)
-        content = {"run_id": self.run_id, "experiment": self.experiment, "tracking_uri": self.tracking_uri}
+        uri = None if self.tracking_uri is None else public_address(self.tracking_uri)
+        content = {"run_id": self.run_id, "experiment": self.experiment, "tracking_uri": uri}
         write_atomically(record, lambda path: path.write_text(json.dumps(content, indent=1) + "\n"))
         params = [Param(name, str(value)) for name, value in flat_settings(config).items()]
-        with _warned("received the settings"):  # it refuses another value where a path, say, has changed
+        with self._warned("received the settings"):  # it refuses another value where a path, say, has changed
             for first in range(0, len(params), _AT_A_TIME):
                 self._client.log_batch(self.run_id, params=params[first : first + _AT_A_TIME])
 
@@ -94,7 +98,7 @@ class MLflowCallback(Callback):
             return
         self._log_waiting()
         if summary is not None:
-            with _warned("received the results of the run"):
+            with self._warned("received the results of the run"):
                 self._log_metrics(final_scalars(summary), summary.samples, round(1000 * time()))
                 for name in (CONFIG, SUMMARY, REPORT):
                     self._client.log_artifact(self.run_id, str(folder / name))
@@ -116,8 +120,9 @@ class MLflowCallback(Callback):
             self.run_id = before
             self._seen = {metric.step for metric in client.get_metric_history(before, "progressive/feature_rate")}
         except (MlflowException, OSError) as error:
-            where = "" if self.tracking_uri is None else f" at {self.tracking_uri}"
-            raise RunError(f"MLflow{where}, experiment {self.experiment!r}: {error}") from error
+            where = f" at {public_address(self._uri)}" if self._uri else ""
+            why = without_secrets(error, self._uri)
+            raise RunError(f"MLflow{where}, experiment {self.experiment!r}: {why}") from error
 
     def _log_metrics(self, figures: dict[str, float], samples: int, when: int) -> None:
         from mlflow.entities import Metric
@@ -129,26 +134,25 @@ class MLflowCallback(Callback):
         while self._waiting:
             point, when = self._waiting[0]
             figures = {f"progressive/{name}": value for name, value in scalars(point).items()}
-            with _warned(f"yet received the last {len(self._waiting)} points"):
+            with self._warned(f"yet received the last {len(self._waiting)} points"):
                 self._log_metrics(figures, point.samples, when)
                 self._waiting.pop(0)
                 continue
             return
 
     def _end(self, status: str) -> None:
-        with _warned("received the end of the run"):
+        with self._warned("received the end of the run"):
             self._client.set_terminated(self.run_id, status)
 
+    @contextmanager
+    def _warned(self, what: str) -> Iterator[None]:
+        """Log an error of a server that fails as a warning."""
+        from mlflow.exceptions import MlflowException
 
-@contextmanager
-def _warned(what: str) -> Iterator[None]:
-    """A server that fails is a warning."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except (MlflowException, OSError) as error:
-        _logger.warning("MLflow has not %s: %s", what, error)
+        try:
+            yield
+        except (MlflowException, OSError) as error:
+            _logger.warning("MLflow has not %s: %s", what, without_secrets(error, self._uri))
 
 
 def _recorded_run(record: Path) -> str:
