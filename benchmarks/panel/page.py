@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib import style
 from matplotlib.figure import Figure
-from matplotlib.ticker import MultipleLocator
+from matplotlib.ticker import FixedLocator
 
 from panel.baselines import BASELINES
 from panel.contest import CALIBRATION, FEATURE_RATE, MARGIN, OURS, verdict_of
@@ -143,12 +143,17 @@ _MARKERS = {
     "vw": "v",
     "FTRL-Proximal": "D",
 }
-_FAR = 0.03
-"""What is further ahead or behind is drawn at the edge."""
+_LINEAR = 0.01
+"""Differences up to here are drawn in proportion, larger ones by their logarithms."""
 
 
 def plot_contest(results: Mapping[str, Any], path: Path) -> None:
-    """Write a picture of logs with baselines; in each metric, right is better and 0 the best baseline."""
+    """Write the picture of `contest_figure`."""
+    contest_figure(results).savefig(path)
+
+
+def contest_figure(results: Mapping[str, Any]) -> Figure:
+    """Return a picture of logs with baselines; in each metric, right is better and 0 the best baseline."""
     logs = [name for name, entry in results.items() if "differences" in entry and not name.endswith(", Parquet")]
     with style.context(["default", STYLE]):
         figure = Figure((9, 1.3 + 0.42 * len(logs)), dpi=100, layout="constrained", facecolor="white")
@@ -161,7 +166,7 @@ def plot_contest(results: Mapping[str, Any], path: Path) -> None:
                 for method, value in values.items():
                     ours = method == OURS
                     ax.plot(
-                        min(max(value - best, -_FAR), _FAR),
+                        value - best,
                         row,
                         "o" if ours else _MARKERS[method],
                         color=COLOURS["orange"] if ours else INK,
@@ -173,13 +178,16 @@ def plot_contest(results: Mapping[str, Any], path: Path) -> None:
                         clip_on=False,
                     )
             ax.axvline(0, color=INK, linewidth=0.8)
-            ax.set_xlim(-_FAR, _FAR)
-            ax.xaxis.set_major_locator(MultipleLocator(0.01))
-            ax.set_xlabel("AUC − best baseline's" if metric == "auc" else "best baseline's log loss − log loss")
+            ax.set_xscale("symlog", linthresh=_LINEAR)
+            ax.xaxis.set_major_locator(FixedLocator([-1, -0.1, -0.01, 0, 0.01, 0.1, 1]))
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.minorticks_off()
+            what = "AUC − best baseline's" if metric == "auc" else "best baseline's log loss − log loss"
+            ax.set_xlabel(f"{what}\nlogarithmic beyond ±{_LINEAR}")
         axes[0].set_yticks(range(len(logs)), [_named(name, results[name]) for name in logs])
         axes[0].set_ylim(len(logs) - 0.5, -0.5)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-        figure.savefig(path)
+        return figure
 
 
 def _named(name: str, entry: Mapping[str, Any]) -> str:

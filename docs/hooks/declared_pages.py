@@ -7,6 +7,7 @@ from typing import Any
 from typer.main import get_command
 
 from sparsegroup.cli import app
+from sparsegroup.cli.app import load_command
 from sparsegroup.settings.declared import DECLARED
 
 SETTINGS, COMMANDS = "<!-- settings -->", "<!-- commands -->"
@@ -39,7 +40,7 @@ def command_tables() -> str:
     context = group.make_context("sparsegroup", [], resilient_parsing=True)
     lines = list[str]()
     for name in group.list_commands(context):
-        command = group.get_command(context, name)
+        command = load_command(name)
         inside = command.make_context(name, [], parent=context, resilient_parsing=True)
         lines += ["", f"## {name}", "", *_paragraphs(command.help or ""), ""]
         lines += ["```", command.get_usage(inside).removeprefix("Usage: "), "```"]

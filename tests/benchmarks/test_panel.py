@@ -20,6 +20,9 @@ from panel.contest import OURS, contest, verdict_of
 from panel.linear import BETA, Chosen, Design, passes_of, tail_of
 from panel.logs import PanelLog, read
 from panel.ours import OwnRun
+from panel.page import contest_figure
+
+ROOT = Path(__file__).parents[2]
 
 
 def typed_log(path: Path, rows: int = 3_000) -> Path:
@@ -166,6 +169,20 @@ def test_the_command_writes_the_page_and_its_figures(log: PanelLog, tmp_path: Pa
     page = (tmp_path / "report" / "index.md").read_text()
     assert f"| log | {difference:+.4f} ± {entry['differences']['auc']['error']:.4f} (logistic regression) |" in page
     assert "300 test rows" in page
+
+
+def test_the_picture_shows_every_difference_where_it_is() -> None:
+    results = json.loads((ROOT / "docs/results/out-of-the-box/results.json").read_text())
+    figure = contest_figure(results)
+    figure.draw_without_rendering()
+    for ax, metric, sign in zip(figure.axes, ("auc", "log_loss"), (1, -1), strict=True):
+        drawn = {(line.get_ydata()[0], line.get_xdata()[0]) for line in ax.get_lines() if line.get_marker() != "None"}
+        left, right = ax.get_xlim()
+        assert all(left <= x <= right for _, x in drawn)
+        for row, entry in enumerate(one for name, one in results.items() if not name.endswith(", Parquet")):
+            values = {name: sign * one[metric] for name, one in entry["methods"].items()}
+            best = max(value for name, value in values.items() if name != OURS)
+            assert {(row, value - best) for value in values.values()} <= drawn
 
 
 def test_defaults_are_varied_one_setting_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sparsegroup.cli.app import COMMANDS, load_command
 from sparsegroup_paper.equal_bytes.ours import VARIANTS
 
 ROOT = Path(__file__).parents[2]
@@ -52,9 +53,29 @@ def test_an_example_runs_as_printed(code: str) -> None:
     exec(compile(code, "example", "exec"), {"__name__": "__main__"})
 
 
-def test_the_readme_example_keeps_the_features_that_matter(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", doc("README"), flags=re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})
+def test_every_printed_command_has_the_options_that_it_is_printed_with() -> None:
+    unknown = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for block in re.findall(r"```.*?```", page.read_text(), flags=re.DOTALL):
+            for name, rest in re.findall(r"\bsparsegroup (\w+)((?:[^\n#]|(?<=\\)\n|\n +[\[-])*)", block):
+                if name in COMMANDS:
+                    known = {
+                        one
+                        for parameter in load_command(name).params
+                        for one in (*parameter.opts, *parameter.secondary_opts)
+                    }
+                    unknown += [
+                        (page.name, name, one)
+                        for one in re.findall(r"(?<![\w-])--[a-z][\w-]*", rest)
+                        if one not in known
+                    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", ["README", "index"])
+def test_the_first_example_keeps_the_features_that_matter(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", doc(page), flags=re.DOTALL)
+    exec(compile(code, page, "exec"), {})
     printed = re.fullmatch(r"loss ([\d.]+), feature rate ([\d.]+)\n", capsys.readouterr().out)
     assert printed is not None
     assert float(printed[1]) < 0.2

@@ -10,9 +10,11 @@ import xxhash
 from markdown import markdown
 from mkdocs.exceptions import PluginError
 
+from declared_pages import EVERYWHERE, command_tables
 from mathml import on_page_content
 from public_api import BESIDES, PACKAGE, ROOMS, first_line, inherited_members, public_rooms
 from reference_pages import INDEX, index_page, name_page, on_config
+from sparsegroup.cli.app import COMMANDS, load_command
 from sparsegroup.data.keys import keys_of
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +64,30 @@ def test_every_public_name_has_a_docstring_that_begins_with_a_sentence(rooms, pa
     definitions = {room.path: room.summary for room in rooms}
     definitions |= {path: first_line(public.definition) for path, public in pages.items()}
     assert [path for path, line in definitions.items() if not line.endswith(".")] == []
+
+
+def test_every_docstring_is_parsed_without_a_warning(rooms, pages, caplog):
+    options = {"warn_unknown_params": False, "warn_missing_types": False}
+    definitions = [public.definition for public in pages.values()]
+    members = [member for one in definitions if one.is_class for member in one.members.values() if not member.is_alias]
+    for definition in (*definitions, *members):
+        if definition.docstring:
+            definition.docstring.parse("google", **options)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_the_page_of_commands_shows_every_argument_and_option():
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", command_tables(), re.MULTILINE | re.DOTALL))
+    assert sections.keys() == COMMANDS.keys()
+    for name, section in sections.items():
+        for parameter in load_command(name).params:
+            if parameter.name not in EVERYWHERE:
+                shown = (
+                    parameter.opts[-1]
+                    if parameter.opts[0].startswith("-")
+                    else parameter.metavar or parameter.name.upper()
+                )
+                assert f"`{shown}" in section or f" {shown}" in section, (name, shown)
 
 
 def test_members_of_a_base_without_a_page_are_on_the_page_of_the_class(rooms, pages):

@@ -13,6 +13,7 @@ import pytest
 
 from cli_cases import summary_of
 from command import Run
+from over import over
 from sparsegroup.data.synthetic import TypedClicks
 
 ROOT = Path(__file__).parents[2]
@@ -55,12 +56,14 @@ def test_the_tutorial_prints_the_rows_that_it_has_written(tmp_path: Path) -> Non
     assert frame.write_csv(datetime_format="%Y-%m-%dT%H:%M:%S") == printed
 
 
-def test_the_commands_of_the_readme_begin_commands_of_the_tutorial() -> None:
-    longer = list(commands_in(ROOT / "docs" / "tutorial.md"))
-    (*setting_up, synthesize, train, export, predict) = commands_in(ROOT / "README.md")
-    assert {words[0] for words in setting_up} == {"make", "pip"}
-    for words in (synthesize, train, export, predict):
-        assert any(words == other[: len(words)] for other in longer), words
+@over("page", ["README.md", "docs/index.md"])
+def test_the_commands_of_a_first_page_begin_commands_of_the_tutorial_in_its_order(page: str) -> None:
+    longer = iter(commands_in(ROOT / "docs" / "tutorial.md"))
+    commands = list(commands_in(ROOT / page))
+    assert {words[0] for words in commands} <= {"make", "pip", "sparsegroup"}
+    for words in commands:
+        if words[0] == "sparsegroup":
+            assert any(words == other[: len(words)] for other in longer), words
 
 
 def test_a_stranger_gets_from_a_csv_to_a_served_model(tmp_path: Path, run: Run) -> None:

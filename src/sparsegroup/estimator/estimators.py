@@ -185,8 +185,8 @@ class Regressor(RegressorMixin, NetworkEstimator):  # type: ignore[misc]
     `sparsegroup.objectives`, by its name, as a mapping such as `{"name": "quantile", "alpha": 0.9}`, or as an object.
 
     Attributes:
-        columns_, config_, feature_rate_, feature_importances_, history_, trials_, model_, optimizer_, n_features_in_,
-            feature_names_in_: See `Classifier`.
+        columns_, config_, feature_rate_, feature_importances_, history_, trials_: See `Classifier`.
+        model_, optimizer_, n_features_in_, feature_names_in_: See `Classifier`.
 
     Examples:
         >>> import polars as pl
