@@ -1,6 +1,5 @@
 """Small sound files of every format that the package reads, how each is read wholly, and damages of them."""
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_cases import SCHEMA, compress
-from sparsegroup.artifact.manifest import digest, facts_of
+from forgery import seal_file
 from sparsegroup.data import PreparedLog, open_log, prepare
 from sparsegroup.data.log import Log
 from sparsegroup.data.prepared_log import MANIFEST
@@ -136,13 +135,12 @@ def _prepared(folder: Path) -> list[Sound]:
     source.write_bytes(arrow_bytes(typed_table()))
     prepare([source], folder / "log")
     part = folder / "log" / "part-00000.parquet"
-    manifest = json.loads((part.parent / MANIFEST).read_text())
+    manifest = (part.parent / MANIFEST).read_bytes()
 
     def read(path: Path, draw: random.Random) -> None:
         if draw.random() < 0.8:  # the manifest says that it has to be so
-            manifest["files"][path.name] = {"bytes": path.stat().st_size, "xxh3_64": facts_of(path).xxh3_64}
-            content = {name: value for name, value in manifest.items() if name != "checksum"}
-            (path.parent / MANIFEST).write_text(json.dumps({**content, "checksum": digest(content)}))
+            (path.parent / MANIFEST).write_bytes(manifest)
+            seal_file(path.parent / MANIFEST, path.name)
         _pass_over(PreparedLog(path.parent))
 
     return [Sound(part, part.read_bytes(), read, text=False)]

@@ -13,8 +13,10 @@ from attack_driver import attack
 from damaged_logs import FORMATS, arrow_bytes, typed_table
 
 from data_cases import written
+from forgery import seal_file
 from over import over
 from sparsegroup.data import PreparedLog, open_log, prepare
+from sparsegroup.data.prepared_log import MANIFEST
 from sparsegroup.errors import ClickLogError
 
 WHOLE = 10_000
@@ -103,9 +105,11 @@ def test_a_part_of_a_prepared_log_with_another_column_is_refused(
     column: pa.Array | None, said: str, tmp_path: Path
 ) -> None:
     prepare([written(tmp_path / "log.csv", "label,a\n0,x\n1,y\n")], tmp_path / "log", columns="categorical")
-    log, part = PreparedLog(tmp_path / "log"), tmp_path / "log" / "part-00000.parquet"
+    part = tmp_path / "log" / "part-00000.parquet"
     table = pq.read_table(part).drop_columns("a")
     pq.write_table(table if column is None else table.append_column("a", column), part)
+    seal_file(part.with_name(MANIFEST), part.name)
+    log = PreparedLog(tmp_path / "log")
     with pytest.raises(ClickLogError, match=rf"part-00000.parquet: damaged \({said}\)"):
         list(log.batches(0, 2, 2))
 

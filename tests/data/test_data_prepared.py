@@ -5,7 +5,7 @@ import itertools
 import json
 import lzma
 import multiprocessing
-import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +28,7 @@ from data_cases import (
     written,
 )
 from sparsegroup.data import ClickLogError, Log, PreparedLog, preparation, prepare
-from sparsegroup.data.prepared_log import MANIFEST
+from sparsegroup.data.prepared_log import MANIFEST, UNFINISHED
 from sparsegroup.data.schema import LogFormat
 
 
@@ -94,7 +94,7 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
 
         return wrapped
 
-    monkeypatch.setattr("sparsegroup.artifact.folder.os.fsync", wrap(os.fsync))
+    monkeypatch.setattr("sparsegroup.artifact.folder.os.fsync", wrap(lambda descriptor: None))
     monkeypatch.setattr(Path, "replace", wrap(Path.replace))
     monkeypatch.setattr(Path, "unlink", wrap(Path.unlink))
 
@@ -126,7 +126,7 @@ def test_a_run_cut_off_at_any_moment_goes_on_to_the_same_folder(
     expected = content_of(tmp_path / "whole")
     assert set(expected) == {MANIFEST, "vocabulary.parquet", *whole.manifest.parts}
     assert whole.manifest.train_rows * 2 == whole.manifest.rows
-    for moment in itertools.chain(range(1, 25), itertools.count(25, 4)):  # the later parts are written as the first
+    for moment in itertools.chain(range(1, 34), itertools.count(35, 9)):  # the later parts are written as the first
         folder = tmp_path / f"cut{moment}"
         with monkeypatch.context() as patch:
             cut_at(patch, moment)
@@ -167,7 +167,7 @@ def test_a_run_cut_off_again_and_again_comes_to_its_end(
     while log is None:
         runs += 1
         with monkeypatch.context() as patch:
-            cut_at(patch, 9)
+            cut_at(patch, 40)
             with suppress(Cut):
                 log, _ = prepare([path], tmp_path / "out", chunk_bytes=700)
     assert runs > 3
@@ -180,7 +180,7 @@ def test_a_finished_folder_is_left_alone_and_of_an_unfinished_one_no_row_is_read
 ) -> None:
     folder, seen = tmp_path / "out", list[preparation.PreparationProgress]()
     unfinished(path, folder, monkeypatch)
-    written_rows = sum(pq.read_metadata(part).num_rows for part in folder.glob("part-*.parquet"))
+    written_rows = sum(UNFINISHED.read(folder).parts.values())
     with pytest.raises(ClickLogError, match=r"unfinished.*run the same `prepare` again"):
         PreparedLog(folder)
     log, _ = prepare([path], folder, CSV, chunk_bytes=500, on_progress=seen.append)
@@ -200,7 +200,7 @@ def test_a_finished_folder_is_left_alone_and_of_an_unfinished_one_no_row_is_read
 def unfinished(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "PART_CHUNKS", 1)
-        cut_at(patch, 20)
+        cut_at(patch, 60)
         with pytest.raises(Cut):
             prepare([path], folder, CSV, chunk_bytes=500)
 
@@ -236,15 +236,50 @@ def test_a_folder_with_damaged_or_missing_parts_is_refused(
     folder = tmp_path / "out"
     unfinished(path, folder, monkeypatch)
     part = folder / "part-00001.parquet"
-    whole, other = part.read_bytes(), io.BytesIO()
+    whole, other, flipped = part.read_bytes(), io.BytesIO(), bytearray(part.read_bytes())
     pl.DataFrame({"a": [1]}).write_parquet(other)
-    for damaged in (whole[:-10], b"", b"PAR1", other.getvalue()):
+    flipped[len(flipped) // 3] ^= 4
+    for damaged in (whole[:-10], b"", b"PAR1", other.getvalue(), bytes(flipped)):
         part.write_bytes(damaged)
-        with pytest.raises(ClickLogError, match=r"part-00001.parquet: not a part of a prepared log"):
+        with pytest.raises(ClickLogError, match=r"part-00001.parquet: damaged"):
             prepare([path], folder, CSV, chunk_bytes=500)
     part.unlink()
-    with pytest.raises(ClickLogError, match="parts of a prepared log are missing"):
+    with pytest.raises(ClickLogError, match=r"part-00001.parquet: missing"):
         prepare([path], folder, CSV, chunk_bytes=500)
+
+
+def test_files_that_prepare_has_not_written_are_left_alone(path: Path, tmp_path: Path) -> None:
+    """A folder of Spark's has files of the same names."""
+    for name in ("part-00000.parquet", "notes.txt"):
+        (folder := tmp_path / name).mkdir()
+        written(folder / name, "mine")
+        with pytest.raises(ClickLogError, match=rf"holds {name}, of no unfinished prepared log; give an empty folder"):
+            prepare([path], folder, CSV)
+        assert content_of(folder) == {name: b"mine"}
+
+
+def test_a_flipped_bit_anywhere_in_a_prepared_log_is_named_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "PART_CHUNKS", 2)
+    lines = [f"{i % 2},v{i % 7},日{i % 3},{i}.5,{i},t{i % 4}|t{i % 9}" for i in range(200)]
+    source = written(tmp_path / "log.csv", "\n".join(["label,a,b,n,ts,tags", *lines]))
+    folder = tmp_path / "out"
+    log, _ = prepare([source], folder, vocabulary=True, chunk_bytes=2000)
+    keys = rows_of(log).keys.flatten().numpy()
+
+    def content(log: PreparedLog) -> Any:
+        return rows_of(log), log.chunk_starts(), log.values_of(keys, 0)
+
+    content(PreparedLog(folder))
+    generator = random.Random(0)
+    for path in sorted(folder.iterdir()) * 25:
+        whole = path.read_bytes()
+        place, bit = generator.randrange(len(whole)), 1 << generator.randrange(8)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        with pytest.raises(ClickLogError, match=rf"{path.name}: .*damaged"):
+            content(PreparedLog(folder))
+        path.write_bytes(whole)
 
 
 def test_a_damaged_prepared_log_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
-from sparsegroup.artifact.manifest import digest, facts_of
+from sparsegroup.artifact.manifest import digest, facts_of, spans_of
 from sparsegroup.serving.manifest import ExportManifest
 
 Document = Any
@@ -118,6 +118,11 @@ def seal_file(manifest: Path, name: str) -> None:
             return {key: renewed(item) for key, item in content.items()}
         return [renewed(item) for item in content] if isinstance(content, list) else content
 
+    spans = document.get("spans", {})
+    if name in spans:  # of a part of a prepared log: as many as before, that end as these if they can
+        size = facts["bytes"]
+        ends = [*(min(span["end"], size) for span in spans[name][:-1]), size]
+        spans[name] = [vars(span) for span in spans_of(manifest.parent / name, ends)]
     write_sealed(manifest, renewed(document))
 
 

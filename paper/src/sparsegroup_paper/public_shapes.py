@@ -23,7 +23,7 @@ from sparsegroup.artifact.manifest import facts_of
 from sparsegroup.data.batches import LABEL
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.local_files import arrow_of, check_name, parquet_writer
-from sparsegroup.data.prepared_log import PREPARED_LOG, LogManifest, PreparedLog, count_features
+from sparsegroup.data.prepared_log import PREPARED_LOG, LogManifest, PreparedLog, count_features, spans_of_part
 from sparsegroup.data.synthetic import (
     BLOCK,
     DAY,
@@ -178,6 +178,7 @@ def synthesize(
                 train_rows=train_rows,
                 positives=positives,
                 parts=files,
+                spans={name: spans_of_part(folder / name) for name in files},
                 files={name: facts_of(folder / name) for name in files},
                 features={name: (everything[name], training[name]) for name in fields},
                 hash="none",

@@ -39,18 +39,29 @@ def on_disk(path: str | Path) -> str:
     return os.path.join(os.curdir, path)  # an absolute one is unchanged
 
 
-def parquet_file(path: Path) -> pq.ParquetFile:
-    """The file at `path`, to be closed.
-
-    Raises:
-        OSError, pyarrow.ArrowException: It is missing or damaged.
-    """
-    return pq.ParquetFile(on_disk(path), filesystem=LOCAL)
+def open_local(path: Path) -> pa.NativeFile:
+    """Return the file at `path`, open to read at any place, to be closed; OSError if it is missing."""
+    return LOCAL.open_input_file(on_disk(path))
 
 
 def parquet_metadata(path: Path) -> pq.FileMetaData:
-    """The footer of the file at `path`; raises as `parquet_file`."""
+    """Return the footer of the file at `path`; OSError or pyarrow.ArrowException if it is missing or damaged."""
     return pq.read_metadata(on_disk(path), filesystem=LOCAL)
+
+
+def parquet_ends(path: Path) -> list[int]:
+    """Return the bytes of a Parquet file of pyarrow's at which its row groups and its footer end.
+
+    The first row group includes the beginning of the file, so that the parts cover all of it.
+    """
+    metadata = parquet_metadata(path)
+    begins = []
+    for group in range(1, metadata.num_row_groups):
+        first = metadata.row_group(group).column(0)
+        begins.append(first.dictionary_page_offset or first.data_page_offset)
+    size = path.stat().st_size
+    footer = size - 8 - metadata.serialized_size  # behind it are its length and the signature
+    return [*begins, *([footer] if metadata.num_row_groups else []), size]
 
 
 def parquet_writer(path: Path, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:

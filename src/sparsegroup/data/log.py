@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sparsegroup.artifact.manifest import FileFacts, check_file
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import HASH, Int64s
 from sparsegroup.data.kinds import ColumnFinding
 from sparsegroup.data.local_files import names_of
 from sparsegroup.data.schema import LogSchema
+from sparsegroup.errors import ClickLogError
 
 Float64s = npt.NDArray[np.float64]
 
@@ -58,6 +60,7 @@ class Log(ABC):
             `open_log(path, schema=log.described)`. None without a schema file.
         findings: Why the columns are that, if it was inferred.
         vocabulary: Parquet file of key, field and value, if there is one.
+        vocabulary_facts: Size and digest of the vocabulary, if they were recorded.
 
     Examples:
         >>> from sparsegroup.data.batches import Batch
@@ -93,6 +96,7 @@ class Log(ABC):
     described: Mapping[str, Any] | None = None
     findings: tuple[ColumnFinding, ...] = ()
     vocabulary: Path | None = None
+    vocabulary_facts: FileFacts | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -119,9 +123,15 @@ class Log(ABC):
         A log without a vocabulary is read up to about row `most_rows` for it. Raises ClickLogError if the vocabulary is
         damaged.
         """
-        if self.vocabulary is None or not len(keys):
+        if not len(keys) or (vocabulary := self.checked_vocabulary()) is None:
             return {}
-        return names_of(self.vocabulary, keys)
+        return names_of(vocabulary, keys)
+
+    def checked_vocabulary(self) -> Path | None:
+        """Return the vocabulary; ClickLogError if its bytes are not those that were written."""
+        if self.vocabulary is not None and self.vocabulary_facts is not None:
+            check_file(self.vocabulary, self.vocabulary_facts, ClickLogError)
+        return self.vocabulary
 
     def sample(self, rows: int) -> tuple[Float64s, Float64s, torch.Tensor]:
         """Labels `[n]`, weights `[n]` and numbers `[n, numbers]` of the first training rows, at most `rows` of them.

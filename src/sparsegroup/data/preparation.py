@@ -1,6 +1,5 @@
 """`prepare`: a raw log of any size into a prepared folder, in bounded memory; it resumes where it was cut off."""
 
-import json
 import logging
 import os
 from collections import Counter
@@ -15,19 +14,28 @@ import polars as pl
 import pyarrow as pa
 
 from sparsegroup.artifact.folder import write_atomically
-from sparsegroup.artifact.manifest import facts_of
+from sparsegroup.artifact.manifest import FileFacts, FileSpan, facts_of
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Batch
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.local_files import (
     arrow_of,
     check_name,
-    parquet_metadata,
     parquet_writer,
     scan_parquet,
     write_parquet,
 )
 from sparsegroup.data.open import FormatOptions, raw_log_files
-from sparsegroup.data.prepared_log import PART_META, PREPARED_LOG, VOCABULARY, LogManifest, PreparedLog, count_features
+from sparsegroup.data.prepared_log import (
+    PART_METADATA,
+    PREPARED_LOG,
+    UNFINISHED,
+    VOCABULARY,
+    LogManifest,
+    PreparedLog,
+    UnfinishedManifest,
+    count_features,
+    spans_of_part,
+)
 from sparsegroup.data.raw.encode import EncodedRows, ReadRange, encoded_chunks, whole_files
 from sparsegroup.data.raw.files import BadRows, Chunk, LogPaths, paths_of, shown, shown_bad_rows, source_of
 from sparsegroup.data.raw.raw_log import RowCount
@@ -141,8 +149,7 @@ def prepare(
         done = PreparedLog(folder)
         if dict(done.manifest.source) != source:
             raise ClickLogError(f"{folder}: holds another log, or one read in another way; give an empty folder")
-        for left_over in folder.glob("vocabulary-*.parquet"):  # a run was cut off just before it was through with them
-            left_over.unlink()
+        _remove_leftovers(folder)  # a run was cut off just before it was through with them
         done.verify()
         return done, []
     parts = _Parts(folder, log, source)
@@ -182,6 +189,8 @@ def prepare(
 class _Parts:
     """The files of a prepared log, as they are written; the files of an interrupted run are continued.
 
+    `unfinished.json` is written before the first part and after each, so that all other files are known to be ours.
+
     Attributes:
         state: How far reading has come, at the end of the last part.
         rows: Name of each part → its rows.
@@ -189,49 +198,58 @@ class _Parts:
 
     def __init__(self, folder: Path, log: LogFormat, source: dict[str, Any]) -> None:
         self.folder, self.log, self.source = folder, log, source
-        self.state, self.rows = _State(), dict[str, int]()
-        for path in sorted(folder.glob("part-*.parquet")):
-            try:
-                metadata = parquet_metadata(path)
-                content = json.loads(metadata.metadata[PART_META])
-            except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-                raise ClickLogError(f"{path}: not a part of a prepared log ({error}); give an empty folder") from error
-            if content["source"] != source:
+        self.state, self.rows, self._spans = _State(), dict[str, int](), dict[str, tuple[FileSpan, ...]]()
+        self._files = dict[str, FileFacts]()
+        if UNFINISHED.is_in(folder):
+            before = UNFINISHED.read(folder)
+            if before.source != source:
                 raise ClickLogError(
                     f"{folder}: holds parts of another log, or one read in another way; give an empty folder"
                 )
-            self.state, self.rows[path.name] = _State(**content["state"]), metadata.num_rows
-        if self.state.rows != sum(self.rows.values()):
-            raise ClickLogError(f"{folder}: parts of a prepared log are missing; give an empty folder")
-        others = sorted(
-            path.name for path in folder.iterdir() if not path.name.startswith((".", "part-", "vocabulary-"))
+            before.check_files(folder, ClickLogError)
+            self.state, self.rows = _State(**before.state), dict(before.parts)
+            self._spans, self._files = dict(before.spans), dict(before.files)
+        elif others := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
+            raise ClickLogError(f"{folder}: holds {others[0]}, of no unfinished prepared log; give an empty folder")
+        else:
+            self._note()
+        for left_behind in (
+            *folder.glob(".*.tmp"),
+            *folder.glob("part-*.parquet"),
+            *folder.glob("vocabulary-*.parquet"),
+        ):
+            if left_behind.name not in self._files:
+                left_behind.unlink()
+
+    def _note(self) -> None:
+        """Write how far this has come."""
+        state, source = vars(self.state), self.source
+        UNFINISHED.write(
+            self.folder,
+            UnfinishedManifest(parts=self.rows, spans=self._spans, files=self._files, source=source, state=state),
         )
-        if others and not self.rows:
-            raise ClickLogError(
-                f"{folder}: holds {others[0]}, which is no part of a prepared log; give an empty folder"
-            )
-        for left_behind in folder.glob(".*.tmp"):
-            left_behind.unlink()
 
     def write(self, held: list[EncodedRows]) -> None:
         """A part of these rows, with how far reading has come, and their vocabulary if they kept their values."""
         held = [encoded for encoded in held if len(encoded.batch)]
         if not held:
             return
-        name = f"part-{len(self.rows):05}.parquet"
-        content = json.dumps({"state": vars(self.state), "source": self.source})
-        schema = self.log.schema.with_metadata({PART_META: content.encode()})
+        name, schema = f"part-{len(self.rows):05}.parquet", self.log.schema.with_metadata(PART_METADATA)
+        path, vocabulary = self.folder / name, self._vocabulary(name)
 
-        def write(path: Path) -> None:
-            with parquet_writer(path, schema, compression="lz4") as writer:
+        def write(temporary: Path) -> None:
+            with parquet_writer(temporary, schema, compression="lz4") as writer:
                 for encoded in held:
                     writer.write_batch(_record_batch(encoded.batch, self.log, schema))
 
         if held[0].raw is not None:
             words = pl.concat(encoded.named_keys(self.log, self.log.fields) for encoded in held).unique("key").lazy()
-            write_atomically(self._vocabulary(name), partial(write_parquet, rows=words))
-        write_atomically(self.folder / name, write)
+            write_atomically(vocabulary, partial(write_parquet, rows=words))
+            self._files[vocabulary.name] = facts_of(vocabulary)
+        write_atomically(path, write)
+        self._files[name], self._spans[name] = facts_of(path), spans_of_part(path)
         self.rows[name] = sum(len(encoded.batch) for encoded in held)
+        self._note()
 
     def complete(self, train_rows: int, vocabulary: bool) -> None:
         """Join the vocabularies of the parts, and write the manifest, which makes the folder whole."""
@@ -252,7 +270,9 @@ class _Parts:
             train_rows=train_rows,
             positives=state.positives,
             parts=self.rows,
-            files={name: facts_of(self.folder / name) for name in (*self.rows, *([VOCABULARY] if vocabulary else []))},
+            spans=self._spans,
+            files={name: self._files[name] for name in self.rows}
+            | ({VOCABULARY: facts_of(self.folder / VOCABULARY)} if vocabulary else {}),
             features={name: (in_all[name], in_training[name]) for name in log.fields},
             hash=HASH,
             source=self.source,
@@ -265,11 +285,16 @@ class _Parts:
             tasks=tuple(str(one) for one in log.readers) if log.tasks else (),
         )
         PREPARED_LOG.write(self.folder, manifest)
-        for part in vocabularies:
-            part.unlink()
+        _remove_leftovers(self.folder)
 
     def _vocabulary(self, part: str) -> Path:
         return self.folder / part.replace("part", "vocabulary")
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a complete prepared log does not need."""
+    for left_over in (*folder.glob("vocabulary-*.parquet"), folder / UNFINISHED.file):
+        left_over.unlink(missing_ok=True)
 
 
 def _record_batch(batch: Batch, log: LogFormat, schema: pa.Schema) -> pa.RecordBatch:

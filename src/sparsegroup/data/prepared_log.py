@@ -15,11 +15,11 @@ import torch
 from pyarrow import parquet
 from torch import Tensor
 
-from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest, check_size
+from sparsegroup.artifact.manifest import FileName, FileSpan, FolderFormat, Manifest, check_size, check_span, spans_of
 from sparsegroup.artifact.validation import Count, Flag
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Bags, Batch, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.local_files import parquet_file, parquet_metadata, scan_parquet
+from sparsegroup.data.local_files import open_local, parquet_ends, parquet_metadata, scan_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.data.raw.files import identity_of
 from sparsegroup.data.schema import LogSchema
@@ -29,7 +29,48 @@ MANIFEST = "log.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogManifest(Manifest):
+class PartsManifest(Manifest):
+    """The parts of a prepared log.
+
+    Attributes:
+        parts: Name of each file of rows, in order → its rows.
+        spans: Name of each file of rows → the digests of its row groups and of its footer, which are compared when
+            they are read.
+        source: What it was made of and how; a folder made of something else cannot be completed.
+    """
+
+    parts: Mapping[FileName, Count]
+    spans: Mapping[FileName, tuple[FileSpan, ...]]
+    source: Mapping[str, Any]
+
+    def check(self) -> None:
+        """See `Manifest.check`."""
+        if missing := self.parts.keys() - self.files.keys():
+            raise ValueError(f"parts.{min(missing)}: is not among the files")
+        if self.spans.keys() != self.parts.keys():
+            raise ValueError("spans: are not those of the parts")
+        for name, spans in self.spans.items():
+            ends = [0, *(span.end for span in spans)]
+            if sorted(set(ends)) != ends or ends[-1] != self.files[name].bytes:
+                raise ValueError(f"spans.{name}: do not cover its {self.files[name].bytes:,} bytes")
+        files = self.source.get("files", [])
+        if not isinstance(files, list) or not all(isinstance(one, list) and len(one) >= 2 for one in files):
+            raise ValueError("source.files: names and sizes are expected")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedManifest(PartsManifest):
+    """The parts that an unfinished `prepare` has written.
+
+    Attributes:
+        state: How far reading had come.
+    """
+
+    state: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogManifest(PartsManifest):
     """What a prepared folder holds.
 
     Attributes:
@@ -40,10 +81,8 @@ class LogManifest(Manifest):
         rows: Number of rows.
         train_rows: Number of training rows, which come first; the others are the test set.
         positives: Number of rows with label 1.
-        parts: Name of each file of rows, in order → its rows.
         features: Field → distinct values, in all rows and in the training rows.
         hash: Name of the hash that keys are made with.
-        source: What it was made of and how; a folder made of something else cannot be completed.
         bad_rows: Reason → rows left out.
         weighted: Whether the rows have weights.
         timed: Whether the rows have times.
@@ -59,10 +98,8 @@ class LogManifest(Manifest):
     rows: Count
     train_rows: Count
     positives: Count
-    parts: Mapping[FileName, Count]
     features: Mapping[str, tuple[Count, Count]]
     hash: str
-    source: Mapping[str, Any]
     bad_rows: Mapping[str, Count] = field(default_factory=dict)
     weighted: Flag = False
     timed: Flag = False
@@ -73,6 +110,7 @@ class LogManifest(Manifest):
 
     def check(self) -> None:
         """See `Manifest.check`."""
+        super().check()
         LogSchema(self.fields, self.lists, self.numbers, self.hash).check()
         if self.features.keys() != set(self.fields):
             raise ValueError("features: are not those of the fields")
@@ -84,11 +122,6 @@ class LogManifest(Manifest):
                 raise ValueError(f"{name}: {getattr(self, name):,} of {self.rows:,} rows")
         if sum(self.parts.values()) != self.rows:
             raise ValueError(f"parts: have {sum(self.parts.values()):,} rows, and not {self.rows:,}")
-        if missing := self.parts.keys() - self.files.keys():
-            raise ValueError(f"parts.{min(missing)}: is not among the files")
-        files = self.source.get("files", [])
-        if not isinstance(files, list) or not all(isinstance(one, list) and len(one) >= 2 for one in files):
-            raise ValueError("source.files: names and sizes are expected")
 
 
 PREPARED_LOG = FolderFormat(
@@ -101,10 +134,20 @@ PREPARED_LOG = FolderFormat(
 )
 """The format of prepared logs."""
 
+UNFINISHED = FolderFormat(
+    name="unfinished prepared log",
+    file="unfinished.json",
+    version=1,
+    manifest=UnfinishedManifest,
+    error=ClickLogError,
+    missing="no unfinished log",
+)
+"""The format of folders that `prepare` has not completed."""
+
 VOCABULARY = "vocabulary.parquet"
 
-PART_META = b"sparsegroup"
-"""Key of a part's Parquet metadata: the log that it is of, and how far that had been read."""
+PART_METADATA = {b"sparsegroup": b"part of a prepared log"}
+"""Parquet metadata of a part, which distinguishes it from a file of a raw log if the manifest is lost."""
 
 
 class PreparedLog(Log):
@@ -119,7 +162,7 @@ class PreparedLog(Log):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not PREPARED_LOG.is_in(self.folder) and is_prepared_folder(self.folder):
+        if not PREPARED_LOG.is_in(self.folder) and UNFINISHED.is_in(self.folder):
             what = f"an unfinished prepared log; run the same `prepare` again ({PREPARED_LOG.file} is missing)"
             raise ClickLogError(f"{self.folder}: {what}", "prepare")
         manifest = self.manifest = PREPARED_LOG.read(self.folder)
@@ -132,8 +175,9 @@ class PreparedLog(Log):
         self.bad_rows, self.columns = manifest.bad_rows, manifest.columns
         self.identity = identity_of(manifest.source)
         self._encoded = self.schema.encoded(weighted=self.weighted, binary=manifest.binary, tasks=len(manifest.tasks))
+        self.vocabulary_facts = manifest.files.get(VOCABULARY)
         vocabulary = self.folder / VOCABULARY
-        self.vocabulary = vocabulary if vocabulary.exists() else None
+        self.vocabulary = vocabulary if self.vocabulary_facts is not None and vocabulary.exists() else None
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -155,28 +199,22 @@ class PreparedLog(Log):
         """See `Log.chunk_starts`: the row groups; raises as `batches`."""
         starts, position = list[int](), 0
         for name, count in self.manifest.parts.items():
-            with self._part(name, count) as file:
-                groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-            starts += accumulate(groups[:-1], initial=position)
+            with self._part(name) as part:
+                starts += accumulate(part.groups[:-1], initial=position)
             position += count
         return np.array(starts, np.int64)
 
     @contextmanager
-    def _part(self, name: str, rows: int) -> Iterator[parquet.ParquetFile]:
-        """A part, open; ClickLogError unless it has the rows and columns that the manifest says."""
-        path = self.folder / name
+    def _part(self, name: str) -> Iterator["_Part"]:
+        """Open a part; ClickLogError unless it is as it was written."""
+        path, manifest = self.folder / name, self.manifest
         try:
-            with parquet_file(path) as file:
-                if file.metadata.num_rows != rows:
-                    raise ClickLogError(f"{path}: damaged ({file.metadata.num_rows:,} rows, {MANIFEST} says {rows:,})")
-                schema = file.schema_arrow
-                for column in self._encoded:
-                    if schema.names.count(column.name) != 1 or schema.field(column.name).type != column.type:
-                        what = f"{MANIFEST} names a column {column.name!r} of {column.type}, not there"
-                        raise ClickLogError(f"{path}: damaged ({what})")
-                yield file
+            with open_local(path) as stream:
+                yield _Part(stream, manifest.spans[name], manifest.parts[name], self._encoded)
         except (OSError, pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
             raise ClickLogError(f"{path}: missing or damaged ({error})") from error
+        except _DamagedError as error:
+            raise ClickLogError(f"{path}: damaged ({error})") from error
 
     def _row_groups(self, start: int, stop: int) -> Iterator[Batch]:
         """Rows within the log, a row group at a time."""
@@ -185,22 +223,12 @@ class PreparedLog(Log):
             if not (position < stop and start < position + count):
                 position += count
                 continue
-            with self._part(name, count) as file:
-                for group in range(file.num_row_groups):
-                    rows = file.metadata.row_group(group).num_rows
+            with self._part(name) as part:
+                for group, rows in enumerate(part.groups):
                     first, end = max(start - position, 0), min(stop - position, rows)
                     if first < end:
-                        table = self._checked(file.read_row_group(group, use_threads=False), self.folder / name)
-                        yield self._batch(table.slice(first, end - first))
+                        yield self._batch(part.read(group).slice(first, end - first))
                     position += rows
-
-    def _checked(self, table: pa.Table, path: Path) -> pa.Table:
-        """The columns that a batch is made of, without missing values."""
-        table = table.select(self._encoded.names)
-        table.validate(full=True)
-        if gone := [name for name in table.schema.names if table.column(name).null_count]:
-            raise ClickLogError(f"{path}: damaged (column {gone[0]!r} lacks values)")
-        return table
 
     def _labels(self, table: pa.Table) -> Tensor:
         values = table.column(LABEL).combine_chunks()
@@ -229,19 +257,66 @@ class PreparedLog(Log):
         )
 
 
+class _DamagedError(Exception):
+    """A part is not as it was written; the message says where."""
+
+
+class _Part:
+    """An open part: its bytes are compared with their digests before they are parsed.
+
+    Attributes:
+        groups: Number of rows of each row group.
+    """
+
+    def __init__(self, stream: pa.NativeFile, spans: Sequence[FileSpan], rows: int, schema: pa.Schema) -> None:
+        self._stream, self._spans, self._schema = stream, spans, schema
+        if stream.size() != spans[-1].end:
+            raise _DamagedError(f"{stream.size():,} bytes, {spans[-1].end:,} were written")
+        self._check(len(spans) - 1)
+        self._file = parquet.ParquetFile(stream)
+        metadata, found = self._file.metadata, self._file.schema_arrow
+        self.groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        if (sum(self.groups), len(self.groups)) != (rows, len(spans) - 1):
+            found_there = f"{sum(self.groups):,} rows in {len(self.groups)} row groups"
+            raise _DamagedError(f"{found_there}, {MANIFEST} says {rows:,} in {len(spans) - 1}")
+        for column in schema:
+            if found.names.count(column.name) != 1 or found.field(column.name).type != column.type:
+                raise _DamagedError(f"{MANIFEST} names a column {column.name!r} of {column.type}, not there")
+
+    def read(self, group: int) -> pa.Table:
+        """Return the columns of a row group that a batch is made of."""
+        self._check(group)
+        table = self._file.read_row_group(group, use_threads=False).select(self._schema.names)
+        table.validate(full=True)
+        if gone := [name for name in table.schema.names if table.column(name).null_count]:
+            raise _DamagedError(f"column {gone[0]!r} lacks values")
+        return table
+
+    def _check(self, span: int) -> None:
+        try:
+            check_span(self._stream.read_at, self._spans, span)
+        except ValueError as error:
+            raise _DamagedError(str(error)) from None
+
+
 def _bags(column: pa.ListArray) -> Bags:
     offsets = np.from_dlpack(column.offsets).astype(np.int64)
     keys = np.from_dlpack(column.values)[offsets[0] : offsets[-1]]  # a slice of an array keeps all its values
     return Bags(torch.from_numpy(keys.copy()), torch.from_numpy(offsets - offsets[0]))
 
 
+def spans_of_part(path: Path) -> tuple[FileSpan, ...]:
+    """Return the digests of the row groups and of the footer of a part."""
+    return spans_of(path, parquet_ends(path))
+
+
 def is_prepared_folder(folder: Path) -> bool:
     """Whether a folder holds a prepared log, or what `prepare` has written of one."""
-    if PREPARED_LOG.is_in(folder):
+    if PREPARED_LOG.is_in(folder) or UNFINISHED.is_in(folder):
         return True
     try:
         first = next(folder.glob("part-*.parquet"), None)
-        return first is not None and PART_META in (parquet_metadata(first).metadata or {})
+        return first is not None and PART_METADATA.keys() <= (parquet_metadata(first).metadata or {}).keys()
     except (OSError, pa.ArrowException):
         return False
 

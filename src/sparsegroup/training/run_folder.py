@@ -280,7 +280,7 @@ class RunFolder:
         from sparsegroup.reporting.page import render_report  # not before the end
 
         self.write_history(history)
-        if (vocabulary := log.vocabulary) is not None:
+        if (vocabulary := log.checked_vocabulary()) is not None:
             write_atomically(self.path / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
         write_names(named, self.path / NAMES)
         self._write_text(REPORT, render_report(config.effective(log.train_rows), history, summary))
