@@ -94,6 +94,17 @@ def test_a_file_has_at_most_700_lines():
     assert_none([f"{name}: {lines} lines" for name, lines in lengths.items() if lines > 700])
 
 
+def test_workflows_have_few_rights_and_actions_that_nobody_can_replace():
+    found = []
+    for file in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        text = file.read_text(encoding="utf-8")
+        if not re.search(r"^permissions: \{contents: read\}$", text, re.MULTILINE):
+            found.append(f"{file.name}: no `permissions: {{contents: read}}` for all jobs")
+        used = re.findall(r"uses: (\S+)", text)
+        found += [f"{file.name}: {one} by a tag" for one in used if not re.search(r"@[0-9a-f]{40}$", one)]
+    assert_none(found)
+
+
 def test_every_room_has_its_floor():
     rooms = {room_of(file) for file in SOURCES} - {"__init__", "__main__"}
     assert rooms <= FLOOR.keys(), sorted(rooms - FLOOR.keys())

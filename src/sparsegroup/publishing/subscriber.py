@@ -109,20 +109,19 @@ class Subscriber:
 
     def _read(self, wanted: Release, way: Sequence[Release], have: Served | None) -> Served:
         export, onnx = (None, None) if have is None else (have.export, have.onnx)
-        with self._place() as place:
-            for release in way:
-                folder = self.destination.fetch(release, Path(place))
-                if release.kind == "export":
-                    export, onnx = read_export(folder), _graph_in(folder)
-                else:
-                    assert export is not None
-                    export = apply(export, folder)
-                if export.manifest.id != release.id:
-                    raise PublishError(f"{folder}: damaged (it holds {export.manifest.id}, not {release.id})")
+        if not way:
             assert export is not None
-            if way:
-                export = _in_memory(export)
-        return Served(wanted, export, onnx)
+            return Served(wanted, export, onnx)
+        with self._place() as place:
+            folders = [self.destination.fetch(release, Path(place)) for release in way]
+            if way[0].kind == "export":
+                export, onnx = read_export(folders[0]), _graph_in(folders[0])
+                del folders[0]
+            assert export is not None
+            export = apply(export, *folders)
+            if export.manifest.id != wanted.id:
+                raise PublishError(f"{export.folder}: damaged (it holds {export.manifest.id}, not {wanted.id})")
+            return Served(wanted, _in_memory(export), onnx)
 
     def _place(self) -> AbstractContextManager[str | Path]:
         if self.cache is None:

@@ -1,6 +1,5 @@
 """A model as a server has it: onnxruntime's session, PyTorch's model to check and explain by, the reader of rows."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from sparsegroup.server.rows import BadRowsError, BadValue, Row, RowReader, form
 from sparsegroup.serving.explanation import explain
 from sparsegroup.serving.exporting import TOLERANCE, keys_of, random_batches
 from sparsegroup.serving.frozen_model import ServingModel, frozen_copy, load_other_weights
-from sparsegroup.serving.manifest import ONNX
+from sparsegroup.serving.manifest import ONNX, settings_of_answers
 from sparsegroup.serving.onnx import graph_of, require_onnx, save_onnx, session_for, structure_in
 from sparsegroup.serving.opening import Export
 from sparsegroup.serving.rows import ExportError
@@ -214,34 +213,15 @@ class LoadedModel:
 
 
 def _are_alike(one: Export, other: Export) -> bool:
-    """Whether the exports have the same columns, settings of the model, and tables."""
-    ours, theirs = (export.manifest for export in (one, other))
-    sizes = [
-        {name: (rows.dim, rows.vectors.dtype, rows.bits is None) for name, rows in export.tables.items()}
-        for export in (one, other)
-    ]
-    parts = [
-        {name: value for name, value in dict(manifest.config or {}).items() if name in ("model", "training", "data")}
-        for manifest in (ours, theirs)
-    ]
-    shapes = [{name: tensor.shape for name, tensor in export.network.items()} for export in (one, other)]
-    same_config = json.dumps(_of_the_model(parts[0])) == json.dumps(_of_the_model(parts[1]))
-    return same_config and ours.columns == theirs.columns and sizes[0] == sizes[1] and shapes[0] == shapes[1]
+    """Return whether two exports differ in rows and weights only."""
 
+    def form(export: Export) -> list[Any]:
+        manifest = export.manifest
+        tables = {name: (rows.dim, rows.vectors.dtype, rows.bits is None) for name, rows in export.tables.items()}
+        network = {name: tensor.shape for name, tensor in export.network.items()}
+        return [manifest.columns, settings_of_answers(manifest.config or {}), tables, network]
 
-_OF_THE_FORMAT = (
-    "dataset", "schema", "columns", "label", "labels", "exclude", "weight", "criteo_numbers", "avazu_hour",
-)  # fmt: skip
-_OF_THE_OBJECTIVE = ("objective", "group", "tasks", "task_weights", "classes", "label_scale")
-
-
-def _of_the_model(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what a model computes of a row."""
-    return {
-        "model": config.get("model"),
-        "data": {name: config.get("data", {}).get(name) for name in _OF_THE_FORMAT},
-        "training": {name: config.get("training", {}).get(name) for name in _OF_THE_OBJECTIVE},
-    }
+    return form(one) == form(other)
 
 
 def _stacked(found: Tensor | tuple[Tensor, ...]) -> Tensor:

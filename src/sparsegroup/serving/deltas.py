@@ -109,14 +109,13 @@ def apply_deltas(
         overwrite: Replace an existing export.
 
     Raises:
-        ExportError: As `export_trained`; a delta that is damaged or does not follow its predecessor; an export
-            of another module. Nothing is written.
+        ExportError: As `export_trained`; a delta that is damaged, does not follow its predecessor, or leads to other
+            rows than it describes; an export of another module. Nothing is written.
     """
     check_free(Path(out), overwrite)
     result = read_export(base)
     result.columns_and_config()
-    for delta in deltas:
-        result = apply(result, Path(delta))
+    result = apply(result, *map(Path, deltas))
     manifest = replace(result.manifest, kind="export", parent=None, changes=None)
     check_request(manifest.columns_and_config()[0], formats, test)
     draft = Draft(manifest, result.tables, result.model(), result.vocabularies)

@@ -95,9 +95,17 @@ def other_weights(frozen: nn.Module) -> dict[str, Tensor]:
 
 
 def load_other_weights(frozen: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Set the weights that `other_weights` gives."""
-    if differing := sorted(weights.keys() ^ other_weights(frozen).keys()):
+    """Set the weights that `other_weights` returns.
+
+    Raises:
+        ExportError: A weight is missing or unknown, or has another shape or dtype.
+    """
+    known = other_weights(frozen)
+    if differing := sorted(weights.keys() ^ known.keys()):
         raise ExportError(f"of the weights {differing[0]} is in one of the two only")
+    for name, values in weights.items():
+        if values.dtype != known[name].dtype:
+            raise ExportError(f"{name} must be {known[name].dtype}, got {values.dtype}")
     try:
         frozen.load_state_dict(weights, strict=False)
     except RuntimeError as error:
@@ -188,7 +196,10 @@ class ServingModel(nn.Module):
         }
 
     def structure(self) -> str:
-        """A hash of all that determines the operators of the ONNX file: not the weights, nor the numbers of rows."""
+        """Return a hash of all that determines the operators and constants of the ONNX file.
+
+        The weights and the numbers of rows have no part in the hash.
+        """
         tables = {name: module for name, module in self.named_modules() if isinstance(module, FrozenTable)}
         modules = {
             name: [type(module).__name__, tables[name].structure if name in tables else _plain(vars(module))]
@@ -196,7 +207,7 @@ class ServingModel(nn.Module):
             if not any(name.startswith(f"{table}.") for table in tables)
         }
         weights = {name: [str(value.dtype), list(value.shape)] for name, value in other_weights(self).items()}
-        return digest([asdict(self.columns), str(self.model.objective), modules, weights])
+        return digest([asdict(self.columns), self.model.objective.plain, modules, weights])
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, str]:

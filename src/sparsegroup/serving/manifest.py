@@ -1,6 +1,6 @@
 """`manifest.json`: the content of an export. It is written last; a folder without it is no export."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -154,8 +154,9 @@ class DeltaCounts:
 class ExportManifest(Manifest):
     """What an export or a delta holds.
 
-    Its id is XXH3_64 over what the model computes: format of the vectors, columns, network and the content's checksums.
-    A delta has the id of the export that it leads to; its parent is the export or delta that it is applied to.
+    Its id is XXH3_64 over all that determines a prediction: the formats of vectors and keys, the tables' dimensions and
+    pooling, the columns, the settings (see `settings_of_answers`), the signature, and the checksums of the content. A
+    delta has the id of the export that it leads to; its parent is the export or delta that it is applied to.
 
     An export of a trained model has columns and settings, and one table, or several with `model.dims`; that of another
     module has a signature instead, unless it was not traced.
@@ -250,7 +251,9 @@ class ExportManifest(Manifest):
             rows = {table.file for table in self.tables.values()}
         if missing := sorted({*rows, NETWORK} - self.files.keys()):
             raise ValueError(f"files: {missing[0]} is missing")
-        if not is_delta and self.content != content_of(self.tables, self.files):
+        if self.content.network != self.files[NETWORK] or (
+            not is_delta and self.content != content_of(self.tables, self.files)
+        ):
             raise ValueError("content: is not that of the files")
         if self.columns is not None:
             if self.config is None:
@@ -280,7 +283,7 @@ class ExportManifest(Manifest):
         return columns, checked(Config, self.config, "config")
 
     def expected_id(self) -> str:
-        """`id` as it follows from the rest."""
+        """Return the id that follows from the other attributes."""
         content: Plain = {
             "dtype": self.dtype,
             "keys": self.keys,
@@ -289,8 +292,30 @@ class ExportManifest(Manifest):
             "content": asdict(self.content),
         }
         if self.columns is not None:
-            content |= {"columns": dict(self.columns), "model": (self.config or {})["model"]}
+            content |= {"columns": dict(self.columns), "config": settings_of_answers(self.config or {})}
         return digest(content)
+
+
+_WITHOUT_EFFECT: Mapping[str, Collection[str] | None] = {
+    "optimizer": None,
+    "checkpoint": None,
+    "tracking": None,
+    "data": ("log", "test"),
+}
+"""Sections of settings, or some of a section's settings, that no prediction of a trained model depends on."""
+
+
+def settings_of_answers(config: Mapping[str, Any]) -> Plain:
+    """Return the settings that may change a prediction: all except those of training only, and the places of logs.
+
+    A new setting is among them unless it is listed as one without effect, so that a change is never overlooked.
+    """
+    found: Plain = {}
+    for section, settings in config.items():
+        omitted = _WITHOUT_EFFECT.get(section, ())
+        if omitted is not None:
+            found[section] = {name: value for name, value in settings.items() if name not in omitted}
+    return found
 
 
 def content_of(tables: Mapping[str, ExportedTable], files: Mapping[FileName, FileFacts]) -> ExportContent:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.artifact.manifest import chain_of
-from sparsegroup.artifact.tensor_file import read_tensors
+from sparsegroup.artifact.tensor_file import facts_of_tensors, read_tensors
 from sparsegroup.checkpoint import load_checkpoint
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.checkpoint.manifest import MANIFEST as CHECKPOINT
@@ -118,25 +118,34 @@ def read_export(folder: str | Path) -> Export:
         tables[name] = load_embeddings(folder / table.file, table.dim, manifest.dtype, manifest.keys)
         _check_count(folder, f"tables.{name}.live_rows", table.live_rows, len(tables[name]))
     vocabularies = (folder / VOCABULARY,) if VOCABULARY in manifest.files else ()
-    export = Export(folder, manifest, tables, read_tensors(folder / NETWORK, ExportError), vocabularies)
+    export = Export(folder, manifest, tables, _read_network(folder), vocabularies)
     for delta, manifest in deltas:
         export = _applied(export, delta, manifest)
-    return export
+    return _checked(export)
 
 
-def apply(export: Export, folder: Path) -> Export:
-    """The result of a delta on an export, in memory."""
-    manifest = read_manifest(folder)
-    if manifest.parent is None:
-        raise ExportError(f"{folder}: a whole export, no delta")
-    if manifest.parent.id != export.manifest.id:
-        raise ExportError(
-            f"{folder}: follows export {manifest.parent.id}, not {export.manifest.id}, which {export.folder} leads to"
-        )
-    return _applied(export, folder, manifest)
+def apply(export: Export, *folders: Path) -> Export:
+    """Return the export that deltas lead to, one after the other, in memory.
+
+    Raises:
+        ExportError: A folder is no delta, does not follow the one before it, is damaged, or leads to other rows than
+            its manifest describes.
+    """
+    for folder in folders:
+        manifest = read_manifest(folder)
+        if manifest.parent is None:
+            raise ExportError(f"{folder}: a whole export, no delta")
+        if manifest.parent.id != export.manifest.id:
+            raise ExportError(
+                f"{folder}: follows export {manifest.parent.id}, not {export.manifest.id}, which {export.folder} "
+                "leads to"
+            )
+        export = _applied(export, folder, manifest)
+    return _checked(export)
 
 
 def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
+    """Return the result of a delta, whose rows `_checked` compares with the manifest."""
     manifest.check_files(folder, ExportError)
     before = export.manifest
     for field, ours, theirs in (
@@ -165,7 +174,31 @@ def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
     ):
         _check_count(folder, field, recorded, found)
     vocabularies = export.vocabularies + ((folder / VOCABULARY,) if VOCABULARY in manifest.files else ())
-    return Export(folder, manifest, merged, read_tensors(folder / NETWORK, ExportError), vocabularies)
+    return Export(folder, manifest, merged, _read_network(folder), vocabularies)
+
+
+def _checked(export: Export) -> Export:
+    """Return the export; raise ExportError if a delta's rows have other digests than its manifest and so its id.
+
+    The digests of a whole export's files have been checked before.
+    """
+    if export.manifest.kind == "delta":
+        for name, recorded in export.manifest.content.tables.items():
+            if facts_of_tensors(export.tables[name].tensors()) != recorded:
+                raise ExportError(
+                    f"{export.folder / MANIFEST}: damaged (content.tables.{name}: the delta leads to other rows)"
+                )
+    return export
+
+
+def _read_network(folder: Path) -> dict[str, Tensor]:
+    """Read the weights outside of tables; a buffer may hold infinite values, such as a mask's, but no NaN."""
+    path = folder / NETWORK
+    weights = read_tensors(path, ExportError)
+    for name, values in weights.items():
+        if bool(values.isnan().any()):
+            raise ExportError(f"{path}: {name} holds values that are not numbers; export an earlier checkpoint")
+    return weights
 
 
 def _read_change(folder: Path, table: str, dim: int, manifest: ExportManifest) -> Difference:

@@ -363,6 +363,8 @@ def load_embeddings(path: Path, dim: int, dtype: Dtype, keys: KeyFormat = "full"
     def check_vectors(name: str, scale: str, length: int) -> None:
         fits = tensors[name].dtype == TORCH_DTYPES[dtype] and tensors[name].shape == (length, width)
         check(name, f"{str(TORCH_DTYPES[dtype]).removeprefix('torch.')} [{length}, {width}]", fits)
+        if not all_finite(tensors[name]):
+            raise ExportError(f"{path}: {name} holds values that are not finite; export an earlier checkpoint")
         if scale in tensors:
             check(scale, f"uint8 [{length}]", is_list(scale, torch.uint8, length))
 
@@ -448,6 +450,11 @@ def merge(old: Embeddings, change: Difference) -> Embeddings:
         scale = joined(rows.scale, upserts.scale)
     keys, vectors = joined(rows.keys, upserts.keys), joined(rows.vectors, upserts.vectors)
     return replace(upserts, keys=keys, vectors=vectors, scale=scale)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Return whether no element is NaN or infinite, without a copy of the tensor."""
+    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
 
 
 def has_same_bits(one: Embeddings, other: Embeddings) -> bool:
