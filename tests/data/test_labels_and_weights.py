@@ -1,6 +1,8 @@
 """Labels that are made of a column, weights of rows, and test sets that begin at a time."""
 
 import json
+import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from command import Run
@@ -18,6 +22,8 @@ from sparsegroup.data import ClickLogError, Log, LogOptionError, PreparedLog, op
 from sparsegroup.data.kinds import NUMBERS, Label
 from sparsegroup.data.open import FormatOptions
 from sparsegroup.data.schema import LogFormat, read_schema, write_schema
+from sparsegroup.objectives import Objective
+from sparsegroup.training import Config
 
 
 def labels_of(log: Log) -> list[float]:
@@ -58,6 +64,111 @@ def test_numbers_are_labels_and_names_of_columns_come_first() -> None:
     assert Label.of("a/b", ["a/b"]).tries is None
     with pytest.raises(LogOptionError, match="`label` 'r>high': > compares with a number, got 'high'"):
         Label.of("r>high", ["r"])
+
+
+@over(
+    ("texts", "expected"),
+    [
+        (["0.00", "1.00", " 1", "1e0", "2", "-1", ""], [0, 1, 1, 1, None, None, None]),
+        (["Y", "n", "TRUE", "f", "yes", "maybe", None], [1, 0, 1, 0, 1, None, None]),
+    ],
+)
+def test_labels_are_0_and_1_in_every_spelling(texts: list[str], expected: list[int | None]) -> None:
+    assert Label("x").read(pl.Series(texts)).to_list() == expected
+
+
+def advised(values: list[str], path: Path) -> str | None:
+    """The label that the error about a column of these labels proposes; None if they are labels."""
+    pl.DataFrame({"label": values, "u": [f"u{i % 7}" for i in range(len(values))]}).write_csv(path)
+    try:
+        open_log(path)
+    except ClickLogError as error:
+        return re.findall(r"`label` '(.*?)'", str(error))[0]
+    return None
+
+
+@over(
+    ("values", "expected"),
+    [
+        (["-1", "+1", "-1"] * 200, "label==1"),
+        (["1", "2", "1"] * 200, "label==2"),
+        (["none", "click", "none"] * 200, "label==click"),
+        (["-1", "1"] * 200, "label==1"),
+        ([str(i % 5 + 1) for i in range(600)], "label>=4"),
+        (["0.00", "1.00"] * 200, None),
+    ],
+)
+def test_other_labels_get_a_comparison_that_tells_them_apart(
+    values: list[str], expected: str | None, tmp_path: Path
+) -> None:
+    assert advised(values, tmp_path / "log.csv") == expected
+    if expected is not None:
+        assert {*labels_of(open_log(tmp_path / "log.csv", label=expected))} == {0, 1}
+
+
+@settings(max_examples=40)
+@given(
+    numbers=st.lists(st.integers(-3, 6), min_size=2, max_size=5, unique=True),
+    draw=st.randoms(use_true_random=False),
+)
+def test_advice_about_labels_never_makes_all_of_them_alike(
+    numbers: list[int], draw: random.Random, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("advice") / "log.csv"
+    values = [*numbers, *draw.choices(numbers, k=100)]
+    try:
+        proposed = advised([str(one) for one in values], path)
+    except IndexError:  # a bad row, if most are labels
+        return
+    if proposed is not None:
+        assert {*labels_of(open_log(path, label=proposed))} == {0, 1}
+
+
+NUMBERS_ONLY = [name for name in Objective.known if str(Objective.of(name).labels).startswith(NUMBERS)]
+
+
+@pytest.mark.parametrize("name", [*NUMBERS_ONLY])
+@given(numbers=st.lists(st.floats(width=32) | st.sampled_from([0.0, 1.0, -0.0, -1e-30, 1.5]), min_size=1))
+def test_a_log_takes_the_labels_that_its_objective_takes(name: str, numbers: list[float]) -> None:
+    objective = Objective.of(name)
+    read = Label("x", objective.labels).read(pl.Series([repr(one) for one in numbers])).is_not_null().to_list()
+    assert read == objective.are_labels(torch.tensor(numbers, dtype=torch.float32)).tolist()
+
+
+@over(
+    ("objective", "wrong", "problem"),
+    [
+        ("poisson", "-3", "finite number >= 0"),
+        ("tweedie", "-0.5", "finite number >= 0"),
+        ("gamma", "0", "finite number > 0"),
+        ("binomial", "1.5", "finite number >= 0, <= 1"),
+        ("squared", "inf", "finite number"),
+    ],
+)
+def test_a_label_out_of_an_objectives_range_is_a_bad_row(
+    objective: str, wrong: str, problem: str, tmp_path: Path
+) -> None:
+    rows = [f"{wrong if i == 200 else i % 2 * 0.5 + 0.25},u{i % 5}" for i in range(400)]
+    path = written(tmp_path / "log.csv", "\n".join(["count,user", *rows]) + "\n")
+    options = Config.of(label="count", objective=objective).format_options
+    with pytest.raises(ClickLogError, match=rf"log\.csv:202: label 'count' must be a {problem}: 'count={wrong}'"):
+        open_log(path, **options)
+    assert len(open_log(path, on_bad_row="skip", max_bad=0.05, **options)) == 399
+
+
+def test_the_error_about_a_row_without_a_label_says_how_many_more_there_are(tmp_path: Path) -> None:
+    rows = [f"{'' if i % 2 else i % 4 // 2},u{i % 5}" for i in range(400)]
+    path = written(tmp_path / "log.csv", "\n".join(["label,user", *rows]) + "\n")
+    with pytest.raises(ClickLogError, match=r"log\.csv:3: .*no label.*199 more of the 400 rows"):
+        open_log(path)
+
+
+def test_labels_that_are_all_the_same_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(tmp_path / "log.csv", "\n".join(["label,user", *(f"1,u{i % 5}" for i in range(200))]) + "\n")
+    assert "all 200 rows have the label 1" in " ".join(open_log(path).notes)
+    assert not open_log(path, whole=True).notes
+    prepare([path], tmp_path / "prepared")
+    assert "all 200 rows have the label 1" in caplog.text
 
 
 @over(
@@ -115,7 +226,7 @@ def test_labels_are_the_same_in_a_log_a_prepared_one_and_with_a_schema(
 @over(
     ("options", "message"),
     [
-        ({}, r"'rating' has numbers such as 2, 3, 4: compare it, as in .label. 'rating>"),
+        ({}, r"'rating' has numbers such as 1, 2, 3: compare it, as in .label. 'rating>=4'"),
         ({"labels": list("1234")}, r"csv:6: label 'rating' must be one of the classes 1, 2, 3, 4: 'rating=5'"),
         ({"labels": ["1"]}, r"2 to 1000 different classes are expected, got 1 class"),
         ({"labels": "colors"}, r"`labels` is binary, numbers, classes, or a list of these, got 'colors'"),

@@ -107,6 +107,14 @@ def test_a_model_too_good_to_be_true_is_told_which_column_knows_the_label() -> N
     assert assessed(logits, None, labels, [], FrameLog(frame, labels, columns=kinds)).warnings == ()
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_test_rows_of_one_label_are_warned_of(label: int) -> None:
+    logits = drawn(2_000)[0]
+    found = assessed(logits, logits, np.full(2_000, float(label)), [POINT])
+    assert np.isnan(found.test.auc)
+    assert any(f"have the label {label}" in warning for warning in found.warnings)
+
+
 def test_noise_alone_seldom_makes_a_model_lose() -> None:
     losses = 0
     for seed in range(60):

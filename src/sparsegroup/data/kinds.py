@@ -75,11 +75,8 @@ EXCEPT = " except "
 BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), "1") | dict.fromkeys(("false", "no", "f", "n", "0"), "0")
 """Spelling in lower case → what is hashed."""
 
-SPELLED_LABELS = {"0": "0", "0.0": "0", "false": "0", "no": "0", "1": "1", "1.0": "1", "true": "1", "yes": "1"}
-"""Label in lower case → 0 or 1."""
-
 NUMBERS = "numbers"
-"""Rule of a label that is any finite number."""
+"""Rule of a label that is any finite number; bounds may follow: `numbers > 0`, `numbers >= 0 <= 1`."""
 
 CLASSES = "classes"
 """Rule of a label that is one of several classes, followed by their texts as a JSON array."""
@@ -105,7 +102,7 @@ class Label:
 
     Attributes:
         column: The column.
-        rule: "" for 0 or 1, as `SPELLED_LABELS` spells them; `NUMBERS` for finite numbers; `CLASSES` with their texts,
+        rule: "" for 0 or 1, or a spelling of `BOOLEANS`; `NUMBERS` for finite numbers; `CLASSES` with their texts,
             whose numbers from 0 the labels are; a comparison, such as ">=4" or "==click": the label is 1 where it
             holds, and texts are compared by == and != alone; or "/tries" with the column of as many tries as a row has:
             the label is the share of them that the column counts, and the row weighs as many times more.
@@ -203,7 +200,7 @@ class Label:
     @property
     def is_binary(self) -> bool:
         """Whether all labels are 0 or 1."""
-        return self.rule != NUMBERS and not self.rule.startswith((CLASSES, "/"))
+        return not self.rule.startswith((NUMBERS, CLASSES, "/"))
 
     def read(self, texts: pl.Series) -> pl.Series:
         """Labels `[n]` float32 of texts `[n]`; null where there is none, or it cannot be read."""
@@ -214,18 +211,20 @@ class Label:
     @property
     def _value(self) -> pl.Expr:
         text = pl.col("text").str.strip_chars()
-        if not self.rule:
-            return (
-                pl.col("text").str.to_lowercase().replace_strict(SPELLED_LABELS, default=None, return_dtype=pl.String)
-            )
         numbers = text.cast(pl.Float64, strict=False)
+        if not self.rule:
+            words = text.str.to_lowercase().replace_strict(BOOLEANS, default=None, return_dtype=pl.String)
+            return pl.coalesce(pl.when(numbers.is_in([0.0, 1.0])).then(numbers), words.cast(pl.Float64))
         if classes := self.classes:
             values, places = [_number(name) for name in classes], list(range(len(classes)))
             if None not in values:  # 1 and 1.0 are one number
                 return numbers.replace_strict(values, places, default=None, return_dtype=pl.Float64)
             return text.replace_strict(classes, places, default=None, return_dtype=pl.Float64)
         if not self.is_binary:
-            return pl.when(numbers.cast(pl.Float32).is_finite()).then(numbers)
+            valid = numbers.cast(pl.Float32).is_finite()
+            for sign, bound in self._bounds:
+                valid &= _BY_ORDER[sign](numbers, bound)
+            return pl.when(valid).then(numbers)
         sign, value = _COMPARED.fullmatch(self.rule).groups()  # type: ignore[union-attr]
         number = _number(value)
         if sign in _BY_ORDER:
@@ -234,6 +233,12 @@ class Label:
         # 1 and 1.0 are one number; a text equals none.
         holds = text == value if number is None else (numbers == number).fill_null(False)
         return pl.when(text.is_not_null()).then(holds if sign == "==" else ~holds)
+
+    @property
+    def _bounds(self) -> list[tuple[str, float]]:
+        """The comparisons that a label which is a number passes."""
+        bounds = self.rule.removeprefix(NUMBERS).split() if self.rule.startswith(NUMBERS) else []
+        return [(sign, float(bound)) for sign, bound in zip(bounds[::2], bounds[1::2], strict=True)]
 
     @property
     def problem(self) -> str:
@@ -247,19 +252,34 @@ class Label:
         if classes := self.classes:
             shown = ", ".join(classes[:10]) + (f" and {len(classes) - 10} more" if len(classes) > 10 else "")
             return f"label {self.column!r} must be one of the classes {shown}"
-        return f"label {self.column!r} must be a finite number"
+        return f"label {self.column!r} must be a finite number{self.rule.removeprefix(NUMBERS).replace(' <=', ', <=')}"
 
     def check(self, texts: pl.Series, where: str) -> None:
-        """Raise ClickLogError where most of some texts `[n]` are numbers that are no labels: what to do with these."""
-        if self.rule or not (read := self.read(texts)).null_count():
+        """Raise ClickLogError if texts `[n]` show that the labels are not 0 and 1; the message says what to do.
+
+        They are others if two values are not these, or if most rows have other numbers.
+        """
+        present = texts.str.strip_chars().replace("", None).drop_nulls()
+        strange = present.filter(self.read(present).is_null())
+        if self.rule or not len(strange):
             return
-        strange = texts.filter(read.is_null()).drop_nulls()
-        if len(strange) > max(10, len(texts) // 2) and Label(self.column, NUMBERS).read(strange).is_not_null().all():
-            shown = ", ".join(strange.unique(maintain_order=True).head(3))
+        numbers = present.cast(pl.Float64, strict=False)
+        are_numbers = bool(numbers.is_finite().fill_null(False).all())
+        counted = (numbers if are_numbers else present).alias("value").value_counts(sort=True)
+        values = sorted(counted["value"]) if are_numbers else counted["value"].to_list()
+        shown = [f"{value:g}" if are_numbers else value for value in values[:3]]
+        if len(values) == 2 and 10 * len(strange) >= len(present):
+            first, second = shown
             raise ClickLogError(
-                f"{where}: label {self.column!r} has numbers such as {shown}: compare it, as in `label` "
-                f"'{self.column}>={strange[0]}', or train on the numbers, with `objective` squared or another, or "
-                "softmax",
+                f"{where}: label {self.column!r} is {first} or {second}, where 0 or 1 is expected: say which one is "
+                f"positive, as in `label` '{self.column}=={second}'",
+                "label",
+            )
+        if len(strange) > max(10, len(texts) // 2) and are_numbers and len(values) > 1:
+            rarer = next((one for one in values[1:] if 2 * int((numbers >= one).sum()) <= len(present)), values[-1])
+            raise ClickLogError(
+                f"{where}: label {self.column!r} has numbers such as {', '.join(shown)}: compare it, as in `label` "
+                f"'{self.column}>={rarer:g}', or train on the numbers, with `objective` squared or another, or softmax",
                 "label",
             )
 

@@ -13,7 +13,7 @@ import polars as pl
 from sparsegroup.data.formats import FORMATS
 from sparsegroup.data.inference.columns import SAMPLE_ROWS, infer_columns, kinds_of
 from sparsegroup.data.inference.leaks import with_aucs
-from sparsegroup.data.kinds import CLASSES, NUMBERS, SPELLED_LABELS, ColumnFinding, Label
+from sparsegroup.data.kinds import CLASSES, NUMBERS, ColumnFinding, Label
 from sparsegroup.data.log import Log
 from sparsegroup.data.prepared_log import PreparedLog, is_prepared_folder
 from sparsegroup.data.raw.files import Chunk, LogPaths, RawFile, listed, paths_of, shown
@@ -58,7 +58,8 @@ class FormatOptions(TypedDict, total=False):
         label: Label column, of a log with a header, or a comparison of one such as `rating>=4`, see `Label`; by default
             the first of `LABELS` that is there, in any case. Several, or a text with commas between them, are the
             labels of a task each, of which a row may lack some.
-        labels: Whether labels are 0 or 1 ("binary", the default), any finite numbers ("numbers"), or classes
+        labels: Whether labels are 0 or 1 ("binary", the default), finite numbers ("numbers", perhaps with bounds, as in
+            "numbers >= 0 <= 1"), or classes
             ("classes", of the first rows; or a sequence of the classes' texts): labels are their numbers then, from 0.
             Of several tasks, "binary" or "numbers" for all, or for each.
         exclude: Columns that are no features, of a log with a header.
@@ -238,8 +239,8 @@ def format_of(
     found = format or _chosen(files, wanted, needs_label=not whole)
     if found.tasks:
         found = _with_rules(found, wanted.get("labels"))
-    elif wanted.get("labels") == NUMBERS and not found.label_rule:
-        found = replace(found, label_rule=NUMBERS)
+    elif _takes_numbers(wanted.get("labels")) and not found.label_rule:
+        found = replace(found, label_rule=wanted["labels"])
     elif _takes_classes(wanted) and found.label_rule in ("", CLASSES) and first.has_label(found):
         found = _with_classes(files, found, wanted["labels"])
     found = _with_class_weights(found, wanted)
@@ -255,27 +256,31 @@ def format_of(
 
 
 def _takes_classes(wanted: Mapping[str, Any]) -> bool:
-    return wanted.get("labels") not in (None, "binary", NUMBERS)
+    return not _takes_numbers(wanted.get("labels")) and wanted.get("labels") not in (None, "binary")
+
+
+def _takes_numbers(labels: object) -> bool:
+    return isinstance(labels, str) and labels.startswith(NUMBERS)
 
 
 def _with_rules(log: LogFormat, labels: str | Sequence[str] | None) -> LogFormat:
     """The format of several tasks, each of whose labels are 0 or 1, or numbers."""
     kinds = [labels or "binary"] * len(log.tasks) if labels is None or isinstance(labels, str) else list(labels)
-    if len(kinds) != len(log.tasks) or not set(kinds) <= {"binary", NUMBERS}:
+    if len(kinds) != len(log.tasks) or not all(kind == "binary" or _takes_numbers(kind) for kind in kinds):
         raise LogOptionError(
             f"`objective` or `labels`: the {len(log.tasks)} labels {', '.join(map(str, log.readers))} take 0 and 1 or "
             f"numbers, all of them or each, got {labels if isinstance(labels, str) else ', '.join(kinds)}",
             "objective",
             "labels",
         )
-    rules = {"binary": "", NUMBERS: NUMBERS}
     given = zip(log.readers, kinds, strict=True)
-    return log.labelled_by([one if one.rule else replace(one, rule=rules[kind]) for one, kind in given])
+    rules = (one.rule or kind.removeprefix("binary") for one, kind in given)
+    return log.labelled_by([replace(one, rule=rule) for one, rule in zip(log.readers, rules, strict=True)])
 
 
 def _with_classes(files: Sequence[RawFile], log: LogFormat, labels: str | Sequence[str]) -> LogFormat:
     """The format of labels that are these classes, or the values of its first rows."""
-    if not isinstance(labels, str) and set(labels) <= {"binary", NUMBERS}:
+    if not isinstance(labels, str) and all(one == "binary" or _takes_numbers(one) for one in labels):
         raise LogOptionError(f"`label` {log.label!r} is one, and `objective` is of {len(labels)} tasks", "label")
     if not isinstance(labels, str):
         return replace(log, label_rule=Label.of_classes(log.label, labels).rule)
@@ -342,8 +347,8 @@ def _chosen(files: Sequence[RawFile], wanted: Mapping[str, Any], needs_label: bo
             name = min(name for name in head.columns if head.columns.count(name) > 1)
             raise ClickLogError(f"{head.source}:1: column {name!r} appears {head.columns.count(name)} times")
         if known is None:
-            numbers = wanted.get("labels") == NUMBERS
-            rule = NUMBERS if numbers else CLASSES if _takes_classes(wanted) else ""
+            labels = wanted.get("labels", "binary")
+            rule = labels if _takes_numbers(labels) else CLASSES if _takes_classes(wanted) else ""
             return _headed(files, **of_a_header, rule=rule, needs_label=needs_label)
     for option in binding:
         raise LogOptionError(
@@ -484,8 +489,8 @@ def _split_of(header: Sequence[str], columns: Kinds | None) -> str | None:
 
 def _proposed(rows: pl.DataFrame, exclude: Collection[str]) -> str:
     """The columns that can be the label, for a message: no value but 0 and 1, or the like, and both of them."""
-    spelled = {name: {SPELLED_LABELS.get(str(text).lower()) for text in rows[name].unique()} for name in rows.columns}
-    found = [name for name, labels in spelled.items() if labels == {"0", "1"} and name not in exclude]
+    labels = {name: {*Label(name).read(rows[name].unique())} for name in rows.columns if name not in exclude}
+    found = [name for name, values in labels.items() if values == {0, 1}]
     proposed = " or ".join(f"`label` {quote(name)}" for name in found[:3])
     return f", such as {proposed} (0 or 1 in each row)" if found else ""
 

@@ -87,15 +87,13 @@ class Binomial(Logistic):
 
     name = "binomial"
     is_binary = False
+    most = 1.0
+    are_labels = Objective.are_labels
 
     @property
     def label_words(self) -> str:
         """See `Objective`."""
         return "shares in [0, 1]"
-
-    def are_labels(self, labels: Tensor) -> Tensor:
-        """From 0 to 1."""
-        return (labels >= 0) & (labels <= 1)
 
     def deviance(self, labels: Float64s, predictions: Float64s) -> Float64s:
         """The cross entropy less that of the label itself, y ln(y / p) + (1 - y) ln((1 - y) / (1 - p))."""

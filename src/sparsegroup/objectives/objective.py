@@ -35,6 +35,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
         outputs: How many scores it takes of a row: scores are `[n]`, or, of several, `[n, outputs]`.
         prediction: What a prediction is called: the column of files of predictions, the output of an ONNX model.
         least, includes_least: The smallest label; and whether it is one itself.
+        most: The largest label.
         takes_groups: Whether losses are of several rows together, the rows of a group: of equal `groups_of`.
         scaled: Whether scores are predictions over `scale`, so that learning rates do not depend on a label's unit.
         scale: Unit of the scores, > 0.
@@ -53,6 +54,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
     prediction: ClassVar[str] = "prediction"
     least: ClassVar[float] = -math.inf
     includes_least: ClassVar[bool] = True
+    most: ClassVar[float] = math.inf
     takes_groups: ClassVar[bool] = False
     scaled: ClassVar[bool] = False
     highest: ClassVar[float] = 2.0**60
@@ -78,14 +80,18 @@ class Objective(NamedChoice, ABC, kind="objective"):
         """Which labels it takes, in words."""
         if self.is_binary:
             return "0 or 1"
-        if self.least == -math.inf:
-            return "finite numbers"
-        return f"finite numbers {'>=' if self.includes_least else '>'} {self.least:g}"
+        return f"finite {self._numbers.replace(' <=', ', <=')}"
 
     @property
     def labels(self) -> Any:
-        """What it takes of a log: "binary" labels, "numbers", or "classes", or the texts of these."""
-        return "binary" if self.is_binary else "numbers"
+        """What it takes of a log: "binary" labels, "numbers" (with bounds), or "classes", or the texts of these."""
+        return "binary" if self.is_binary else self._numbers
+
+    @property
+    def _numbers(self) -> str:
+        """Numbers and their bounds, as the rule of a log's label says them."""
+        least = "" if self.least == -math.inf else f" {'>=' if self.includes_least else '>'} {self.least:g}"
+        return f"numbers{least}{'' if self.most == math.inf else f' <= {self.most:g}'}"
 
     def with_classes(self, classes: Sequence[str]) -> "Objective":
         """The same objective of labels that are these classes, if it takes classes."""
@@ -104,7 +110,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
     def are_labels(self, labels: Tensor) -> Tensor:
         """Which of some labels `[n]` it takes, `[n]` bool."""
         enough = labels >= self.least if self.includes_least else labels > self.least
-        return enough & labels.isfinite()
+        return enough & (labels <= self.most) & labels.isfinite()
 
     @property
     def loss_unit(self) -> float:

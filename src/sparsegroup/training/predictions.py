@@ -65,13 +65,13 @@ def as_batch(sample: Sample) -> Batch:
 
 
 def with_checked_labels(batches: Iterable[Batch], objective: Objective = LOGISTIC) -> Iterator[Batch]:
-    """The batches; ValueError names value, batch and row of a label that the objective does not take."""
+    """Yield the batches; UserError names value, batch and row of a label that the objective does not take."""
     for number, batch in enumerate(batches):
         good = objective.are_labels(batch.labels)
         if not bool(good.all()):
             row = int((~good).flatten().nonzero()[0])
             given = batch.labels[row] if objective.tasks else batch.labels.flatten()[row : row + 1]
-            raise ValueError(
+            raise UserError(
                 f"labels must be {objective.label_words}, got {', '.join(f'{one:g}' for one in given.tolist())} in row "
                 f"{row} of batch {number} of the stream (both from 0)"
             )

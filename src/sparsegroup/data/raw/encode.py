@@ -115,7 +115,9 @@ def encoded_chunks(
             encoded = job.result()
             for number, reason, text in encoded.bad:
                 if on_bad_row == "error":
-                    raise ClickLogError(f"{part.file.source}:{number}: {reason}: {text[:SAMPLE]!r}")
+                    others, rows = len(encoded.bad) - 1, len(encoded.batch) + len(encoded.bad)
+                    more = f" (and {others:,} more of the {rows:,} rows around it)" if others else ""
+                    raise ClickLogError(f"{part.file.source}:{number}: {reason}: {text[:SAMPLE]!r}{more}")
                 if part.bad is not None:
                     part.bad.add(number, reason, text)
             return part, chunk, encoded

@@ -134,10 +134,14 @@ class RowCount:
         return train_rows
 
     def notes(self, log: LogFormat) -> tuple[str, ...]:
-        """Return what a reader of the log is to know about the sets of the rows."""
-        if not self.validation:
-            return ()
-        return (f"{self.validation:,} rows that {log.split_column!r} marks for validation are trained on",)
+        """Return what a reader of the log is to know about the sets of the rows and about the labels."""
+        found = []
+        if self.validation:
+            found.append(f"{self.validation:,} rows that {log.split_column!r} marks for validation are trained on")
+        if log.labelled and log.is_binary and log.split != "none" and self.positives in (0, self.rows):
+            label = int(self.positives > 0)
+            found.append(f"all {self.rows:,} rows have the label {label} ({log.reader}): nothing can be learnt from it")
+        return tuple(found)
 
 
 def _date(seconds: int) -> str:

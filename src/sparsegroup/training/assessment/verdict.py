@@ -81,6 +81,7 @@ def assess(
     test = window.metrics()
     of_baseline = None if baseline is None else window.measured(baseline)
     found = (
+        _one_class(test, labels),
         _too_good(test, log),
         _against_baseline(window, baseline, test, of_baseline),
         _against_the_mean(window, test, of_baseline),
@@ -191,6 +192,16 @@ def _against_the_mean(window: PredictionWindow, test: AnyMetrics, baseline: AnyM
     if isinstance(test, RankMetrics):
         return f"The model orders the test rows worse than equal scores would: relative loss {entropy:.3f}. {why}"
     return f"The model predicts the test rows worse than a constant would: relative loss {entropy:.3f}. {why}"
+
+
+def _one_class(test: AnyMetrics, labels: npt.NDArray[np.float32]) -> str | None:
+    """Whether the test rows have positives alone, or negatives alone."""
+    if not isinstance(test, Metrics) or not math.isnan(test.auc):
+        return None
+    return (
+        f"All {len(labels):,} test rows have the label {labels[0]:g}, so they have no AUC: choose a test set with both "
+        "labels (test_fraction, test_from), or check how the label is read (label)."
+    )
 
 
 def _too_good(test: AnyMetrics, log: Log | None) -> str | None:
