@@ -1,4 +1,4 @@
-"""Addresses of files, stores, brokers and web services, without their secrets: as messages and records show them."""
+"""Addresses of files, stores, brokers and web services, without their secrets, for messages and records."""
 
 import re
 from collections.abc import Iterator
@@ -115,7 +115,7 @@ def _parameters(query: str) -> Iterator[tuple[str, str]]:
 
 
 def _secrets(address: str, has_public_path: bool) -> Iterator[str]:
-    """Return the texts in an address that must not be shown, as they are written there and decoded."""
+    """Return the texts in an address that must not be shown, both encoded and decoded."""
     parts = _ADDRESS.fullmatch(address)
     if parts is None and has_public_path:
         return

@@ -67,7 +67,7 @@ def test_a_webhook_shows_its_host_only(secret: tuple[str, str]) -> None:
         "file:///data/log.csv",
     ],
 )
-def test_an_address_without_secrets_is_shown_as_it_is(address: str) -> None:
+def test_an_address_without_secrets_is_shown_unchanged(address: str) -> None:
     assert public_address(address) == address
 
 

@@ -94,6 +94,18 @@ def test_a_resumed_training_takes_the_blocks_that_were_taken(frame, tmp_path):
     assert again.acknowledged[-1] == 1401  # the last batch is not full: rows behind that position are learnt again
 
 
+def test_a_run_resumes_only_at_its_own_source(frame, tmp_path):
+    with pytest.raises(InterruptedError):
+        begun(tmp_path / "run", FrameSource(frame, [700, 700], fails_after=2)).follow()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    other = FrameSource(frame, [700])
+    other.name = "another frame"
+    with pytest.raises(RunError, match=r"the run follows frame.*another frame"):
+        Follower.resume(tmp_path / "run", other)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    Follower.resume(tmp_path / "run", FrameSource(frame, [700] * 5)).follow()
+
+
 def test_bad_rows_are_written_down_once(frame, tmp_path):
     damaged = frame.clone()
     damaged[100, "click"] = "maybe"

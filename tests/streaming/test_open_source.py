@@ -66,6 +66,64 @@ def test_what_names_no_source_is_refused(text: Any, options: dict[str, Any], mes
         open_source(text, **options)
 
 
+JOIN = {"clicks": "clicks/", "on": "id", "window": 60.0}
+GROUPS: list[list[tuple[Any, dict[str, Any]]]] = [
+    [("logs/", {}), ("./logs", {"sort": "time", "settle": 1.0}), (os.path.abspath("logs"), {})],
+    [("logs/*.csv", {})],
+    [(["a.csv", "b.csv"], {}), (["./b.csv", "a.csv"], {})],
+    [("s3://bucket/logs", {}), ("s3://key:secret@bucket/logs?secret=x", {})],
+    [("s3://bucket/logs?endpoint_override=here", {})],
+    [
+        ("kafka://a:1,b:2/t", {}),
+        ("kafka://b:2,a:1,c:3/t?group=x&security.protocol=SSL", {}),
+        ("kafka://a:1/t", {"lost": "skip"}),
+    ],
+    [("kafka://d:1/t", {})],
+    [("kafka://a:1/u", {})],
+    [("redis://host/0/s", {}), ("redis://me:secret@host:6379/0/s?socket_timeout=5", {"lost": "skip"})],
+    [("redis://host/1/s", {})],
+    [("redis://host/0/r", {})],
+    [("redis://other/0/s", {})],
+    [("-", {})],
+    [("logs/", JOIN), ("./logs", JOIN | {"late": "drop", "joined_label": "label"})],
+    [("logs/", JOIN | {"clicks": "others/"})],
+    [("clicks/", JOIN | {"clicks": "logs/"})],
+    [("logs/", JOIN | {"window": 61.0})],
+    [("logs/", JOIN | {"on": "id,user"})],
+    [("logs/", JOIN | {"time": "ts"})],
+    [("logs/", JOIN | {"late": "positive"})],
+    [("logs/", JOIN | {"late": "positive", "late_window": 9.0})],
+    [("logs/", JOIN | {"joined_label": "y"})],
+]
+"""Names of sources; those of one group name the same source."""
+
+
+def test_sources_differ_unless_a_place_in_one_is_a_place_in_the_other() -> None:
+    named = [(number, open_source(text, **options)) for number, group in enumerate(GROUPS) for text, options in group]
+    for ours, source in named:
+        recorded = json.loads(json.dumps(source.identity))
+        assert "secret" not in str(recorded)
+        for theirs, other in named:
+            difference = other.difference_from(recorded)
+            assert (not difference) == (ours == theirs), (source.name, other.name, difference)
+            assert "secret" not in difference
+
+
+def test_a_folder_is_the_same_from_wherever_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_bytes(HEADER + row(ord(name[0])))
+    monkeypatch.chdir(tmp_path)
+    source = open_source(["a.csv", "b.csv"], settle=0.0)
+    source.open(CSV)
+    position = drained(source, rows=2)[-1].position
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    again = open_source(["../a.csv", "../b.csv"], settle=0.0)
+    assert not again.difference_from(source.identity)
+    again.open(CSV, position)
+    assert again.read(0.0) is None
+
+
 def opened(data: bytes) -> StdinSource:
     source = StdinSource(io.BytesIO(data))
     source.open(CSV)

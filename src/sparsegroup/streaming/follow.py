@@ -33,7 +33,15 @@ from sparsegroup.training.build import Config
 from sparsegroup.training.model import ClickModel
 from sparsegroup.training.network_step import check_weights
 from sparsegroup.training.predictions import numbers_named
-from sparsegroup.training.run_folder import CHECKPOINTS, FIRST_ROWS, Provenance, RunFolder, TrainingRun, load_run
+from sparsegroup.training.run_folder import (
+    CHECKPOINTS,
+    FIRST_ROWS,
+    PROVENANCE,
+    Provenance,
+    RunFolder,
+    TrainingRun,
+    load_run,
+)
 from sparsegroup.training.state import CheckpointMetadata, StreamState
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
@@ -200,7 +208,9 @@ class Follower:
                 model, optimizer = run.model, run.optimizer
             made = cls(new, config, log, source, model, optimizer, run)
             first = tuple(os.path.relpath(path, folder) for path in paths_of(paths))
-            provenance = Provenance.of(log, run, stream=source.name, first_rows=first, run=uuid.uuid4().hex)
+            provenance = Provenance.of(
+                log, run, stream=source.name, follows=source.identity, first_rows=first, run=uuid.uuid4().hex
+            )
             new.begin(config, log, made.trainer.history, provenance)
         except BaseException:
             lock.close()
@@ -216,16 +226,22 @@ class Follower:
 
         Args:
             folder: The folder of a training that ended at any moment.
-            source: The source that it began with, not opened yet.
+            source: The source that it began with, not opened yet; a join has the same options.
 
         Raises:
-            RunError: There is no such training, another process holds it, its settings have changed, or the source no
-                longer has the rows.
+            RunError: There is no such training, another process holds it, its settings have changed, or the source is
+                another one or no longer has the rows.
         """
         run = RunFolder(folder)
         config, provenance = run.config(), run.provenance()
         if provenance.stream is None:
             raise RunError(f"{folder}: is a run that trains on a log and does not follow a stream; give another folder")
+        if difference := source.difference_from(provenance.follows):
+            raise RunError(
+                f"{folder}: the run follows {provenance.stream}, and its place there means nothing elsewhere: "
+                f"{difference}. Give the same source, or another folder; if the same rows have another address now, "
+                f"change `follows` in {run.path / PROVENANCE}"
+            )
         lock = run.lock()
         try:
             log = first_rows_log([folder / name for name in provenance.first_rows], config)

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -98,6 +98,7 @@ class Provenance:
     job: str | None = None
     trials: tuple[Trial, ...] = ()  # by which settings were chosen
     stream: str | None = None  # the source that the training follows, if it follows one
+    follows: Mapping[str, Any] = field(default_factory=dict)  # that source's identity, see `streaming.sources.Source`
     first_rows: tuple[str, ...] = ()  # files of its first rows, in the folder of the run
     run: str = ""  # a random id of a run that follows a stream, which its releases have
 
@@ -109,6 +110,7 @@ class Provenance:
         job: str | None = None,
         trials: tuple[Trial, ...] = (),
         stream: str | None = None,
+        follows: Mapping[str, Any] | None = None,
         first_rows: tuple[str, ...] = (),
         run: str = "",
     ) -> Self:
@@ -123,6 +125,7 @@ class Provenance:
             job=job,
             trials=trials,
             stream=stream,
+            follows=follows or {},
             first_rows=first_rows,
             run=run,
         )

@@ -390,11 +390,12 @@ def short_name(log: LogPaths) -> str:
 
 def is_same(log: LogPaths, other: LogPaths) -> bool:
     """Whether two logs are named by the same paths; on a disk, from any folder."""
-    ours, theirs = (
-        [public_address(path) if _uri(path) else os.path.realpath(path) for path in paths_of(one)]
-        for one in (log, other)
-    )
-    return ours == theirs
+    return identified(log) == identified(other)
+
+
+def identified(log: LogPaths) -> list[str]:
+    """Return absolute paths of a log, and its addresses without secrets."""
+    return [public_address(path) if _uri(path) else os.path.realpath(path) for path in paths_of(log)]
 
 
 def _uri(path: str) -> re.Match[str] | None:

@@ -19,7 +19,18 @@ import pyarrow.parquet as pq
 
 from sparsegroup.data.local_files import LOCAL, on_disk
 from sparsegroup.data.raw.columnar import ColumnarFile
-from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, Chunk, LogPaths, RawFile, listed, paths_of, shown
+from sparsegroup.data.raw.files import (
+    LINE,
+    SAMPLE,
+    BadRow,
+    Chunk,
+    LogPaths,
+    RawFile,
+    identified,
+    listed,
+    paths_of,
+    shown,
+)
 from sparsegroup.data.raw.text import TextFile
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.errors import ClickLogError
@@ -135,6 +146,7 @@ class FilesSource(Source):
         self._log, self._sort, self._settle, self._every = log, sort, settle, every
         self.name = shown(log)
         self._given = {on_disk(path) for path in paths_of(log)}
+        self._paths = sorted(identified(log))
         self._is_one = len(paths_of(log)) == 1
         self._followed: dict[str, _Followed] = {}
         self._position: dict[str, list[int]] = {}
@@ -146,6 +158,11 @@ class FilesSource(Source):
         self._was_listed = False
         self._closed = threading.Event()
         self._format: LogFormat | None = None
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """See `Source.identity`: the paths, from whatever folder they are named."""
+        return {"files": self._paths}
 
     def open(self, format: LogFormat, position: Any = None) -> None:
         """See `Source.open`."""
@@ -224,7 +241,7 @@ class FilesSource(Source):
                 size, changed = file.facts
             except FileNotFoundError:  # since it was listed
                 continue
-            name = file.name if self._is_one else file.source
+            name = file.name if self._is_one else self._place_of(file)
             followed = self._followed.get(name) or self._first_seen(name, file)
             if (followed.size, followed.changed) != (size, changed):
                 followed.since = time.monotonic()
@@ -249,6 +266,9 @@ class FilesSource(Source):
         self._until = {followed.name: followed.size if followed.text else 1 << 62 for followed in ready}
         took = time.monotonic() - began
         self._due = began + self._every * max(1.0, 10 * took)
+
+    def _place_of(self, file: RawFile) -> str:
+        return os.path.realpath(file.path) if file.filesystem is LOCAL else file.source
 
     def _listed(self) -> list[RawFile]:
         try:

@@ -159,8 +159,32 @@ class JoinedSource(Source):
         self._given_times = {"impressions": time, "clicks": click_time or time}
         self._times: dict[str, str] = {}
         self._late_window = max(window, 3600.0) if late_window is None else late_window
+        self._options = {
+            "on": on,
+            "window": float(window),
+            "time": time,
+            "click_time": click_time or time,
+            "label": label,
+            "late": late,
+            "late_window": float(self._late_window),
+        }
         self._format: LogFormat | None = None
         self._forget()
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """See `Source.identity`: both sources, and the options that decide which rows are given."""
+        return {**{side: source.identity for side, source in self._sources.items()}, **self._options}
+
+    def difference_from(self, identity: Mapping[str, Any]) -> str:
+        """See `Source.difference_from`."""
+        if set(identity) != set(self.identity):
+            return super().difference_from(identity)
+        found = [source.difference_from(identity[side]) for side, source in self._sources.items()]
+        for name, now in self._options.items():
+            if now != identity[name]:
+                found.append(f"`{name}` was {identity[name]!r} and is {now!r}")
+        return next(filter(None, found), "")
 
     def _forget(self) -> None:
         """Begin with nothing."""

@@ -115,6 +115,7 @@ class KafkaSource(Source):
     ) -> None:
         require("kafka", "a source that reads Kafka")
         self.name = public_address(f"kafka://{brokers}/{topic}")
+        self._brokers = sorted(one.rpartition("@")[2].strip() for one in brokers.split(","))
         self._topic, self._lost = topic, checked_lost(lost, self.name)
         self._settings = {"bootstrap.servers": brokers, "group.id": group, **_SETTINGS, **(settings or {})}
         self._address = f"{self.name}?{urlencode(settings or {})}"
@@ -126,6 +127,16 @@ class KafkaSource(Source):
         self._look_at = 0.0
         self._consumer: Any = None
         self._format: LogFormat | None = None
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """See `Source.identity`."""
+        return {"topic": self._topic, "brokers": self._brokers}
+
+    def difference_from(self, identity: Mapping[str, Any]) -> str:
+        """See `Source.difference_from`: a cluster of which one broker is the same is the same."""
+        is_shared = not set(self._brokers).isdisjoint(identity.get("brokers", ()))
+        return super().difference_from({**identity, "brokers": self._brokers} if is_shared else identity)
 
     def open(self, format: LogFormat, position: Any = None) -> None:
         """See `Source.open`."""

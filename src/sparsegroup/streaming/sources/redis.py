@@ -74,6 +74,13 @@ class RedisSource(Source):
         self._waiting: deque[_Entry] = deque()
         self._format: LogFormat | None = None
 
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """See `Source.identity`."""
+        server = self._client.connection_pool.connection_kwargs
+        facts = {"host": "localhost", "port": 6379, "db": 0} if "path" not in server else {"path": "", "db": 0}
+        return {"stream": self._stream, **{name: server.get(name, default) for name, default in facts.items()}}
+
     def open(self, format: LogFormat, position: Any = None) -> None:
         """See `Source.open`."""
         found: Any = {"id": _BEGINNING, "rows": 0} if position is None else position

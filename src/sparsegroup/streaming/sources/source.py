@@ -1,5 +1,6 @@
 """What every source of arriving rows offers: blocks of rows that can be read again, and positions between them."""
 
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -84,6 +85,16 @@ class Source(ABC):
 
     name: str
     is_replayable: bool = True
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The facts that make it this source, for JSON, without secrets: a position is one of no other source."""
+        return {"source": self.name}
+
+    def difference_from(self, identity: Mapping[str, Any]) -> str:
+        """Return how this source differs from the one that had an identity, in words; "" if it is the same one."""
+        before, now = (json.dumps(one, ensure_ascii=False, sort_keys=True) for one in (identity, self.identity))
+        return "" if before == now else f"the source was {before} and is {now}"
 
     @abstractmethod
     def first_rows(self, path: Path, rows: int, patience: float) -> LogPaths:

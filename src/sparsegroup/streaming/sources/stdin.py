@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,11 @@ class StdinSource(Source):
         self._format: LogFormat | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """See `Source.identity`: reading always continues with the rows that arrive next."""
+        return {"source": "standard input"}
 
     def open(self, format: LogFormat, position: Any = None) -> None:
         """See `Source.open`."""
