@@ -15,6 +15,7 @@ from family import FAMILY
 from optimizer_cases import ALLOW_CREATE_GRAPH, backward
 from over import over
 from sparsegroup import (
+    GroupAdagrad,
     GroupAdam,
     GroupOptimizer,
     HashEmbedding,
@@ -336,3 +337,18 @@ def test_l21_is_halfway_between_the_last_live_group_and_the_first_zero_one() -> 
     cheap, dear = GroupCensus(np.array([1.0, 2.0, 3.0]), 1.0, 3, 3, 1), GroupCensus(np.array([2.5]), 1.0, 1, 1, 10)
     assert l21_for([cheap, dear], [1.0, 10.0], 11.0) == 2.25
     assert l21_for([cheap, GroupCensus(np.empty(0), 1.0, 0, 5, 1)], [24.0, 264.0], 48.0) == 1.5
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7, 50, 150, 199, 250])
+def test_without_an_end_the_rate_holds_from_the_first_steps_on(steps: int) -> None:
+    table = HashEmbedding(4)
+    optimizer = GroupAdagrad(table.parameters(), penalty="hard")
+    target = TargetRate(optimizer, 0.1)
+    draw = torch.Generator().manual_seed(steps)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        keys = torch.randint(1 << 40, (256,), generator=draw) // (1 << 28)
+        (table(keys) - 1).square().sum().backward()
+        optimizer.step()
+        target.step()
+    assert 0.09 < table.feature_rate < 0.2

@@ -1,8 +1,10 @@
 """Warnings and the live page of a training that follows a stream."""
 
 import json
+import re
 import threading
 import urllib.request
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import polars as pl
@@ -63,6 +65,16 @@ def test_warnings_say_what_to_look_at(run):
     first, later = viewed(run, ended=None, later=120.0), viewed(run, ended=None, later=187.0)
     assert first.warnings != later.warnings  # their kinds do not change with their figures
     assert list(first.findings) == list(later.findings) == ["silent", "moved: site", "unseen: site"]
+
+
+@pytest.mark.parametrize(("rate", "target", "warns"), [(1.0, 0.1, True), (0.11, 0.1, False), (1.0, None, False)])
+def test_a_model_that_is_larger_than_its_target_is_a_warning(run, rate, target, warns):
+    view = viewed(run, ended=None)
+    last = replace(view.points[-1].point, feature_rate=rate, scheduled_rate=target)
+    view = View(view.folder, view.status, [replace(view.points[-1], point=last)], view.now)
+    assert ("size" in view.findings) == warns
+    assert any("target 10" in value for _, value in view.in_words()) == (target is not None)
+    assert not warns or {"100", "10"} <= set(re.findall(r"(\d+)[.\d]* %", view.findings["size"]))
 
 
 def test_the_page_shows_figures_charts_and_warnings_and_is_served_until_it_is_stopped(run):

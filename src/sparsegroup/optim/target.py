@@ -113,8 +113,14 @@ class SizeTarget(ABC):
 
     @property
     def is_due(self) -> bool:
-        """Whether the next `step` sets λ21. Don't `prefetch` before it: the next batch's keys would count as seen."""
-        return (self.count + 1) % self.interval == 0 or self.count + 1 == self.steps
+        """Whether the next `step` sets λ21. Don't `prefetch` before it: the next batch's keys would count as seen.
+
+        A training of unknown length may be short: before its first interval ends, λ21 is set at the steps 1, 2, 3, 4,
+        6, 8, 12, 16, 24 … as well.
+        """
+        step = self.count + 1
+        is_early = self.steps is None and step < self.interval and step % (1 << max(step.bit_length() - 2, 0)) == 0
+        return is_early or step % self.interval == 0 or step == self.steps
 
     def settle(self) -> None:
         """Set λ21 by all groups and sweep: the live share becomes the schedule's at this moment.
@@ -159,7 +165,7 @@ class SizeTarget(ABC):
 
     def _warn(self, costs: Sequence[float], total: float, live: float) -> None:
         """Warn, once, about a target of less than one group, or of more groups than have any gradient."""
-        over = self.steps is None or self.count == self.steps
+        over = self.count >= self.interval if self.steps is None else self.count == self.steps
         if self._has_warned or not over:
             return
         wanted = self._final * total
@@ -251,7 +257,8 @@ class TargetRate(SizeTarget):
             rows of an `nn.Embedding` over the rows that had a gradient.
         steps: Steps of the training. None, for a stream of unknown length: the rate is held within 10 %.
         ramp: Steps until the rate is reached; by default 80 % of `steps`, and 0, immediately, if these are unknown.
-        interval: Steps between two settings of λ21; by default a fiftieth of `steps`, or 200.
+        interval: Steps between two settings of λ21; by default a fiftieth of `steps`, or 200. Without `steps` it is set
+            more often before the first interval ends.
         param_groups: Numbers of the optimizer's param groups whose λ21 is set, together; by default those that hold a
             `HashEmbedding`, or, without one, those whose l21 is positive. For targets that differ, make several
             `TargetRate`s.

@@ -36,6 +36,8 @@ _SILENT = 60.0
 """Seconds after which a status is too old."""
 
 _MOVED, _UNSEEN, _BAD, _OFF = 0.25, 0.5, 0.01, 0.2
+_TOO_LARGE = 1.5
+"""Times the target above which the share of live features is reported."""
 _OVERDUE = 3
 """Times `--every` after which a release is overdue."""
 
@@ -72,7 +74,7 @@ class View:
     @cached_property
     def findings(self) -> Mapping[str, str]:
         """What someone should look at: its kind → a sentence. The sentences' figures change, the kinds seldom."""
-        return {**self._of_the_process(), **self._of_quality(), **self._of_columns()}
+        return {**self._of_the_process(), **self._of_quality(), **self._of_size(), **self._of_columns()}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -131,6 +133,15 @@ class View:
             text = f"Predictions no longer add up to the labels: the ratio of their sums is {metric(ratios[-1])}."
             found["calibration"] = text
         return found
+
+    def _of_size(self) -> dict[str, str]:
+        point = self.points[-1].point if self.points else None
+        if point is None or point.scheduled_rate is None or point.feature_rate <= _TOO_LARGE * point.scheduled_rate:
+            return {}
+        shares = (
+            f"{percent(point.feature_rate)} of the features seen, and the target is {percent(point.scheduled_rate)}"
+        )
+        return {"size": f"The model is larger than its target: it keeps {shares}."}
 
     def _of_columns(self) -> dict[str, str]:
         found = dict[str, str]()
@@ -213,9 +224,9 @@ def _tiles(view: View) -> list[Tile]:
             tiles.append(Tile("Mean label", metric(last.mean_label), "the click rate of these rows"))
         if last.new_features is not None:
             tiles.append(Tile("New features", percent(last.new_features), "that no row before had"))
-        tiles.append(
-            Tile("Table", size(point.table_bytes), f"{count(point.live_rows)} live of {count(point.features_seen)}")
-        )
+        target = "" if point.scheduled_rate is None else f", target {percent(point.scheduled_rate)}"
+        live = f"{count(point.live_rows)} live of {count(point.features_seen)}, {percent(point.feature_rate)}{target}"
+        tiles.append(Tile("Table", size(point.table_bytes), live))
     if release is not None and published is not None:
         age = view.release_age or 0.0
         tiles.append(Tile("Release", str(release["number"]), f"{release['kind']}, {duration(age)} old"))
