@@ -128,7 +128,7 @@ class Log(ABC):
         return names_of(vocabulary, keys)
 
     def checked_vocabulary(self) -> Path | None:
-        """Return the vocabulary; ClickLogError if its bytes are not those that were written."""
+        """Return the vocabulary; ClickLogError if its bytes have changed since they were written."""
         if self.vocabulary is not None and self.vocabulary_facts is not None:
             check_file(self.vocabulary, self.vocabulary_facts, ClickLogError)
         return self.vocabulary
