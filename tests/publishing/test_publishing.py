@@ -208,6 +208,19 @@ def test_a_whole_export_is_traced_once_and_servers_make_its_onnx_of_deltas(
     assert {entry.key: entry.value for entry in metadata}["export"] == wholes[-1].id
 
 
+def test_a_destination_that_was_removed_is_an_error_for_a_server_that_has_a_release(tmp_path: Path) -> None:
+    subscriber = Subscriber(tmp_path / "there")
+    assert subscriber.newer(None) is None
+    with Publisher(tmp_path / "there", formats=()) as publisher:
+        publish(publisher, small_model())
+    served = subscriber.catch_up(None)
+    (tmp_path / "there").rename(tmp_path / "elsewhere")
+    with pytest.raises(PublishError, match="removed"):
+        subscriber.newer(served)
+    (tmp_path / "elsewhere").rename(tmp_path / "there")
+    assert subscriber.newer(served) is None
+
+
 def test_a_cache_loses_releases_only(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     (cache / "photos").mkdir(parents=True)

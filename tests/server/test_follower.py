@@ -1,5 +1,7 @@
 """Swaps: the newest good release serves, whatever the others are, and a rollback holds."""
 
+import errno
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,70 @@ def test_a_rollback_holds_until_it_is_resumed(scene: Scene) -> None:
     assert follower.load_newest()
     np.testing.assert_allclose(scene.logits, first + 3, atol=1e-3)
     assert scene.shows("pinned 0.0")
+
+
+def test_repeated_rollbacks_go_back_and_never_to_a_release_that_a_rollback_has_left(scene: Scene) -> None:
+    follower = scene.follower
+    for number in (1, 2, 3):
+        assert scene.add(number)
+    assert [follower.rollback().release.number for _ in range(3)] == [3, 2, 1]
+    with pytest.raises(RollbackError, match="no other release"):
+        follower.rollback()
+    follower.resume()
+    assert scene.add(1)
+    assert scene.model.release.number == 5
+    assert follower.rollback().release.number == 1
+    assert follower.rollback(3).release.number == 3
+    assert follower.rollback().release.number == 1
+
+
+def test_a_rollback_skips_another_form_of_the_model_in_service(scene: Scene) -> None:
+    assert scene.add(1)
+    scene.shelf.add(scene.folders[1])
+    fetch = scene.shelf.fetch
+
+    def fetch_of_one_id(have: Any, to: int | None = None) -> Any:
+        found = fetch(have, to)
+        return found if to else replace(found, release=replace(found.release, id=scene.model.release.id))
+
+    scene.shelf.fetch = fetch_of_one_id  # type: ignore[method-assign]
+    assert scene.follower.load_newest()
+    assert scene.model.release.number == 3
+    assert scene.follower.rollback().release.number == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [OSError(errno.ENOSPC, "No space left on device"), MemoryError(), RuntimeError("bad allocation")]
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_release_is_tried_again_after_a_fault_of_the_machine(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fault: Exception, wrapped: bool
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    scene.follower = ReleaseFollower(scene.shelf, scene.metrics, poll=1.0)
+
+    def failing(*_: Any, **__: Any) -> Any:
+        if wrapped:
+            raise ExportError("the model cannot be opened") from fault
+        raise fault
+
+    tried = []
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "session_for", failing)
+        for _ in range(1000):
+            now += 1
+            try:
+                scene.follower.load_newest()
+            except (OSError, MemoryError, RuntimeError, ExportError):
+                tried.append(now)
+    gaps = np.diff(tried)
+    assert len(tried) > 5
+    assert (gaps[1:] >= gaps[:-1]).all()
+    assert gaps.max() <= 300
+    now += 300
+    assert scene.follower.load_newest()
+    assert scene.refused() == {}
 
 
 def test_a_release_with_other_columns_is_read_in_its_own_way(scene: Scene, tmp_path: Path) -> None:

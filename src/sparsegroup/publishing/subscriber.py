@@ -58,9 +58,13 @@ class Subscriber:
         """The latest release, unless it is that of `have`; None if nothing is published yet. One small read.
 
         Raises:
-            PublishError: The index is damaged, or the destination cannot be reached.
+            PublishError: The index is damaged or has been removed, or the destination cannot be reached.
         """
         releases = self.destination.releases()
+        if not releases and have is not None:
+            raise PublishError(
+                f"{self.destination.name}: nothing is published there any more; was it moved or removed?"
+            )
         if not releases or (have is not None and _is_same(releases[-1], have.release)):
             return None
         return releases[-1]

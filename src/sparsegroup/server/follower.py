@@ -23,6 +23,9 @@ _STOP_SECONDS = 5
 _REMEMBERED = 100
 """Releases that have served, and refused ones, that are remembered."""
 
+_LONGEST_WAIT = 300.0
+"""Seconds between two attempts at a release that could not be loaded, at most; the waits double from `poll` on."""
+
 
 class RollbackError(UserError):
     """A release that cannot be rolled back to."""
@@ -158,9 +161,11 @@ class ReleaseFollower:
         self._source, self._metrics, self._poll = source, metrics, poll
         self._threads, self._schema = threads, schema
         self._have: Fetched | None = None
-        self._served: deque[int | None] = deque(maxlen=_REMEMBERED)
+        # Numbers of the releases that served, ascending, the model's last; a rollback removes the later ones.
+        self._served: deque[int] = deque(maxlen=_REMEMBERED)
         self._refused: dict[int, str] = {}
-        self._final: set[int] = set()  # refused for what it is, not because it could not be fetched
+        self._final: set[int] = set()  # refused because of their content, which does not change
+        self._failed = _Failures()
         self._problem: str | None = None
         self._swapping, self._wake, self._ended = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="sparsegroup-follower", daemon=True)
@@ -187,7 +192,9 @@ class ReleaseFollower:
             self._thread.join(_STOP_SECONDS)
 
     def load_newest(self) -> bool:
-        """Fetch the newest release, check it, and swap it in; whether there was another one than the model's.
+        """Fetch the newest release, check it, and swap it in; return whether it is another one than the model's.
+
+        A release that failed is skipped: for ever if its content is wrong, otherwise for a time that doubles.
 
         Raises:
             Exception: The release cannot be fetched, or fails its checks. The model in service remains.
@@ -196,13 +203,15 @@ class ReleaseFollower:
             if self.pinned is not None:
                 return False
             number = self._source.newer(self._have)
-            if number is None or number in self._final:
+            if number is None or number in self._final or self._failed.must_wait(number):
                 return False
             self._swap(number, None)
             return True
 
     def rollback(self, to: int | None = None) -> LoadedModel:
-        """Serve an earlier release, until `resume`: number `to`, or the one that served before.
+        """Serve an earlier release, until `resume`: number `to`, or the last one before the model's that served.
+
+        Repeated rollbacks without a number go back further, never to a release that a rollback has left.
 
         Raises:
             RollbackError: There is no such release.
@@ -211,14 +220,17 @@ class ReleaseFollower:
         with self._swapping:
             now = None if self.model is None else self.model.release.number
             if to is None:
-                to = next((one for one in reversed(self._served) if one is not None and one != now), None)
-                if to is None:
-                    raise RollbackError("no other release has served since the server started; give its number")
+                if len(self._served) < 2:
+                    raise RollbackError("no other release has served before this one; give its number")
+                to = self._served[-2]
             if to in self._final:
                 raise RollbackError(f"release {to} was refused: {self._refused.get(to, '')}")
             if to != now:
                 self._swap(to, to)
             assert self.model is not None
+            while self._served and self._served[-1] >= to:
+                self._served.pop()
+            self._served.append(to)
             self.pinned = to
             self._metrics.pinned.set(1)
             _logger.info(f"release {to} is held until it is resumed")
@@ -269,6 +281,8 @@ class ReleaseFollower:
             if self.model is not None and fetched.release.id == self.model.release.id:  # published in another form
                 self.model.release, self._have = fetched.release, fetched
                 self._metrics.release.set(number)
+                if self._served:
+                    self._served[-1] = number
                 return
             model = LoadedModel(
                 fetched.export,
@@ -286,13 +300,17 @@ class ReleaseFollower:
                 self._refused[number] = reason
                 while len(self._refused) > _REMEMBERED:
                     self._refused.pop(next(iter(self._refused)))
-            if fetched is not None:
+            if fetched is not None and _is_of_the_content(error):
                 self._final.add(number)
+            elif fetched is not None:
+                self._failed.add(number, self._poll)
             raise
         seconds = time.perf_counter() - begin
         self._refused.pop(number, None)
+        self._failed = _Failures()
         self.model, self._have = model, fetched
-        self._served.append(model.release.number)
+        if model.release.number is not None:
+            self._served.append(number)
         self._metrics.swaps.inc()
         self._metrics.swap_seconds.observe(seconds)
         self._metrics.release.set(number)
@@ -305,6 +323,31 @@ def _shown(model: LoadedModel, seconds: float) -> str:
     name = release.id if release.number is None else f"release {release.number} ({release.kind} {release.id})"
     rows = sum(map(len, model.export.tables.values()))
     return f"serving {name}: {rows:,} rows, {release.bytes:,} bytes, ready in {seconds:.2f} s"
+
+
+@dataclass
+class _Failures:
+    """Attempts to load one release that failed, each followed by a longer wait."""
+
+    number: int | None = None
+    wait: float = 0.0
+    until: float = 0.0
+
+    def must_wait(self, number: int) -> bool:
+        """Return whether it is too early to try a release again."""
+        return number == self.number and time.monotonic() < self.until
+
+    def add(self, number: int, least: float) -> None:
+        """Count a failure; the first wait is `least` seconds."""
+        self.wait = min(2 * self.wait, _LONGEST_WAIT) if number == self.number else least
+        self.number, self.until = number, time.monotonic() + self.wait
+
+
+def _is_of_the_content(error: BaseException | None) -> bool:
+    """Return whether a release would fail again: all that led to the error are errors about values, not the machine."""
+    while isinstance(error, ValueError):
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return error is None
 
 
 def _text_of(error: BaseException) -> str:

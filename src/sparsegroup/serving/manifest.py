@@ -306,7 +306,7 @@ _WITHOUT_EFFECT: Mapping[str, Collection[str] | None] = {
 
 
 def settings_of_answers(config: Mapping[str, Any]) -> Plain:
-    """Return the settings that may change a prediction: all except those of training only, and the places of logs.
+    """Return the settings that may change a prediction: all except training-only settings and the paths of logs.
 
     A new setting is among them unless it is listed as one without effect, so that a change is never overlooked.
     """
