@@ -4,6 +4,9 @@
 """
 
 import random
+import re
+from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -118,3 +121,47 @@ def test_a_split_cell_that_is_empty_marks_no_test_row(tmp_path: Path) -> None:
     rows = [f"{number % 2},v{number % 3},{split}" for number, split in enumerate(["", "0", "", "1", "2", "2"])]
     log = open_log(written(tmp_path / "log.csv", "\n".join(["label,c,split", *rows]) + "\n"))
     assert (log.train_rows, len(log)) == (4, 6)
+
+
+def odd_columns() -> dict[str, pa.Array]:
+    """Columns of 4 rows of types that are rare, or that Polars cannot read."""
+    decimals = [Decimal(i) / 4 for i in range(4)]
+    wide, narrow, index = pa.decimal256(50, 2), pa.decimal128(9, 2), pa.array([0, 1, 0, 1], pa.int8())
+    columns = {
+        "decimal of 256 bits": pa.array(decimals, wide),
+        "decimal of 70 digits": pa.array([Decimal(10) ** 60 + i for i in range(4)], pa.decimal256(70, 2)),
+        "dictionary of decimals": pa.array(decimals, wide).dictionary_encode(),
+        "list of decimals": pa.array([[one] for one in decimals], pa.list_(wide)),
+        "struct of decimals": pa.array([{"x": [one]} for one in decimals], pa.struct([("x", pa.list_(wide))])),
+        "decimal of tens": pa.array([Decimal(10 * i) for i in range(4)], pa.decimal128(9, -1)),
+        "interval": pa.array([(1, 2, 3)] * 4, pa.month_day_nano_interval()),
+        "runs": pa.RunEndEncodedArray.from_arrays(pa.array([2, 4], pa.int32()), pa.array(["a", "b"])),
+        "union": pa.UnionArray.from_sparse(index, [pa.array(range(4)), pa.array(list("abcd"))]),
+        "view of lists": pa.array([[1, 2]] * 4, pa.list_view(pa.int64())),
+        "unknown zone": pa.array(range(4), pa.timestamp("s", "Nowhere/Zone")),
+        "bytes": pa.array([b"\xff\xfe"] * 4, pa.binary(2)),
+    }
+    assert columns["decimal of 256 bits"].cast(narrow).to_pylist() == decimals
+    return columns
+
+
+def test_columns_of_any_arrow_type_are_read_or_refused_without_a_word_of_rust(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    read, messages = [], []
+    for name, column in odd_columns().items():
+        table = pa.table({"label": [0, 1, 0, 1], "u": list("abab"), "odd": column})
+        (tmp_path / "log.arrow").write_bytes(arrow_bytes(table))
+        paths = [tmp_path / "log.arrow"]
+        with suppress(pa.ArrowException, OSError):  # Parquet has no such type
+            pq.write_table(table, tmp_path / "log.parquet")
+            paths.append(tmp_path / "log.parquet")
+        for path in paths:
+            try:
+                assert sum(map(len, open_log(path).batches(0, 4, 4))) == 4
+                read.append(name)
+            except ClickLogError as error:
+                messages.append(str(error))
+    assert all(re.search(r"log.(arrow|parquet): column 'odd' is .*which cannot be read", one) for one in messages)
+    assert capfd.readouterr().err == ""
+    assert {"decimal of 256 bits", "decimal of 70 digits", "dictionary of decimals"} <= {*read}

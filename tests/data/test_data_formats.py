@@ -1,6 +1,9 @@
 """Keys; raw logs of every format, and what is made of them; schemas and options that say how a log is read."""
 
+import csv
+import io
 import math
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +24,7 @@ from data_cases import (
     PRICES,
     SCHEMA,
     avazu_log,
+    compress,
     criteo_log,
     ipinyou_log,
     keys,
@@ -184,6 +190,20 @@ def test_libsvm_and_libffm(prefix: str, tmp_path: Path) -> None:
         prepare([few], tmp_path / "few")
 
 
+@pytest.mark.parametrize("signs", [("1", "-1"), ("+1", "-1"), ("-1", "+1"), ("-1.0", "1.0")])
+def test_labels_of_libsvm_may_be_1_and_minus_1(signs: tuple[str, str], tmp_path: Path) -> None:
+    text = "".join(f"{signs[i % 2]} {i % 5}:1 {i % 3}:1\n" for i in range(20))
+    is_sign = signs[0] != "1"  # a first label 1 may also be that of a log with labels 0 and 1
+    log = written(tmp_path / "log.svm", text)
+    if is_sign:
+        assert rows_of(open_log(log)).labels.tolist() == [float(float(signs[i % 2]) > 0) for i in range(20)]
+    else:
+        with pytest.raises(ClickLogError, match=r"log.svm:2: .*'label=-1'"):
+            open_log(log)
+    with pytest.raises(ClickLogError, match="must be"):
+        open_log(written(tmp_path / "log.svm", text + "2 1:1 2:1\n"))
+
+
 def test_a_log_of_its_own_for_the_test_set(tmp_path: Path) -> None:
     days = [avazu_log(tmp_path / f"{i}.txt", ["14102100", "14102200", "14102200"]) for i in range(2)]
     splits = [written(tmp_path / f"{i}.csv", "label,a,split\n0,x,2\n1,y,1\n0,z,0\n") for i in range(2)]
@@ -276,6 +296,73 @@ def test_what_a_columnar_log_may_hold(tmp_path: Path) -> None:
     log, _ = prepare([path], tmp_path / "large", LogFormat("log", "label", ("a",), numbers=("n",)))
     assert rows_of(log).labels.tolist() == [0, 1]
     assert rows_of(log).numbers[:, 0].tolist() == [np.float32(1e20), -1.0]  # no integer is that large
+
+
+TABLE = pa.table({"label": [0, 1] * 20, "a": ["x", "y,z", "", 'q"u;o|te'] * 10})
+TEXT = "label,a\n" + "0,x\n1,y\n" * 20
+
+
+def contents() -> dict[str, bytes]:
+    """Kind of content → the bytes of a log of 40 rows."""
+    parquet, arrow, archive = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    pq.write_table(TABLE, parquet)
+    with pa.ipc.new_file(arrow, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("log.csv", TEXT)
+    lines = "".join(f'{{"label": {i % 2}, "a": "x"}}\n' for i in range(40))
+    encoded = {name: TEXT.encode(name) for name in ("utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "utf-32")}
+    packed = {suffix: compress(suffix, TEXT.encode()) for suffix in (".gz", ".bz2", ".xz", ".zst", ".lz4")}
+    kinds = {".parquet": parquet.getvalue(), ".arrow": arrow.getvalue(), "zip": archive.getvalue()}
+    others = {
+        "json": lines.encode(), "json array": f"[{lines}]".encode(), "latin": TEXT.replace("a", "ä").encode("latin-1"),
+        "carriage return": TEXT.replace("\n", "\r").encode(), "nul": bytes(40), "blank": b"\n" + TEXT.encode(),
+    }  # fmt: skip
+    return {**encoded, **packed, **kinds, **others}
+
+
+@pytest.mark.parametrize("content", contents())
+def test_a_file_is_read_or_its_content_is_named_whatever_its_suffix(content: str, tmp_path: Path) -> None:
+    data = contents()[content]
+    for suffix in ("", ".csv", ".parquet", ".PARQUET", ".pq", ".GZ", ".bz2", ".xz", ".Zst", ".lz4", ".arrow", ".zip"):
+        path = written(tmp_path / f"log{suffix}", data)
+        is_text = suffix in ("", ".csv", ".zip")
+        alias = {".pq": ".parquet"}.get(suffix, suffix.lower())
+        if content == alias or (is_text and content in ("utf-8", "utf-8-sig")):
+            assert len(open_log(path)) == 40
+            continue
+        with pytest.raises(ClickLogError) as raised:
+            open_log(path)
+        message = str(raised.value)
+        assert message.startswith(f"{path}:")
+        assert message.isprintable()
+        assert len(message) < len(str(path)) + 300
+        words = {"json array": "JSON", "utf-16-be": "NUL", "utf-16-le": "NUL", "latin": "UTF-8", "blank": "empty"}
+        if is_text:
+            assert words.get(content, content.lstrip(".")).lower() in message.lower(), message
+
+
+@pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
+def test_the_header_names_columns_as_a_csv_reader_does(separator: str, tmp_path: Path) -> None:
+    names = ["label", "plain", f"a{separator}b", 'the "id"', "x"]
+    if separator in "|\t":  # a quote is part of a value between these
+        names = ["label", "plain", "x"]
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
+    writer.writerow(names)
+    for i in range(40):
+        writer.writerow([i % 2, *(f"{name} {i % 3}" for name in names[1:])])
+    log = open_log(written(tmp_path / "log.csv", text.getvalue()))
+    assert list(log.columns) == names
+    keys = rows_of(log).keys[:3].flatten().numpy()
+    assert set(log.values_of(keys, 40).values()) == {f"{name} {i}" for name in names[1:] for i in range(3)}
+
+
+def test_a_header_may_be_as_long_as_a_line(tmp_path: Path) -> None:
+    names = [f"a column of a rather long name, number {i}".replace(",", "") for i in range(2500)]
+    path = written(tmp_path / "log.csv", ",".join(["label", *names]) + "\n" + ",".join(["1"] * 2501))
+    assert path.stat().st_size > 1 << 16
+    assert len(raw_file(path).head.columns) == 2501
 
 
 @over(("separator", "value"), [(",", "b"), ("\t", '"b"')])

@@ -7,6 +7,7 @@ from functools import partial
 
 import polars as pl
 
+from sparsegroup.data.kinds import SIGNS
 from sparsegroup.data.schema import Head, KnownFormat, LogFormat, same
 from sparsegroup.settings.names import AvazuHour, CriteoNumbers
 
@@ -59,7 +60,8 @@ def _recognised_criteo(head: Head, needs_label: bool) -> LogFormat | None:
 def svm(line: str) -> LogFormat | None:
     """libsvm (`label index:1 …`) or libffm (`label field:index:1 …`), recognized by a line; None if it is neither.
 
-    All rows have as many features as this line; the fields are "1", "2", … in the order of a line.
+    Labels are 0 and 1, or 1 and -1 if that of this line has a sign. All rows have as many features as this line; the
+    fields are "1", "2", … in the order of a line.
     """
     tokens = line.split()
     if len(tokens) < 2 or not all(re.fullmatch(r"(\d+:)?\d+:[^:]+", token) for token in tokens[1:]):
@@ -73,6 +75,7 @@ def svm(line: str) -> LogFormat | None:
         columns=("label", *fields),
         separator=" ",
         split="file",
+        label_rule=SIGNS if re.fullmatch(r"[+-]1(\.0)?", tokens[0]) else "",
         derive=partial(_features, fields=fields, pattern=feature + r":1(?:\.0*)?$"),
         checked=same(fields),
     )

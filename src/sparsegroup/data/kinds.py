@@ -75,6 +75,9 @@ EXCEPT = " except "
 BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), "1") | dict.fromkeys(("false", "no", "f", "n", "0"), "0")
 """Spelling in lower case → what is hashed."""
 
+SIGNS = "signs"
+"""Rule of a label that is 1 or -1, as libsvm's are."""
+
 NUMBERS = "numbers"
 """Rule of a label that is any finite number; bounds may follow: `numbers > 0`, `numbers >= 0 <= 1`."""
 
@@ -102,10 +105,10 @@ class Label:
 
     Attributes:
         column: The column.
-        rule: "" for 0 or 1, or a spelling of `BOOLEANS`; `NUMBERS` for finite numbers; `CLASSES` with their texts,
-            whose numbers from 0 the labels are; a comparison, such as ">=4" or "==click": the label is 1 where it
-            holds, and texts are compared by == and != alone; or "/tries" with the column of as many tries as a row has:
-            the label is the share of them that the column counts, and the row weighs as many times more.
+        rule: "" for 0 or 1, or a spelling of `BOOLEANS`; `SIGNS` for 1 or -1; `NUMBERS` for finite numbers; `CLASSES`
+            with their texts, whose numbers from 0 the labels are; a comparison, such as ">=4" or "==click": the label
+            is 1 where it holds, and texts are compared by == and != alone; or "/tries" with the column of as many tries
+            as a row has: the label is the share of them that the column counts, and the row weighs as many times more.
 
     Raises:
         LogOptionError: Fewer than two classes, more than 1000, or one twice.
@@ -212,6 +215,8 @@ class Label:
     def _value(self) -> pl.Expr:
         text = pl.col("text").str.strip_chars()
         numbers = text.cast(pl.Float64, strict=False)
+        if self.rule == SIGNS:
+            return pl.when(numbers.is_in([-1.0, 0.0, 1.0])).then(numbers > 0)
         if not self.rule:
             words = text.str.to_lowercase().replace_strict(BOOLEANS, default=None, return_dtype=pl.String)
             return pl.coalesce(pl.when(numbers.is_in([0.0, 1.0])).then(numbers), words.cast(pl.Float64))
@@ -245,6 +250,8 @@ class Label:
         """What is wrong with a text that cannot be read."""
         if not self.rule:
             return f"label {self.column!r} must be 0 or 1, true or false, yes or no"
+        if self.rule == SIGNS:
+            return f"label {self.column!r} must be 1 or -1"
         if self.is_binary:
             return f"label {self.column!r} cannot be compared ({self.rule})"
         if self.tries is not None:
@@ -284,7 +291,9 @@ class Label:
             )
 
     def __str__(self) -> str:
-        return self.column + (self.rule if self.is_binary or self.tries is not None else "")
+        if self.rule == SIGNS or not (self.is_binary or self.tries is not None):
+            return self.column
+        return self.column + self.rule
 
 
 def _number(text: str) -> float | None:

@@ -398,6 +398,8 @@ def _headed(
     """
     head, header = files[0].head, files[0].head.columns
     where, names = f"{head.source}:1", ", ".join(header)
+    if not head.line.strip() and head.separator:
+        raise ClickLogError(f"{where}: the first line is empty; it must name the columns")
     if needs_label and (unknown := [name for name in exclude if name not in header]):
         raise ClickLogError(f"{where}: no column {unknown[0]!r} to exclude. The columns are {names}")
     readers = () if label is None else Label.several(label, header)

@@ -200,8 +200,8 @@ class _Parts:
         self.folder, self.log, self.source = folder, log, source
         self.state, self.rows, self._spans = _State(), dict[str, int](), dict[str, tuple[FileSpan, ...]]()
         self._files = dict[str, FileFacts]()
-        if UNFINISHED.is_in(folder):
-            before = UNFINISHED.read(folder)
+        before = UNFINISHED.read(folder) if UNFINISHED.is_in(folder) else None
+        if before is not None and before.parts:
             if before.source != source:
                 raise ClickLogError(
                     f"{folder}: holds parts of another log, or one read in another way; give an empty folder"
@@ -209,9 +209,10 @@ class _Parts:
             before.check_files(folder, ClickLogError)
             self.state, self.rows = _State(**before.state), dict(before.parts)
             self._spans, self._files = dict(before.spans), dict(before.files)
-        elif others := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
-            raise ClickLogError(f"{folder}: holds {others[0]}, of no unfinished prepared log; give an empty folder")
         else:
+            others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+            if others and before is None:
+                raise ClickLogError(f"{folder}: holds {others[0]}, of no unfinished prepared log; give an empty folder")
             self._note()
         for left_behind in (
             *folder.glob(".*.tmp"),

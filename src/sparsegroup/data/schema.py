@@ -1,5 +1,6 @@
 """What the columns of a log are and how they are read: as a schema, as a format, and as a YAML file."""
 
+import csv
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,9 @@ rows remain, at the first row of the time `test_from`, at the first row that the
 file."""
 
 TEST_FRACTION = 0.1
+
+QUOTING = ",;"
+"""Separators of texts whose quotes enclose values; between others a quote is part of a value."""
 
 
 @dataclass(frozen=True)
@@ -281,12 +285,17 @@ class Head:
 
     @classmethod
     def of_text(cls, source: str, line: str) -> "Head":
-        """The head of a text that begins with `line`: tabs separate its columns if there are any, else commas."""
-        head = cls(source, (), line, "\t" if "\t" in line else ",")
+        """Return the head of a text that begins with `line`.
+
+        The first of tab, comma, semicolon and vertical bar that is in the line separates its columns.
+        """
+        head = cls(source, (), line, next((sign for sign in "\t,;|" if sign in line), ","))
         return replace(head, columns=head.cells(head.separator))
 
     def cells(self, separator: str) -> tuple[str, ...]:
-        """The cells of the first line of a text, without quotes."""
+        """Return the cells of the first line of a text, without quotes."""
+        if separator in QUOTING and '"' in self.line:
+            return tuple(next(csv.reader([self.line], delimiter=separator)))
         return tuple(cell.strip('"') for cell in self.line.split(separator))
 
     def has_columns(self, label: str, others: Collection[str], needs_label: bool) -> bool:

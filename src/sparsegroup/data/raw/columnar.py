@@ -77,11 +77,37 @@ def _inner(values: pa.Array) -> Iterator[pa.Array]:
         yield from _inner(part) if pa.types.is_nested(part.type) else [part]
 
 
+def _has_decimal256(dtype: pa.DataType) -> bool:
+    """Whether a type is or holds decimals of 256 bits, at which Polars panics."""
+    inner = (dtype.field(place).type for place in range(dtype.num_fields))
+    return pa.types.is_decimal256(dtype) or any(map(_has_decimal256, inner))
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """Return values of a type that Polars reads, if there is one of the same values."""
+    values = values.storage if isinstance(values, pa.ExtensionArray) else values
+    if pa.types.is_dictionary(values.type):
+        inner = values.type.value_type
+        if pa.types.is_temporal(inner) or pa.types.is_decimal256(inner):
+            values = values.dictionary_decode()
+    if pa.types.is_decimal256(values.type):
+        try:
+            return values.cast(pa.decimal128(38, min(values.type.scale, 38)))
+        except pa.ArrowInvalid:  # more digits
+            return values.cast(pa.string())
+    return values
+
+
 class ColumnarFile(RawFile):
     """A Parquet, Arrow or Feather file; see `RawFile`."""
 
-    suffixes = (".parquet", ".arrow", ".feather")
+    suffixes = (".parquet", ".pq", ".parq", ".arrow", ".feather")
     size = None
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether it is a Parquet file, not an Arrow or Feather file."""
+        return self.suffix not in (".arrow", ".feather")
 
     @cached_property
     def _starts(self) -> dict[int, int]:
@@ -91,11 +117,10 @@ class ColumnarFile(RawFile):
     @contextmanager
     def _opened(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """The file, open to read these columns."""
-        is_parquet = self.suffix == ".parquet"
-        kind = "Parquet" if is_parquet else "Arrow"
+        kind = "Parquet" if self.is_parquet else "Arrow"
         with self.open_bytes() as stream:
             with _damage(self.source, f"damaged, or no {kind} file", ValueError):
-                if is_parquet:
+                if self.is_parquet:
                     file = pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
                 else:
                     file = pa.ipc.open_file(stream)
@@ -155,9 +180,7 @@ class ColumnarFile(RawFile):
     def _texts(self, name: str, values: pa.Array, log: LogFormat, first: int, unusable: dict[int, BadRow]) -> pl.Series:
         """A column as texts; `unusable` receives rows with impossible times or long texts; row 0 is line `first`."""
         column, unread = f"{self.source}: column {name!r}", "write it as text, or give a schema without it"
-        values = values.storage if isinstance(values, pa.ExtensionArray) else values
-        if pa.types.is_dictionary(values.type) and pa.types.is_temporal(values.type.value_type):
-            values = values.dictionary_decode()
+        values = _plain(values)
         if (beyond := _beyond(values)) is not None:
             import pyarrow.compute as pc
 
@@ -165,6 +188,8 @@ class ColumnarFile(RawFile):
                 unusable[row] = (first + row, f"{name!r} {_NO_YEAR}", f"{name}={_numbers(values)[0][row]}")
             values = pc.if_else(beyond, pa.nulls(len(values), values.type), values)
         try:
+            if _has_decimal256(values.type):
+                raise pa.ArrowNotImplementedError("decimals of 256 bits in it")
             frame = pl.DataFrame(pl.from_arrow(pa.RecordBatch.from_arrays([values], [name])))
             dtype = frame.schema[name]
             if dtype.is_nested() and not log.kinds:
@@ -209,7 +234,7 @@ class ColumnarFile(RawFile):
 
 def _leaf_names(field: pa.Field) -> list[str]:
     """The names of the columns that a column becomes once its structs are opened: its own if it has none."""
-    if not pa.types.is_nested(field.type):
+    if not pa.types.is_nested(field.type) or _has_decimal256(field.type):
         return [field.name]
     try:
         return list(leaves({field.name: pl.Series(pl.from_arrow(pa.nulls(0, field.type))).dtype}))

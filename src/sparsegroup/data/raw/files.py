@@ -133,7 +133,7 @@ class RawFile(ABC):
         source: The file as the user would name it, for messages; by default the path.
 
     Attributes:
-        suffixes: Ends of the names of such files; `TEXT` for all that no other kind names.
+        suffixes: Ends of the names of such files, in lower case; `TEXT` for all that no other kind names.
         partition: Name → value of the columns that the folders above it add, such as `day=2026-01-02`; None is a
             missing one.
         first: The first file of the log, if all must have the same columns.
@@ -157,7 +157,7 @@ class RawFile(ABC):
         self.path = on_disk(path) if filesystem is LOCAL else str(path)
         keyed, self.partition = _partition(self.source)
         self.name = max(name or posixpath.basename(self.path), keyed, key=len)
-        self.suffix = posixpath.splitext(self.path)[1]
+        self.suffix = posixpath.splitext(self.path)[1].lower()
         self.first: RawFile | None = None
 
     @abstractmethod
@@ -275,12 +275,10 @@ class RawFile(ABC):
         if repeated := [name for name in log.raw if header.count(name) > 1]:
             raise ClickLogError(f"{where}: column {repeated[0]!r} appears {header.count(repeated[0])} times")
         if not 1 <= len(log.fields) <= MOST_FIELDS:
-            hint = (
-                ""
-                if log.fields or not log.kinds
-                else ": none was taken for a category, and numbers have no embeddings; say in a schema which one is"
-            )
-            raise ClickLogError(f"{where}: {len(log.fields)} fields; there must be 1 to {MOST_FIELDS}{hint}")
+            hint = ": leave some out with `exclude`, or give a schema" if log.fields else ""
+            if log.kinds and not log.fields:
+                hint = ": none was taken for a category, and numbers have no embeddings; say in a schema which one is"
+            raise ClickLogError(f"{where}: {len(log.fields)} fields; there must be 1 to {MOST_FIELDS}{hint}", "exclude")
         named = {*log.fields, *log.numbers}
         if log.weight in named:
             raise ClickLogError(f"{where}: column {log.weight!r} is the weight; it cannot also be a field")
@@ -308,8 +306,8 @@ class RawFile(ABC):
 
 
 def raw_file(path: str | Path, name: str | None = None, **stored: Any) -> RawFile:
-    """The file at `path`, of the kind that its suffix names; see `RawFile`."""
-    return _KINDS.get(posixpath.splitext(path)[1], _KINDS[TEXT])(path, name, **stored)
+    """Return the file at `path`, of the kind that its suffix names in any case; see `RawFile`."""
+    return _KINDS.get(posixpath.splitext(path)[1].lower(), _KINDS[TEXT])(path, name, **stored)
 
 
 def _partition(source: str) -> tuple[str, dict[str, str | None]]:

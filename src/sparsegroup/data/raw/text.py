@@ -4,6 +4,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,43 @@ import pyarrow.csv as pa_csv
 
 from sparsegroup.data.keys import Int64s
 from sparsegroup.data.raw.files import LINE, SAMPLE, TEXT, BadRow, Chunk, RawFile
-from sparsegroup.data.schema import Head, LogFormat
+from sparsegroup.data.schema import QUOTING, Head, LogFormat
 from sparsegroup.errors import ClickLogError
 
 CHUNK_BYTES = 16 << 20
 LONGEST_LINE = 1 << 20
 """Bytes. A longer line is a bad row: it is not kept in memory."""
 
-# To Arrow a quote is one only where a value begins: it reads on over the line's end if none follows, and appends to the
-# value the text between a closing quote and the next comma.
-_VALUE = rb'(?:"(?:[^"]|"")*+"|[^",][^,]*+|)'
-_QUOTES_ENCLOSE_VALUES = re.compile(rb"%b(?:,%b)*+\r?" % (_VALUE, _VALUE))
+_HEAD_BYTES = 1 << 16
+
+_CONTENTS = (
+    (b"PAR1", "is a Parquet file: end its name with .parquet"),
+    (b"ARROW1", "is an Arrow file: end its name with .arrow"),
+    (b"FEA1", "is a Feather file of version 1: write it as Parquet"),
+    (b"PK\x03\x04", "is a ZIP archive or an Excel file: unpack it, or save it as CSV"),
+    (b"\x1f\x8b", "is compressed by gzip: end its name with .gz"),
+    (b"BZh", "is compressed by bzip2: end its name with .bz2"),
+    (b"\xfd7zXZ\0", "is compressed by xz: end its name with .xz"),
+    (b"\x28\xb5\x2f\xfd", "is compressed by Zstandard: end its name with .zst"),
+    (b"\x04\x22\x4d\x18", "is compressed by LZ4: end its name with .lz4"),
+    (b"\xff\xfe", "is a text in UTF-16 or UTF-32: save it as UTF-8, with `iconv -t UTF-8` for example"),
+    (b"\xfe\xff", "is a text in UTF-16: save it as UTF-8, with `iconv -t UTF-8` for example"),
+    (b'{"', "is JSON: write it as CSV or Parquet"),
+    (b'[{"', "is JSON: write it as CSV or Parquet"),
+)
+"""First bytes of a file that is no table as text, and what to do with it."""
+
+
+@cache
+def _quotes_enclose_values(separator: str) -> re.Pattern[bytes]:
+    """Return the pattern of lines whose quotes enclose whole values.
+
+    To Arrow a quote is one only where a value begins: it reads on over the line's end if none follows, and appends to
+    the value the text between a closing quote and the next separator.
+    """
+    sign = re.escape(separator.encode())
+    value = rb'(?:"(?:[^"]|"")*+"|[^"%b][^%b]*+|)' % (sign, sign)
+    return re.compile(rb"%b(?:%b%b)*+\r?" % (value, sign, value))
 
 
 class TextFile(RawFile):
@@ -37,11 +64,22 @@ class TextFile(RawFile):
 
     def _read_head(self) -> Head:
         with self.open_text() as stream:
-            begin = self._read(stream, 1 << 16, 1)
+            begin = more = self._read(stream, _HEAD_BYTES, 1)
+            while more and b"\n" not in more and len(begin) < LONGEST_LINE:
+                begin += (more := self._read(stream, _HEAD_BYTES, 1))
         if not begin:
             raise ClickLogError(f"{self.source}: the file is empty")
-        line = begin.split(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace").removeprefix("\ufeff")
-        return Head.of_text(self.source, line)
+        for signature, what in _CONTENTS:
+            if begin.startswith(signature):
+                raise ClickLogError(f"{self.source}: {what}")
+        line = begin.split(b"\n")[0].rstrip(b"\r")
+        if b"\0" in line:
+            raise ClickLogError(f"{self.source}:1: a NUL byte in the first line: the file is not a text in UTF-8")
+        if b"\r" in line:
+            raise ClickLogError(f"{self.source}:1: lines end with a carriage return: end them with a line feed")
+        if not _is_utf8(line) and len(line) < len(begin):
+            raise ClickLogError(f"{self.source}:1: the first line is not UTF-8: save the file as UTF-8")
+        return Head.of_text(self.source, line.decode("utf-8", "replace").removeprefix("\ufeff"))
 
     @property
     def size(self) -> int | None:
@@ -188,13 +226,13 @@ def _first_long_line(data: bytes) -> int | None:
 def _whole_lines(chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> tuple[bytes, Int64s]:
     """The chunk without blank lines and lines that would mix up their neighbours, and the numbers of the others."""
     data: bytes = chunk.data
-    quoted = log.separator == "," and b'"' in data
+    quoted = log.separator in QUOTING and b'"' in data
     begins = _line_begins(data)
     blank = np.isin(np.frombuffer(data, np.uint8)[begins], list(b"\n\r ")).any()
     returns = b"\r" in data and data.count(b"\r") != data.count(b"\r\n")
     if not quoted and not blank and not returns and _is_utf8(data):
         return data, np.arange(chunk.line, chunk.line + len(begins))
-    kept, numbers = [], []
+    kept, numbers, pattern = [], [], _quotes_enclose_values(log.separator)
     for number, line in enumerate(data.split(b"\n")[:-1], chunk.line):
         if not line.strip(b" \r"):
             continue
@@ -202,7 +240,7 @@ def _whole_lines(chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> tuple[bytes
             reason = "invalid UTF-8"
         elif b"\r" in line[:-1]:
             reason = "a carriage return within the line"
-        elif quoted and b'"' in line and not _QUOTES_ENCLOSE_VALUES.fullmatch(line):
+        elif quoted and b'"' in line and not pattern.fullmatch(line):
             reason = "a quote that is not closed, or text after a closing quote"
         else:
             kept.append(line + b"\n")
@@ -248,7 +286,7 @@ def _parse(data: bytes, numbers: Int64s, log: LogFormat, columns: list[str], bad
         read_options=pa_csv.ReadOptions(column_names=columns, use_threads=False, block_size=len(data) + 1),
         parse_options=pa_csv.ParseOptions(
             delimiter=log.separator,
-            quote_char='"' if log.separator == "," else False,
+            quote_char='"' if log.separator in QUOTING else False,
             invalid_row_handler=on_malformed,
             ignore_empty_lines=False,
         ),

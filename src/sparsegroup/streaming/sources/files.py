@@ -563,7 +563,7 @@ def _first_batches(file: RawFile, rows: int) -> list[pa.RecordBatch]:
     _ = file.head  # raises ClickLogError if it is damaged
     found: list[pa.RecordBatch] = []
     with file.open_bytes() as stream:
-        if file.suffix == ".parquet":
+        if file.is_parquet:
             batches: Iterator[pa.RecordBatch] = pq.ParquetFile(stream).iter_batches(max(rows, 1))
         else:
             reader = pa.ipc.open_file(stream)
@@ -581,13 +581,13 @@ def _write_head(path: Path, number: int, file: RawFile, head: Any) -> str:
     partitions = [part for part in file.source.split("/")[:-1] if "=" in part[1:]]
     name = posixpath.basename(file.path)
     if file.is_compressed:
-        name = name.removesuffix(file.suffix)
+        name = name[: -len(file.suffix)]
     folder = path.joinpath(*partitions)
     os.makedirs(folder, exist_ok=True)
     target = str(folder / f"{number:06}-{name}")
     if isinstance(head, bytes):
         Path(target).write_bytes(head)
-    elif file.suffix == ".parquet":
+    elif isinstance(file, ColumnarFile) and file.is_parquet:
         pq.write_table(pa.Table.from_batches(head), on_disk(target), filesystem=LOCAL)
     else:
         with pa.OSFile(target, "wb") as stream, pa.ipc.new_file(stream, head[0].schema) as writer:
