@@ -22,6 +22,7 @@ from sparsegroup.data import ClickLogError, Log, LogOptionError, PreparedLog, op
 from sparsegroup.data.kinds import NUMBERS, Label
 from sparsegroup.data.open import FormatOptions
 from sparsegroup.data.schema import LogFormat, read_schema, write_schema
+from sparsegroup.data.values import classes_in
 from sparsegroup.objectives import Objective
 from sparsegroup.training import Config
 
@@ -176,7 +177,7 @@ def test_labels_that_are_all_the_same_are_warned_of(tmp_path: Path, caplog: pyte
     [(["10", "9", "9.0", " 1e1", None], ("9", "10")), (["10", "9", "b", " a ", ""], ("10", "9", "a", "b"))],
 )
 def test_classes_are_sorted_as_numbers_if_all_are(texts: list[str], classes: tuple[str, ...]) -> None:
-    label = Label.of_texts("x", pl.Series(texts, dtype=pl.String))
+    label = Label.of_classes("x", classes_in(pl.Series(texts, dtype=pl.String)))
     assert label.classes == classes
     read = label.read(pl.Series(texts, dtype=pl.String)).to_list()
     names = [None if text is None else text.strip() for text in texts]

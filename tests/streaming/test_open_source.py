@@ -10,12 +10,14 @@ from typing import Any
 
 import polars as pl
 import pytest
+import torch
 
 from data_cases import CSV, HEADER
 from over import over
 from sparsegroup.data import open_log
+from sparsegroup.data.frames import feature_format
+from sparsegroup.data.raw.encode import encode_frame
 from sparsegroup.data.raw.files import LINE, BadRow, raw_file
-from sparsegroup.data.schema import LogFormat
 from sparsegroup.streaming import sources
 from sparsegroup.streaming.sources import EndOfStream, StdinSource, StreamError, open_source
 from sparsegroup.streaming.sources.records import frame_of, record_of
@@ -205,20 +207,29 @@ VALUES: dict[str, list[Any]] = {
 }
 
 
-def test_values_of_json_are_the_texts_that_a_parquet_file_of_them_has(tmp_path: Path) -> None:
+def test_values_of_json_have_the_keys_that_a_parquet_file_of_them_has(tmp_path: Path) -> None:
     typed = pl.DataFrame(VALUES)
     typed.write_parquet(tmp_path / "a.parquet")
     names = ("text", "whole", "float", "flag", "list", "inner.x", "inner.y", "items.k")
-    format = LogFormat("log", "", names, labelled=False, kinds=dict.fromkeys(names, "category"))
+    kinds = {name: "list json" if name in ("list", "items.k") else "category" for name in names}
+    format = feature_format(kinds).for_scoring()
     file, bad = raw_file(tmp_path / "a.parquet"), list[BadRow]()
     assert set(file.head.columns) == set(names)
     (chunk,) = file.chunks(format, 0, 1, 1 << 20)
-    theirs = file.full_frame(chunk, format, [])
+    theirs = encode_frame(file.full_frame(chunk, format, []), format, []).batch
     texts = [json.dumps(value).encode() for value in typed.iter_rows(named=True)]
-    ours = frame_of([(line, record_of(text), text) for line, text in enumerate(texts, 1)], format, bad)
+    ours = encode_frame(
+        frame_of([(line, record_of(text), text) for line, text in enumerate(texts, 1)], format, bad), format, bad
+    ).batch
     assert not bad
-    for name in (*names, LINE):
-        expected = theirs[name].to_list()
-        if name == "items.k":  # of an empty list it is not known that it would have objects
-            expected[1] = None
-        assert ours[name].to_list() == expected, name
+    assert torch.equal(ours.keys, theirs.keys)
+    for one, other in zip(ours.bags, theirs.bags, strict=True):
+        assert torch.equal(one.keys, other.keys)
+
+
+def test_an_object_or_list_that_turns_up_late_is_a_bad_row(tmp_path: Path) -> None:
+    format, bad = feature_format({"a": "category", "b": "number"}).for_scoring(), list[BadRow]()
+    texts = [json.dumps({"a": value, "b": 1}).encode() for value in ("x", {"k": 1}, ["y"], [{"k": 1}], None)]
+    rows = frame_of([(line, record_of(text), text) for line, text in enumerate(texts, 1)], format, bad)
+    assert rows[LINE].to_list() == [1, 5]
+    assert [line for line, reason, _ in bad if "'a' takes" in reason] == [2, 3, 4]

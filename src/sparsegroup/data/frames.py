@@ -13,16 +13,17 @@ import torch
 from sparsegroup.data.batches import Bags, Batch, concatenated
 from sparsegroup.data.inference.columns import SAMPLE_ROWS, infer_columns, kinds_of
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.kinds import ColumnFinding, leaves, text_of
+from sparsegroup.data.kinds import ColumnFinding
 from sparsegroup.data.log import Log
 from sparsegroup.data.raw.encode import encode_frame
 from sparsegroup.data.raw.files import LINE, BadRow
 from sparsegroup.data.schema import LogFormat, format_for_kinds
+from sparsegroup.data.values import leaves, texts_of, without_empty
 from sparsegroup.errors import ClickLogError
 from sparsegroup.objectives import LOGISTIC
 
 _ROWS = 65_536
-"""Rows that are texts at a time."""
+"""Rows that are hashed at a time."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat | None = None) 
     """The keys and numbers of a frame's rows, equal to a log's of the same values.
 
     Args:
-        frame: `[n]` rows: of Polars, pandas, Arrow, or anything with Arrow's PyCapsule interface. Typed columns are
-            read as their texts in a CSV. A label and columns that are not named are passed over.
+        frame: `[n]` rows: of Polars, pandas, Arrow, or anything with Arrow's PyCapsule interface. A label and columns
+            that are not named are passed over.
         columns: Column → its kind, see `ColumnKind`, such as `Log.columns`; or what `read_schema` gives. None: what
             `columns_of` infers from these rows, of which none is a label then. Rows for a model are to be read by the
             columns that it was trained on.
@@ -91,7 +92,7 @@ def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFind
         if isinstance(dtype, pl.Categorical | pl.Enum)
     }
     known |= dict.fromkeys(exclude, ("ignore", "left out, as requested"))
-    texts = text_frame(data.head(SAMPLE_ROWS), data.columns)
+    texts = texts_of(columns_in(data.head(SAMPLE_ROWS), data.columns), data.columns)
     return infer_columns(texts, whole=len(data) <= SAMPLE_ROWS, known=known)
 
 
@@ -189,9 +190,9 @@ def _batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
     """The rows as one batch, labels 0, no weights; without a time of the log's own, times are the rows' numbers."""
     log, parts = replace(log.without_label(), weight=None), []
     for first in range(0, max(len(frame), 1), _ROWS):
-        texts, bad = text_frame(frame.slice(first, _ROWS), log.raw), list[BadRow]()
-        lines = pl.int_range(first, first + len(texts), eager=True).alias(LINE)
-        encoded = encode_frame(texts.with_columns(lines), log, bad)
+        rows, bad = columns_in(frame.slice(first, _ROWS), log.raw), list[BadRow]()
+        lines = pl.int_range(first, first + len(rows), eager=True).alias(LINE)
+        encoded = encode_frame(rows.with_columns(lines), log, bad)
         if bad:
             row, reason, value = min(bad)
             raise ClickLogError(f"row {row}: {reason}: {value!r}")
@@ -199,12 +200,12 @@ def _batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
     return concatenated(parts)
 
 
-def text_frame(frame: pl.DataFrame, names: Collection[str], *, plain: bool = False) -> pl.DataFrame:
-    """Some columns as texts, null where there is no value; `plain`: see `text_of`.
+def columns_in(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
+    """Return some columns, null where there is no value.
 
     Raises:
         ClickLogError: A column is missing.
     """
     if missing := [name for name in names if name not in frame.columns]:
         raise ClickLogError(f"no column {missing[0]!r} in the frame; the columns are {', '.join(frame.columns)}")
-    return frame.select(text_of(name, frame.schema[name], plain=plain) for name in names)
+    return frame.select(without_empty(name, frame.schema[name]) for name in names)

@@ -1,15 +1,13 @@
-"""What a column of a log can be, as one text, and how its values are read.
-
-Every column is read as texts: that of a CSV unchanged, a typed one (Parquet, Arrow, data frames) by `text_of`.
-"""
+"""What a column of a log can be, as one text: its kind; and how labels are read."""
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from operator import ge, gt, le, lt
-from typing import Any, Self
+from typing import Self
 
 import polars as pl
 
@@ -96,8 +94,6 @@ ISO = (
 )
 """A date, or a date and a time, with or without a zone."""
 
-_DAY = 24 * 3600
-
 
 @dataclass(frozen=True)
 class Label:
@@ -172,18 +168,6 @@ class Label:
             )
         return cls(column, CLASSES + json.dumps(list(classes), ensure_ascii=False))
 
-    @classmethod
-    def of_texts(cls, column: str, texts: pl.Series) -> "Label":
-        """The label of a column whose values `[n]` show the classes: sorted as numbers, if all are, else as texts.
-
-        LogOptionError if they are fewer than two, or more than 1000.
-        """
-        every = texts.str.strip_chars().replace("", None).drop_nulls().unique()
-        if every.cast(pl.Float64, strict=False).is_finite().fill_null(False).all():
-            numerals = pl.DataFrame({"text": every}).select(as_numeral("text")).to_series().unique()
-            return cls.of_classes(column, sorted(numerals, key=float))
-        return cls.of_classes(column, sorted(every))
-
     @property
     def classes(self) -> tuple[str, ...]:
         """The texts of the classes, in the order of their numbers; none of other rules, or before they are found."""
@@ -224,7 +208,7 @@ class Label:
             values, places = [_number(name) for name in classes], list(range(len(classes)))
             if None not in values:  # 1 and 1.0 are one number
                 return numbers.replace_strict(values, places, default=None, return_dtype=pl.Float64)
-            return text.replace_strict(classes, places, default=None, return_dtype=pl.Float64)
+            return text.str.normalize("NFC").replace_strict(classes, places, default=None, return_dtype=pl.Float64)
         if not self.is_binary:
             valid = numbers.cast(pl.Float32).is_finite()
             for sign, bound in self._bounds:
@@ -236,7 +220,11 @@ class Label:
             assert number is not None
             return _BY_ORDER[sign](numbers, number)
         # 1 and 1.0 are one number; a text equals none.
-        holds = text == value if number is None else (numbers == number).fill_null(False)
+        holds = (
+            text.str.normalize("NFC") == unicodedata.normalize("NFC", value)
+            if number is None
+            else (numbers == number).fill_null(False)
+        )
         return pl.when(text.is_not_null()).then(holds if sign == "==" else ~holds)
 
     @property
@@ -308,14 +296,14 @@ def _number(text: str) -> float | None:
 class ColumnKind:
     """What a column is, and so what becomes of it.
 
-    - `category`: a field; its values are hashed unchanged.
+    - `category`: a field; a text is hashed unchanged, a typed number in one spelling: 7 for 7.0.
     - `category of numbers`: a field whose values are numbers, so that 1, 1.0 and 01 are one of them.
     - `number`: an unchanged number, float32; a missing or infinite one is NaN.
     - `category, number`: both of the last two.
     - `amount`: a number with a currency or percent, or digits in groups: `$1,234.50`, `30 %`; `amount comma` where the
       decimals follow a comma: `1.234,50 €`. One that cannot be read makes the row a bad one.
-    - `category, amount`, `category, amount comma`: a field of the texts, and the number.
-    - `boolean`: a field of 0 and 1; true, yes, t, y are 1, false, no, f, n are 0, in any case.
+    - `category, amount`, `category, amount comma`: a field of the numbers, and the number.
+    - `boolean`: a field of 0 and 1; true, yes, t, y, 1.0 are 1, false, no, f, n, 0.0 are 0, in any case.
     - `timestamp UNIT`: two fields, hour (0 to 23) and weekday (1, Monday, to 7); of a date the weekday alone. Units are
       s, ms, us, ns (whole numbers since 1970, UTC), iso (2024-01-31T09:30:00+01:00, in the zone written) and date; or
       any format of `strptime` with a year, such as `timestamp %d/%m/%Y %H:%M`.
@@ -390,6 +378,11 @@ class ColumnKind:
         return self.role in ("time", "timestamp")
 
     @property
+    def can_be_unread(self) -> bool:
+        """Whether a field of the column may have values that cannot be read."""
+        return self.is_time or self.role == "list"
+
+    @property
     def has_hour(self) -> bool:
         """Whether the times of a column are more than dates."""
         return self.detail != "date" and ("%" not in self.detail or "%H" in self.detail or "%I" in self.detail)
@@ -436,203 +429,3 @@ class ColumnFinding:
     missing: float = 0.0
     auc: float | None = None
     warning: str = ""
-
-
-def leaves(schema: Mapping[str, Any]) -> dict[str, pl.Expr]:
-    """Name → values of typed columns, with structs opened: the fields of a struct are columns called `column.field`.
-
-    Each field of a list of structs is a list.
-
-    Raises:
-        ClickLogError: Two columns would have the same name.
-    """
-    found: dict[str, pl.Expr] = {}
-
-    def add(name: str, dtype: Any, values: pl.Expr) -> None:
-        inner = getattr(dtype, "inner", None)
-        if isinstance(dtype, pl.Struct):
-            for field in dtype.fields:
-                add(f"{name}.{field.name}", field.dtype, values.struct.field(field.name))
-        elif isinstance(inner, pl.Struct):
-            values = values.arr.to_list() if isinstance(dtype, pl.Array) else values
-            for field in inner.fields:
-                part = pl.element().struct.field(field.name)
-                add(f"{name}.{field.name}", pl.List(field.dtype), values.list.eval(part))
-        elif name in found:
-            raise ClickLogError(f"two columns are called {name!r}, one of them a field of a struct: rename one")
-        else:
-            found[name] = values.alias(name)
-
-    for name, dtype in schema.items():
-        add(name, dtype, pl.col(name))
-    return found
-
-
-def text_of(name: str, dtype: pl.DataType, *, plain: bool = False) -> pl.Expr:
-    """A typed column as the texts that a CSV of the same data has, null where there is no value.
-
-    Whole numbers have no decimals, booleans are true and false, times ISO's (with the offset of their zone, if they
-    have one), lists and structs JSON. If `plain`, for formats without kinds: booleans are 0 and 1, times and durations
-    whole seconds, and there are no lists and structs.
-    """
-    column = pl.col(name)
-    if dtype.is_float():
-        column = column.fill_nan(None)
-        whole = (column == column.round()) & (column.abs() < 2.0**53)
-        as_whole = column.cast(pl.Int64, strict=False).cast(pl.String)
-        column = pl.when(whole).then(as_whole).otherwise(column.cast(pl.String))
-    elif plain and dtype == pl.Boolean:
-        column = column.cast(pl.UInt8)
-    elif plain and dtype.is_temporal():
-        match dtype:
-            case pl.Time():
-                column = column.cast(pl.Int64) // PER_SECOND["ns"]
-            case pl.Duration():
-                column = column.dt.total_seconds()
-            case _:
-                column = column.cast(pl.Datetime).dt.epoch("s")
-    elif isinstance(dtype, pl.Datetime):
-        column = column.dt.strftime("%Y-%m-%dT%H:%M:%S" + ("%z" if dtype.time_zone else ""))
-    elif isinstance(dtype, pl.Duration):
-        column = column.cast(pl.Int64)
-    elif isinstance(dtype, pl.List | pl.Array | pl.Struct):
-        # What is written of a struct of only this column, {"":…}, without the braces around.
-        encoded = pl.struct(column.alias("")).struct.json_encode()
-        column = pl.when(column.is_not_null()).then(encoded.str.slice(4, encoded.str.len_chars() - 5))
-    return column.cast(pl.String).replace("", None).alias(name)
-
-
-# How values are read: expressions of a column of texts
-
-
-def stripped(name: str) -> pl.Expr:
-    """The texts of a column without blanks around them."""
-    return pl.col(name).str.strip_chars()
-
-
-def is_missing(text: pl.Expr) -> pl.Expr:
-    """Whether a text is a spelling of no value; true of null."""
-    return text.is_null() | text.is_in(MISSING)
-
-
-def as_number(name: str) -> pl.Expr:
-    """Float32: NaN for a missing or infinite number, null for what is none."""
-    text = stripped(name)
-    value = text.cast(pl.Float64, strict=False)
-    narrow = value.cast(pl.Float32, strict=False)
-    nan = pl.lit(float("nan"), pl.Float32)
-    return pl.when(narrow.is_finite()).then(narrow).when(value.is_not_null() | is_missing(text)).then(nan)
-
-
-def as_numeral(name: str) -> pl.Expr:
-    """A number in one spelling, as text; anything else is unchanged, and a missing number is empty."""
-    text = stripped(name)
-    whole, value = text.cast(pl.Int64, strict=False), text.cast(pl.Float64, strict=False)
-    is_whole = value.is_finite() & (value == value.round()) & (value.abs() < 2.0**53)
-    return (
-        pl.when(is_missing(text))
-        .then(pl.lit(""))
-        .when(whole.is_not_null())
-        .then(whole.cast(pl.String))
-        .when(is_whole)
-        .then(value.cast(pl.Int64, strict=False).cast(pl.String))
-        .otherwise(pl.coalesce(value.cast(pl.String), text))
-    )
-
-
-def as_amount(name: str, comma: str) -> pl.Expr:
-    """Float32 of an amount without its currency, as `as_number`; `comma` is the kind's detail."""
-    text = stripped(name)
-    number = text.str.replace_all(SIGN, "").str.strip_chars()
-    digits = number.str.replace_all(r"[^\d,+-]" if comma else r"[^\d.+-]", "").str.replace(",", ".", literal=True)
-    value = pl.when(number.str.contains(AMOUNTS[comma])).then(digits.cast(pl.Float32, strict=False))
-    nan = pl.lit(float("nan"), pl.Float32)
-    return pl.when(is_missing(text)).then(nan).when(value.is_finite()).then(value)
-
-
-def as_domain(name: str) -> pl.Expr:
-    """The domain of an e-mail address or a URL, lower case; empty for a missing one, anything else in lower case."""
-    text = stripped(name).str.to_lowercase()
-    host = pl.coalesce(text.str.extract(r"^[a-z][a-z0-9+.-]*://(?:[^/@]*@)?([^/:?#]*)"), text.str.extract(r"@([^@]+)$"))
-    return pl.when(is_missing(stripped(name))).then(pl.lit("")).otherwise(pl.coalesce(host, text))
-
-
-def words_of(text: pl.Expr) -> pl.Expr:
-    """The different words of a text in lower case, in the order of the text."""
-    found = text.str.to_lowercase().str.extract_all(r"[\p{L}\p{N}]+")
-    return found.list.head(MOST_WORDS).list.unique(maintain_order=True)
-
-
-def as_words(name: str) -> pl.Expr:
-    """The words of a text with `JOINT` between them; none of a missing text."""
-    text = pl.col(name)
-    return pl.when(is_missing(stripped(name))).then(pl.lit("")).otherwise(words_of(text).list.join(JOINT))
-
-
-def as_boolean(name: str) -> pl.Expr:
-    """What is hashed for the spellings of true and false, empty for missing ones; anything else is unchanged."""
-    text = stripped(name)
-    read = text.str.to_lowercase().replace_strict(BOOLEANS, default=None, return_dtype=pl.String)
-    return pl.when(is_missing(text)).then(pl.lit("")).otherwise(pl.coalesce(read, text))
-
-
-def as_seconds(name: str, unit: str) -> tuple[pl.Expr, pl.Expr]:
-    """Whole seconds since 1970, int64, null where they cannot be read: in UTC, and in the zone that is written."""
-    if unit in PER_SECOND:
-        text = stripped(name)
-        number = text.cast(pl.Float64, strict=False).floor().cast(pl.Int64, strict=False)
-        seconds = pl.coalesce(text.cast(pl.Int64, strict=False), number) // PER_SECOND[unit]
-        return seconds, seconds
-    if "%" in unit:
-        seconds = stripped(name).str.to_datetime(unit, strict=False, time_unit="us").dt.epoch("s")
-        return seconds, seconds
-    parts = pl.col(name).str.extract_groups(ISO)
-    day = parts.struct.field("date").str.to_date("%Y-%m-%d", strict=False).cast(pl.Int64) * _DAY
-    hour, minute, second = (
-        parts.struct.field(part).cast(pl.Int64, strict=False).fill_null(0) for part in ("hour", "minute", "second")
-    )
-    local = pl.when((hour < 24) & (minute < 60) & (second < 61)).then(day + hour * 3600 + minute * 60 + second)
-    zone = parts.struct.field("zone")
-    hours = zone.str.slice(1, 2).cast(pl.Int64, strict=False).fill_null(0)
-    minutes = zone.str.slice(3).str.strip_prefix(":").cast(pl.Int64, strict=False).fill_null(0)
-    ahead = (hours * 3600 + minutes * 60) * pl.when(zone.str.starts_with("-")).then(-1).otherwise(1).fill_null(1)
-    return local - ahead, local
-
-
-def hour_of(local: pl.Expr) -> pl.Expr:
-    """The hour of seconds since 1970, 0 to 23, as text."""
-    return (local % _DAY // 3600).cast(pl.String)
-
-
-def weekday_of(local: pl.Expr) -> pl.Expr:
-    """The weekday of seconds since 1970, 1 (Monday) to 7, as text."""
-    return ((local // _DAY + 3) % 7 + 1).cast(pl.String)
-
-
-def as_list(name: str, separator: str) -> pl.Expr:
-    """The values of a list with one separator between them; of a JSON array `JOINT`."""
-    text = pl.when(is_missing(stripped(name))).then(pl.lit("")).otherwise(pl.col(name))
-    return text.map_batches(_joined, return_dtype=pl.String) if separator == JSON else text
-
-
-def _joined(texts: pl.Series) -> pl.Series:
-    lists = {text: json_list(text) if text else [] for text in texts.unique()}
-    joined = [None if values is None else JOINT.join(values) for values in lists.values()]
-    return texts.replace_strict(list(lists), joined, return_dtype=pl.String)
-
-
-def json_list(text: str) -> list[str] | None:
-    """The values of a JSON array as texts: 1.0 is "1", null is ""; None where it is no array."""
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return None
-    return [_text_of(value) for value in values] if isinstance(values, list) else None
-
-
-def _text_of(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return "" if value is None else json.dumps(value)

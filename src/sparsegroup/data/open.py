@@ -20,6 +20,7 @@ from sparsegroup.data.raw.files import Chunk, LogPaths, RawFile, listed, paths_o
 from sparsegroup.data.raw.raw_log import RawLog, by_first_time
 from sparsegroup.data.raw.text import CHUNK_BYTES
 from sparsegroup.data.schema import TEST_FRACTION, LogFormat, format_for_kinds, read_schema
+from sparsegroup.data.values import classes_in, padded_twins, texts_of
 from sparsegroup.errors import ClickLogError, LogOptionError
 from sparsegroup.names import moment_of
 from sparsegroup.settings.names import (
@@ -291,11 +292,18 @@ def _with_classes(files: Sequence[RawFile], log: LogFormat, labels: str | Sequen
     )
     found, rows, size = [pl.Series(dtype=pl.String)], 0, 0
     for file, chunk, read in _chunks(files, plain):
-        found.append(file.full_frame(chunk, plain, [])[log.label])
+        found.append(texts_of(file.full_frame(chunk, plain, []), [log.label])[log.label])
         rows, size = rows + len(found[-1]), size + read
         if rows >= SAMPLE_ROWS or size >= _SAMPLE_BYTES:
             break
-    return replace(log, label_rule=Label.of_texts(log.label, pl.concat(found).head(SAMPLE_ROWS)).rule)
+    texts = pl.concat(found).head(SAMPLE_ROWS)
+    if merged := padded_twins(texts):
+        _logger.warning(
+            "label %r: %s are one class: blanks before and after a text are no part of it",
+            log.label,
+            " and ".join(map(repr, merged)),
+        )
+    return replace(log, label_rule=Label.of_classes(log.label, classes_in(texts)).rule)
 
 
 def _with_class_weights(log: LogFormat, wanted: Mapping[str, Any]) -> LogFormat:
@@ -512,7 +520,7 @@ def _first_rows(files: Sequence[RawFile]) -> tuple[pl.DataFrame, bool]:
         if rows >= SAMPLE_ROWS or size >= _SAMPLE_BYTES:
             whole = False
             break
-        frames.append(file.full_frame(chunk, log, []).select(names))
+        frames.append(texts_of(file.full_frame(chunk, log, []), names).select(names))
         rows += len(frames[-1])
         size += read if head.separator else 0
     frame, count = pl.concat(frames).head(SAMPLE_ROWS), min(rows, SAMPLE_ROWS)

@@ -22,8 +22,13 @@ from sparsegroup.data.kinds import (
     ColumnFinding,
     ColumnKind,
     Label,
+)
+from sparsegroup.data.values import (
+    TEXT,
     as_amount,
+    as_amount_numeral,
     as_boolean,
+    as_category,
     as_domain,
     as_list,
     as_number,
@@ -31,9 +36,9 @@ from sparsegroup.data.kinds import (
     as_seconds,
     as_words,
     hour_of,
-    is_missing,
     stripped,
     weekday_of,
+    without_missing,
 )
 from sparsegroup.errors import ClickLogError, LogOptionError
 from sparsegroup.settings.yaml_settings import SettingsError, StrictSettings, checked, read_yaml
@@ -188,6 +193,12 @@ class LogFormat:
         wanted = (*labels, *self.fields, *self.numbers, self.time, self.split_column, self.weight)
         return tuple(dict.fromkeys(self.sources.get(name, name) for name in wanted if name is not None))
 
+    def kind_of(self, name: str) -> ColumnKind | None:
+        """Return the kind of a raw column; None if the format has no kinds, and for the separator of a list `list`."""
+        if self.kinds:
+            return ColumnKind.of(self.kinds.get(name, "category"))
+        return ColumnKind("list", self.lists[name]) if name in self.lists else None
+
     @property
     def has_header(self) -> bool:
         """Whether the first line names the columns."""
@@ -253,7 +264,9 @@ class LogFormat:
 
     def for_scoring(self) -> "LogFormat":
         """The format for all rows in the order of the file: no test set, no time."""
-        return replace(self, time=None, split="none", split_column=None, test_from=None)
+        # A time may be missing in a row to score; what its kind makes of it is checked in each row that has one.
+        checked = {made: raw for made, raw in self.checked.items() if made != self.time or not self.kinds}
+        return replace(self, time=None, split="none", split_column=None, test_from=None, checked=checked)
 
     def endless(self) -> "LogFormat":
         """The format without a test set: all rows of a stream are predicted and then learnt."""
@@ -351,7 +364,7 @@ def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> Log
         time=next((made for made, role, _, _ in outputs if role == "time"), next(iter(times), None)),
         weight=next(iter(weights), None),
         derive=transform,
-        checked={made: name for made, role, name, _ in outputs if role != "field" or read[name].is_time},
+        checked={made: name for made, role, name, _ in outputs if role != "field" or read[name].can_be_unread},
         sources=sources,
         kinds=kinds,
         **others,
@@ -365,13 +378,18 @@ class ColumnTransform:
     kinds: tuple[tuple[str, str], ...]
 
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The columns of `frame`, texts, and what is made of them; null where a value cannot be read."""
-        there = set(frame.columns)
-        odd = {name: list(missing) for name, missing in self._missing.items() if name in there}
+        """Return the columns of `frame`, of any types, and what is made of them; null where a value cannot be read.
+
+        Raises:
+            ClickLogError: A column's type cannot be what its kind is.
+        """
+        schema = frame.schema
+        odd = {name: list(missing) for name, missing in self._missing.items() if name in schema}
         frame = frame.with_columns(
-            pl.when(~stripped(name).is_in(texts)).then(pl.col(name)).alias(name) for name, texts in odd.items()
+            pl.when(~stripped(name, schema[name]).is_in(texts)).then(pl.col(name)).alias(name)
+            for name, texts in odd.items()
         )
-        return frame.with_columns(how.alias(made) for made, _, name, how in self.outputs if name in there)
+        return frame.with_columns(how.alias(made) for made, _, name, how in self._outputs(schema) if name in schema)
 
     def __reduce__(self) -> tuple[type["ColumnTransform"], tuple[Any]]:
         return ColumnTransform, (self.kinds,)  # expressions need not be sent to other processes
@@ -384,47 +402,48 @@ class ColumnTransform:
 
     @cached_property
     def outputs(self) -> tuple[tuple[str, str, str, pl.Expr], ...]:
-        """What is made: its name, whether it is a field, a number or the time, of which raw column, and how.
+        """What is made: its name, whether it is a field, a number or the time, its raw column, and how of texts.
 
         The expressions read columns in which the texts of `ColumnKind.missing` are null already.
         """
-        return tuple(self._outputs())
+        return tuple(self._outputs({}))
 
-    def _outputs(self) -> Iterator[tuple[str, str, str, pl.Expr]]:
+    def _outputs(self, schema: Mapping[str, pl.DataType]) -> Iterator[tuple[str, str, str, pl.Expr]]:
         taken = {LABEL, TIME} | ({WEIGHT} if "weight" in dict(self.kinds).values() else set())
         for name, text in self.kinds:
             kind, made = ColumnKind.of(text), f"{name}.value" if name in taken else name
+            dtype = schema.get(name, TEXT)
             match kind.role:
                 case "category":
-                    yield made, "field", name, pl.col(name)
+                    yield made, "field", name, as_category(name, dtype)
                 case "category of numbers":
-                    yield made, "field", name, as_numeral(name)
+                    yield made, "field", name, as_numeral(name, dtype)
                 case "number":
-                    yield made, "number", name, as_number(name)
+                    yield made, "number", name, as_number(name, dtype)
                 case "category, number":
-                    yield made, "field", name, as_numeral(name)
-                    yield f"{name}.number", "number", name, as_number(name)
+                    yield made, "field", name, as_numeral(name, dtype)
+                    yield f"{name}.number", "number", name, as_number(name, dtype)
                 case "amount":
-                    yield made, "number", name, as_amount(name, kind.detail)
+                    yield made, "number", name, as_amount(name, kind.detail, dtype)
                 case "category, amount":
-                    yield made, "field", name, pl.col(name)
-                    yield f"{name}.number", "number", name, as_amount(name, kind.detail)
+                    yield made, "field", name, as_amount_numeral(name, kind.detail, dtype)
+                    yield f"{name}.number", "number", name, as_amount(name, kind.detail, dtype)
                 case "boolean":
-                    yield made, "field", name, as_boolean(name)
+                    yield made, "field", name, as_boolean(name, dtype)
                 case "words":
-                    yield made, "field", name, as_words(name)
+                    yield made, "field", name, as_words(name, dtype)
                 case "domain":
-                    yield made, "field", name, as_domain(name)
+                    yield made, "field", name, as_domain(name, dtype)
                 case "category, domain":
-                    yield made, "field", name, pl.col(name)
-                    yield f"{name}.domain", "field", name, as_domain(name)
+                    yield made, "field", name, as_category(name, dtype)
+                    yield f"{name}.domain", "field", name, as_domain(name, dtype)
                 case "list":
-                    yield made, "field", name, as_list(name, kind.detail)
+                    yield made, "field", name, as_list(name, kind.detail, dtype)
                 case "time" | "timestamp" if kind.detail:
-                    seconds, local = as_seconds(name, kind.detail)
+                    seconds, local = as_seconds(name, kind.detail, dtype)
                     parts = {f"{name}.hour": hour_of(local)} if kind.has_hour else {}
                     for made, part in (parts | {f"{name}.weekday": weekday_of(local)}).items():
-                        yield made, "field", name, pl.when(is_missing(stripped(name))).then(pl.lit("")).otherwise(part)
+                        yield made, "field", name, without_missing(name, dtype, part)
                     if kind.role == "time":
                         yield f"{name}.seconds", "time", name, seconds
 

@@ -1,6 +1,5 @@
 """Rows of requests, as JSON or Arrow has them, to what a model takes: hashed as training has hashed its log."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,12 +14,12 @@ import torch
 
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.formats import FORMATS
-from sparsegroup.data.frames import feature_format, polars_frame, text_frame
+from sparsegroup.data.frames import columns_in, feature_format, polars_frame
 from sparsegroup.data.keys import VALUE_BITS
-from sparsegroup.data.kinds import JSON, ColumnKind
 from sparsegroup.data.raw.encode import EncodedRows, encode_frame
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow
 from sparsegroup.data.schema import ColumnTransform, LogFormat, LogSchema, read_schema
+from sparsegroup.data.values import opened, text_of_value
 from sparsegroup.errors import ClickLogError, UserError, did_you_mean
 from sparsegroup.training import Config
 
@@ -30,11 +29,8 @@ _REMEMBERED = 1 << 14
 _LONGEST = 200
 """Characters of the longest text that is remembered."""
 
-_PLAIN_FLOATS = (1e-4, 1e15)
-"""Between these sizes Python writes a number as Polars does."""
-
 Row = Mapping[str, Any]
-"""Column of the log → its value: text, number, true or false, a list of these, or None."""
+"""Column of the log → its value: text, number, true or false, a list of these, an object of columns, or None."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class RowReader:
 
     def __init__(self, log: LogFormat) -> None:
         self.log, self.columns = log, log.raw
-        self._kinds = {name: ColumnKind.of(kind) for name, kind in log.kinds.items()}
+        self._kinds = {name: log.kind_of(name) for name in log.raw}
         self._single = [name for name in log.fields if name not in log.lists]
         # Where a format makes its columns in another way, one may depend on several.
         self._by_column = log.derive is None or isinstance(log.derive, ColumnTransform)
@@ -146,8 +142,9 @@ class RowReader:
     def batch(self, rows: Sequence[Row]) -> Batch:
         """The batch of some rows; labels and times are not of use.
 
-        A text is read as in a CSV, a number as its text, true and false as these words. None and "" are missing; so is
-        a column that only some of the rows have. Columns that the log did not have are passed over.
+        A text is read as in a CSV; a number, a boolean or a list as in a typed column. The parts of an object are
+        columns called `column.part`. None and "" are missing; so is a column that only some of the rows have. Columns
+        that the log did not have are passed over.
 
         Raises:
             BadRowsError: A column that none of the rows has, or values that cannot be read.
@@ -170,7 +167,7 @@ class RowReader:
         return self._joined(found, len(rows))
 
     def batch_of_frame(self, frame: pa.Table | pl.DataFrame) -> Batch:
-        """The batch of a frame's rows; see `batch`. Typed columns are read as their texts in a CSV.
+        """The batch of a frame's rows; see `batch`.
 
         Raises:
             BadRowsError: As `batch`; or a column of a type that cannot be read.
@@ -196,6 +193,7 @@ class RowReader:
     def _texts(self, rows: Sequence[Row]) -> dict[str, list[str | None]]:
         """The rows' values as texts, by column; None where one is missing."""
         texts: dict[str, list[str | None]] = {}
+        rows = [opened(row) for row in rows]
         for name in self.columns:
             values = [row.get(name) for row in rows]
             if not all(value is None or type(value) is str for value in values):
@@ -218,26 +216,11 @@ class RowReader:
         return texts
 
     def _text(self, name: str, value: Any, row: int) -> str | None:
-        """A value of JSON as the text that a CSV has."""
-        if isinstance(value, list):
-            return self._text_of_list(name, value, row)
-        if isinstance(value, dict):
-            raise BadRowsError([BadValue(row, name, f"{name!r} takes no object; its parts are columns 'name.part'")])
-        return _plain_text(value, plain=not self.log.kinds)
-
-    def _text_of_list(self, name: str, values: list[Any], row: int) -> str | None:
-        kind = self._kinds.get(name)
-        separator = self.log.lists.get(name) if kind is None else kind.detail if kind.role == "list" else None
-        if separator is None:
-            raise BadRowsError([BadValue(row, name, f"{name!r} takes one value, got a list")])
-        if separator == JSON:
-            return json.dumps(values)
-        texts = [_plain_text(value, plain=False) or "" for value in values]
-        for text in texts:
-            if separator in text:
-                why = f"{name!r}: {text[:SAMPLE]!r} has {separator!r} in it, which separates values"
-                raise BadRowsError([BadValue(row, name, why)])
-        return separator.join(texts)
+        """Return a value of JSON as a text."""
+        try:
+            return text_of_value(value, self._kinds[name])
+        except ValueError as error:
+            raise BadRowsError([BadValue(row, name, f"{name!r} {error}")]) from None
 
     # Texts as keys and numbers
 
@@ -325,19 +308,21 @@ class RowReader:
         return pl.DataFrame({**columns, LINE: pl.int_range(rows, eager=True)})
 
     def _frame_of(self, frame: pa.Table | pl.DataFrame) -> pl.DataFrame:
-        """A frame as texts."""
+        """Return the columns of a frame that are read."""
         try:
-            texts = text_frame(polars_frame(frame), self.columns, plain=not self.log.kinds)
+            rows = columns_in(polars_frame(frame), self.columns)
+        except ClickLogError as error:
+            raise BadRowsError([BadValue(None, None, str(error))]) from error
+        return rows.with_columns(pl.int_range(len(rows), eager=True).alias(LINE))
+
+    def _encoded(self, frame: pl.DataFrame, keep_raw: bool = False) -> EncodedRows:
+        bad: list[BadRow] = []
+        try:
+            encoded = encode_frame(frame, self.log, bad, keep_raw)
         except ClickLogError as error:
             raise BadRowsError([BadValue(None, None, str(error))]) from error
         except pl.exceptions.PolarsError as error:
             raise BadRowsError([BadValue(None, None, f"cannot be read ({' '.join(str(error).split())})")]) from error
-        texts = texts.with_columns(pl.col(pl.String).replace("", None))
-        return texts.with_columns(pl.int_range(len(texts), eager=True).alias(LINE))
-
-    def _encoded(self, frame: pl.DataFrame, keep_raw: bool = False) -> EncodedRows:
-        bad: list[BadRow] = []
-        encoded = encode_frame(frame, self.log, bad, keep_raw)
         if bad:
             raise BadRowsError(
                 [BadValue(row, self._column_in(text), f"{why}: {text[:SAMPLE]!r}") for row, why, text in sorted(bad)]
@@ -352,21 +337,3 @@ class RowReader:
 def _batch(keys: torch.Tensor, numbers: torch.Tensor, bags: Iterable[Bags]) -> Batch:
     rows = len(keys)
     return Batch(keys, numbers, torch.zeros(rows), torch.zeros(rows, dtype=torch.int64), bags=tuple(bags))
-
-
-def _plain_text(value: Any, *, plain: bool) -> str | None:
-    """A number, boolean or text of JSON as `text_of` writes it; `plain`: booleans are 0 and 1."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return str(int(value)) if plain else str(value).lower()
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        if value.is_integer() and abs(value) < 2**53:
-            return str(int(value))
-        if _PLAIN_FLOATS[0] <= abs(value) < _PLAIN_FLOATS[1]:
-            return repr(value)
-        text: str | None = pl.Series([value], dtype=pl.Float64).fill_nan(None).cast(pl.String)[0]
-        return text
-    return json.dumps(value)

@@ -24,10 +24,8 @@ from sparsegroup.data.kinds import (
     SIGN,
     ColumnFinding,
     ColumnKind,
-    as_seconds,
-    json_list,
-    words_of,
 )
+from sparsegroup.data.values import as_seconds, json_list, words_of
 
 Float64s = npt.NDArray[np.float64]
 

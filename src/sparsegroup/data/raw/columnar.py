@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: their rows as texts, a record batch at a time.
+"""Parquet and Arrow files: their rows as typed columns, a record batch at a time.
 
 Arrow's readers trust a damaged file: offsets beyond the values, texts that are not UTF-8, codes without an entry in the
 dictionary. So each batch is validated in full before its values are used.
@@ -13,13 +13,14 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsegroup.data.kinds import PER_SECOND, leaves, text_of
+from sparsegroup.data.kinds import PER_SECOND
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, Chunk, RawFile
 from sparsegroup.data.schema import Head, LogFormat
+from sparsegroup.data.values import leaves, size_of, without_empty
 from sparsegroup.errors import ClickLogError
 
 LONGEST_VALUE = 1 << 20
-"""Bytes. A row with a longer text is a bad one."""
+"""Bytes. A row with a longer text or list is a bad one."""
 
 _ROWS = 1 << 16
 """Rows of a chunk, at most."""
@@ -154,17 +155,17 @@ class ColumnarFile(RawFile):
                             yield Chunk(begin + 1, row, row + 1, (place, rows), entry)
 
     def frame(self, chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
-        """The rows as texts; ClickLogError if the file is damaged, or a column is of a type that cannot be read."""
+        """Return the typed rows; ClickLogError if the file is damaged, or a column is of a type that cannot be read."""
         place, batch = chunk.data
         with _damage(f"{self.source}: {place}"):
             batch.validate(full=True)
         unusable = dict[int, BadRow]()
         columns = zip(batch.schema.names, batch.columns, strict=True)
         named = [(leaf, part) for name, values in columns for leaf, part in self._opened_structs(name, values)]
-        texts = {name: self._texts(name, part, log, chunk.line, unusable) for name, part in named if name in log.raw}
+        found = {name: self._values(name, part, log, chunk.line, unusable) for name, part in named if name in log.raw}
         lines = pl.int_range(chunk.line, chunk.line + batch.num_rows, eager=True).alias(LINE)
         bad.extend(unusable.values())
-        frame = pl.DataFrame({**texts, LINE: lines})
+        frame = pl.DataFrame({**found, LINE: lines})
         return frame.filter(~lines.is_in([line for line, _, _ in unusable.values()])) if unusable else frame
 
     def _opened_structs(self, name: str, values: pa.Array) -> list[tuple[str, pa.Array]]:
@@ -177,8 +178,10 @@ class ColumnarFile(RawFile):
         opened = frame.select(leaves(frame.schema).values())
         return [(leaf, opened[leaf].to_arrow()) for leaf in opened.columns]
 
-    def _texts(self, name: str, values: pa.Array, log: LogFormat, first: int, unusable: dict[int, BadRow]) -> pl.Series:
-        """A column as texts; `unusable` receives rows with impossible times or long texts; row 0 is line `first`."""
+    def _values(
+        self, name: str, values: pa.Array, log: LogFormat, first: int, unusable: dict[int, BadRow]
+    ) -> pl.Series:
+        """Return a column; `unusable` receives rows with impossible times or long texts; row 0 is line `first`."""
         column, unread = f"{self.source}: column {name!r}", "write it as text, or give a schema without it"
         values = _plain(values)
         if (beyond := _beyond(values)) is not None:
@@ -196,14 +199,14 @@ class ColumnarFile(RawFile):
                 raise ClickLogError(f"{column} is {values.type}; write it as text, with a separator")
             if any(_beyond(inner) is not None for inner in _inner(values)):
                 raise ClickLogError(f"{column} has a time in it that {_NO_YEAR}")
-            texts = frame.select(text_of(name, dtype, plain=not log.kinds)).to_series()
+            found = frame.select(without_empty(name, dtype)).to_series()
         except (*_UNREADABLE, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             why = " ".join(str(error).split())[:SAMPLE]
             raise ClickLogError(f"{column} is {values.type}, which cannot be read ({why}); {unread}") from error
-        for row in (texts.str.len_bytes() > LONGEST_VALUE).arg_true():
+        for row in (size_of(found) > LONGEST_VALUE).arg_true():
             why = f"{name!r} has more than {LONGEST_VALUE:,} bytes"
-            unusable[row] = (first + row, why, f"{name}={texts[row][:SAMPLE]}")
-        return texts
+            unusable[row] = (first + row, why, f"{name}={found[row][:SAMPLE]}")
+        return found
 
     def _row_groups(
         self, file: pq.ParquetFile, columns: list[str], offset: int

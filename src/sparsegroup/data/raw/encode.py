@@ -16,6 +16,7 @@ from sparsegroup.data.keys import Int64s, keys_of, keys_of_columns
 from sparsegroup.data.kinds import NUMBERS, Label
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, BadRows, Chunk, RawFile
 from sparsegroup.data.schema import LogFormat
+from sparsegroup.data.values import composed, texts_of
 from sparsegroup.errors import ClickLogError
 from sparsegroup.settings.names import OnBadRow
 
@@ -146,20 +147,27 @@ def _read(ranges: Iterable[ReadRange], log: LogFormat, chunk_bytes: int) -> Iter
 def encode_chunk(file: RawFile, chunk: Chunk, log: LogFormat, keep_raw: bool = False, places: int = 0) -> EncodedRows:
     """Parse and hash rows of a file; `places` is the number of places in the files before it."""
     bad: list[BadRow] = []
-    return encode_frame(file.full_frame(chunk, log, bad), log, bad, keep_raw, places)
+    frame = file.full_frame(chunk, log, bad)
+    try:
+        return encode_frame(frame, log, bad, keep_raw, places)
+    except ClickLogError as error:
+        raise ClickLogError(f"{file.source}: {error}") from error
 
 
 def encode_frame(
     frame: pl.DataFrame, log: LogFormat, bad: list[BadRow], keep_raw: bool = False, places: int = 0
 ) -> EncodedRows:
-    """Hash the format's raw columns of texts, empty values as null; the column `LINE` has the rows' line numbers.
+    """Hash the format's raw columns, empty values as null; the column `LINE` has the rows' line numbers.
 
-    `bad` has the rows that were left out before.
+    `bad` has the rows that were left out before. Raises ClickLogError if a column's type cannot be what its kind is.
     """
+    of_texts = (*log.label_columns, log.weight, log.split_column, log.time) if log.kinds else frame.columns
+    frame = texts_of(frame, [name for name in of_texts if name in frame.columns and name != LINE], plain=not log.kinds)
     frame = _with_valid_labels(frame, log, bad)
     frame = _with_valid_weights(frame, log, bad)
     frame = _with_valid_split(frame, log, bad)
     frame = _derived(frame, log, bad)
+    frame = composed(frame, log.fields)
     rows, missing = len(frame), math.nan if log.kinds else 0.0
     labels = _labels(frame, log)
     times = (frame[LINE].cast(pl.Int64) + places).to_numpy() if log.time is None else _seconds(frame[log.time])
@@ -298,7 +306,7 @@ def _derived(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataF
             failed &= frame[raw].is_not_null()
         if failed.any():
             for row in frame.filter(failed & pl.Series(works)).iter_rows(named=True):
-                bad.append((row[LINE], f"{raw!r} cannot be read", f"{raw}={row[raw] or ''}"))
+                bad.append((row[LINE], f"{raw!r} cannot be read", f"{raw}={'' if row[raw] is None else row[raw]}"))
             works &= ~failed.to_numpy()
     return made if works.all() else made.filter(works)
 

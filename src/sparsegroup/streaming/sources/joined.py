@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from sparsegroup.data.kinds import as_seconds, stripped
 from sparsegroup.data.raw.files import LINE, BadRow, LogPaths, RawFile, listed
 from sparsegroup.data.schema import LogFormat
+from sparsegroup.data.values import as_seconds, stacked, stripped, texts_of
 from sparsegroup.streaming.sources.source import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -227,7 +228,7 @@ class JoinedSource(Source):
         raw = [name for name in format.raw if name != self._label]
         names = {"impressions": [*raw, *self._on, self._times["impressions"]]}
         names["clicks"] = [*self._on, self._times["clicks"]]
-        formats = {side: _format_of(names[side], has_kinds=bool(format.kinds)) for side in self._sources}
+        formats = {side: _format_of(names[side], format.kinds) for side in self._sources}
         if position is not None:
             self._positions = {side: position[side] for side in self._sources}
         for side, source in self._sources.items():
@@ -342,7 +343,7 @@ class JoinedSource(Source):
         """Add the rows of a block."""
         assert block.texts is not None
         bad: list[BadRow] = []
-        frame = self._valid(block.texts(bad), side, read_at, bad)
+        frame = self._valid(texts_of(block.texts(bad), [*self._on, self._times[side]]), side, read_at, bad)
         self._bad += [(line, reason, f"{block.origin}: {text}") for line, reason, text in bad]
         self._positions[side] = block.position
         earliest = latest = _EVER
@@ -499,7 +500,7 @@ class JoinedSource(Source):
             self._most_events = 2 * len(self._events) + 64
         columns = [*self._format.raw, LINE]
         empty = pl.DataFrame(schema={**dict.fromkeys(self._format.raw, pl.String), LINE: pl.Int64})
-        frame = pl.concat([frame.select(columns) for frame in frames]) if frames else empty
+        frame = stacked([frame.select(columns) for frame in frames]) if frames else empty
         texts = partial(_rows, frame, bad)
         return block_of(texts, self._format, span, self._position(), time.time(), origin or self.name)
 
@@ -590,11 +591,10 @@ class JoinedSource(Source):
         return str(path / "rows.csv")
 
 
-def _format_of(names: Sequence[str], *, has_kinds: bool) -> LogFormat:
-    """A format that reads these columns as texts."""
+def _format_of(names: Sequence[str], kinds: Mapping[str, str] = MappingProxyType({})) -> LogFormat:
+    """Return a format that reads these columns, of some kinds, and makes nothing of them."""
     names = list(dict.fromkeys(names))
     made = {str(number): name for number, name in enumerate(names)}  # a field may not be called "time", as a column may
-    kinds = dict.fromkeys(names, "category") if has_kinds else {}
     return LogFormat("log", "", tuple(made), sources=made, labelled=False, separator="", kinds=kinds)
 
 
@@ -603,7 +603,8 @@ def _texts_in(log: LogPaths) -> pl.DataFrame:
     frames: list[pl.DataFrame] = []
     for file in listed(log):
         names = [name for name in file.head.columns if name]
-        frames.append(pl.concat([frame.select(names) for frame in _frames(file, _format_of(names, has_kinds=True))]))
+        format = _format_of(names, dict.fromkeys(names, "category"))
+        frames += [texts_of(frame.select(names), names) for frame in _frames(file, format)]
     return pl.concat(frames, how="diagonal")
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import polars as pl
 
-from sparsegroup.data.kinds import text_of
+from sparsegroup.data.kinds import ColumnKind
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow
 from sparsegroup.data.raw.text import LONGEST_LINE
 from sparsegroup.data.schema import LogFormat
+from sparsegroup.data.values import is_object, opened, text_of_value
 
 Record = Mapping[str, Any]
-"""Column → value of one row, without nested objects."""
+"""Column → value of one row; an inner object has also its parts as columns."""
 
 _FLOATS = {float, int, type(None)}
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
@@ -35,10 +36,7 @@ def record_of(text: bytes | None) -> Record | str:
         return "no JSON object"
     if b"\\ud" in text.lower() and not _is_text(found):
         return "half of a surrogate pair"
-    for value in found.values():
-        if type(value) is dict or type(value) is list:
-            return _opened(found)
-    return found
+    return opened(found)
 
 
 def _is_text(value: Any) -> bool:
@@ -49,29 +47,13 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def _opened(row: Record, prefix: str = "") -> dict[str, Any]:
-    """Nested objects as columns, and each field of a list of objects as a list, as structs of typed columns are."""
-    found: dict[str, Any] = {}
-    for key, value in row.items():
-        name = prefix + key
-        if isinstance(value, dict):
-            found |= _opened(value, f"{name}.")
-        elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
-            objects = [one if isinstance(one, dict) else {} for one in value]
-            for inner in dict.fromkeys(key for one in objects for key in one):
-                found[f"{name}.{inner}"] = [one.get(inner) for one in objects]
-        else:
-            found[name] = value
-    return found
-
-
 def frame_of(rows: Iterable[tuple[int, Record | str, bytes]], format: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
-    """The format's raw columns of some rows as texts, empty and missing values as null, and the column `LINE`.
+    """Return the format's raw columns of some rows, empty and missing values as null, and the column `LINE`.
 
     Args:
         rows: Number of each row, its record or why there is none, and its text as it arrived.
         format: The format.
-        bad: Receives the rows without a record.
+        bad: Receives the rows without a record, and rows with a list or object where the column takes none.
     """
     numbers: list[int] = []
     records: list[Record] = []
@@ -81,45 +63,57 @@ def frame_of(rows: Iterable[tuple[int, Record | str, bytes]], format: LogFormat,
         else:
             numbers.append(number)
             records.append(record)
-    is_plain = not format.kinds
-    columns = {name: _texts([record.get(name) for record in records], is_plain) for name in format.raw}
-    return pl.DataFrame({**columns, LINE: pl.Series(numbers, dtype=pl.Int64)})
+    columns, unread = dict[str, pl.Series](), dict[int, BadRow]()
+    for name in format.raw:
+        kind = format.kind_of(name)
+        reasons = dict[int, str]()
+        values = [record.get(name) for record in records]
+        columns[name] = _column(values, kind, reasons)
+        for at, reason in reasons.items():
+            unread.setdefault(at, (numbers[at], f"{name!r} {reason}", f"{name}={values[at]}"))
+    frame = pl.DataFrame({**columns, LINE: pl.Series(numbers, dtype=pl.Int64)})
+    if not unread:
+        return frame
+    bad.extend(unread.values())
+    return frame.filter(~pl.int_range(len(frame), eager=True).is_in(list(unread)))
 
 
-def _texts(values: Sequence[Any], is_plain: bool) -> pl.Series:
-    """Values of one column as texts, as a typed column of the same values is written."""
+def _column(values: Sequence[Any], kind: ColumnKind | None, unread: dict[int, str]) -> pl.Series:
+    """Return values of one column, as numbers if all are, else as texts.
+
+    Args:
+        values: `[n]` values of JSON.
+        kind: The kind of the column; None for formats without kinds.
+        unread: Receives place → reason of the values that the column does not take.
+    """
     types = set(map(type, values))
-    if types <= {str, type(None)}:
-        texts = pl.Series(values, dtype=pl.String)
-    elif types <= {int, type(None)}:
-        texts = pl.Series([value if value is None else str(value) for value in values], dtype=pl.String)
-    elif types <= _FLOATS and float in types and all(abs(value) < 2**53 for value in values if type(value) is int):
-        frame = pl.DataFrame({"": pl.Series(values, dtype=pl.Float64)})
-        texts = frame.select(text_of("", frame.schema[""])).to_series()
-    else:
-        texts = pl.Series([_text(value, is_plain) for value in values], dtype=pl.String)
-    return texts.replace("", None)
+    if types <= _FLOATS and float in types and all(abs(value) < 2**53 for value in values if type(value) is int):
+        return pl.Series(values, dtype=pl.Float64)
+    if not types <= {str, type(None)}:
+        values = [text if type(text) is str else _text(text, kind, at, unread) for at, text in enumerate(values)]
+    return pl.Series(values, dtype=pl.String).replace("", None)
 
 
-def _text(value: Any, is_plain: bool) -> str | None:
-    match value:
-        case None:
-            return None
-        case str():
-            return value
-        case bool():
-            return str(int(value)) if is_plain else "true" if value else "false"
-        case int():
-            return str(value)
-        case float():
-            return str(_texts([value], is_plain)[0])
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def _text(value: Any, kind: ColumnKind | None, at: int, unread: dict[int, str]) -> str | None:
+    try:
+        return text_of_value(value, kind)
+    except ValueError as error:
+        unread[at] = str(error)
+        return None
 
 
 def write_csv(path: Path, records: Sequence[Record]) -> str:
     """Write records to a CSV `path`/rows.csv with all their columns, line breaks as blanks; its name."""
-    names = list(dict.fromkeys(name for record in records for name in record))
-    frame = pl.DataFrame({name: _texts([record.get(name) for record in records], False) for name in names})
+    names = dict.fromkeys(name for record in records for name, value in record.items() if not is_object(value))
+    frame = pl.DataFrame(
+        {name: pl.Series([_sample_text(record.get(name)) for record in records], dtype=pl.String) for name in names}
+    )
     path.mkdir(parents=True, exist_ok=True)
     frame.select(pl.all().str.replace_all(r"[\r\n]", " ")).write_csv(path / "rows.csv", quote_style="necessary")
     return str(path / "rows.csv")
+
+
+def _sample_text(value: Any) -> str | None:
+    if isinstance(value, list | dict):
+        return None if is_object(value) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text_of_value(value, ColumnKind("category")) or None

@@ -1,0 +1,374 @@
+"""A value has one key or number in every form: CSV, TSV, Parquet, Arrow, data frames, JSON of requests and of Kafka."""
+
+import datetime as dt
+import json
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from over import over
+from sparsegroup.data import Batch, ClickLogError, FrameLog, hash_keys, open_log
+from sparsegroup.data.batches import concatenated
+from sparsegroup.data.frames import feature_format
+from sparsegroup.data.kinds import MISSING
+from sparsegroup.data.raw.encode import encode_frame
+from sparsegroup.server import BadRowsError, RowReader
+from sparsegroup.streaming.sources.records import frame_of, record_of
+
+DAY = dt.date(2026, 1, 31)
+DAYS = pl.Series([DAY, DAY, None])
+MOMENTS = [dt.datetime(2026, 1, 31, 9, 30), dt.datetime(2026, 12, 1, 23, 59, 59), None]
+BERLIN = [moment and moment.replace(tzinfo=dt.timezone(dt.timedelta(hours=1))) for moment in MOMENTS]
+E1, E2 = "caf\u00e9", "cafe\u0301"
+
+# fmt: off
+# Kind; the texts of a CSV; and columns of types with the same values.
+CASES: list[tuple[str, list[str], list[pl.Series]]] = [
+    (
+        "category",
+        ["a", E1, ""],
+        [
+            pl.Series(["a", E1, None]),
+            pl.Series(["a", E2, ""]),
+            pl.Series(["a", E1, None], dtype=pl.Categorical),
+            pl.Series(["a", E1, None], dtype=pl.Enum(["a", E1])),
+        ],
+    ),
+    (
+        "category",
+        ["105", "7", ""],
+        [
+            pl.Series([105, 7, None], dtype=pl.Int8),
+            pl.Series([105, 7, None], dtype=pl.UInt64),
+            pl.Series([105.0, 7.0, math.nan]),
+            pl.Series([105, 7, None], dtype=pl.Float32),
+            pl.Series([Decimal("105.00"), Decimal("7.00"), None], dtype=pl.Decimal(38, 2)),
+            pl.Series(["105", "7", None], dtype=pl.Categorical),
+        ],
+    ),
+    (
+        "category",
+        ["1.5", "0.1", "10000000000000000"],
+        [
+            pl.Series([1.5, 0.1, 1e16]),
+            pl.Series([Decimal("1.500"), Decimal("0.100"), Decimal(10**16)], dtype=pl.Decimal(38, 3)),
+        ],
+    ),
+    ("category", ["1.5", "0.25", "16777216"], [pl.Series([1.5, 0.25, 2**24], dtype=pl.Float32)]),
+    (
+        "category of numbers",
+        ["18446744073709551615", "9223372036854775808.0", " +007 "],
+        [
+            pl.Series([2**64 - 1, 2**63, 7], dtype=pl.UInt64),
+            pl.Series([Decimal(2**64 - 1), Decimal(2**63), Decimal(7)], dtype=pl.Decimal(38, 0)),
+        ],
+    ),
+    (
+        "category of numbers",
+        ["7.0", "-0.50", "NA"],
+        [pl.Series([7.0, -0.5, None]), pl.Series([Decimal("7.00"), Decimal("-0.50"), None])],
+    ),
+    (
+        "number",
+        ["1.125", "-3", "NaN"],
+        [
+            pl.Series([1.125, -3.0, None]),
+            pl.Series([1.125, -3.0, math.inf], dtype=pl.Float32),
+            pl.Series([Decimal("1.125"), Decimal("-3.000"), None]),
+        ],
+    ),
+    ("number", ["90", "0.5", ""], [pl.Series([dt.timedelta(minutes=1.5), dt.timedelta(milliseconds=500), None])]),
+    ("category, number", ["2.50", "3", "?"], [pl.Series([2.5, 3, None], dtype=x) for x in (pl.Float64, pl.Float32)]),
+    ("amount", ["$1,234.50", "1.125", "0.0000001"], [pl.Series([1234.5, 1.125, 1e-7])]),
+    ("amount comma", ["1.234,50 €", "1,125", "1.125"], [pl.Series([1234.5, 1.125, 1125.0])]),
+    (
+        "category, amount",
+        ["30 %", "$1.50", ""],
+        [pl.Series([30.0, 1.5, None]), pl.Series([Decimal(30), Decimal("1.5"), None])],
+    ),
+    ("category, amount comma", ["1,90 €", "1.125", "1,125"], [pl.Series([1.9, 1125.0, 1.125])]),
+    (
+        "boolean",
+        ["True", "no", ""],
+        [
+            pl.Series([True, False, None]),
+            pl.Series([1, 0, None], dtype=pl.Int8),
+            pl.Series([1.0, 0.0, math.nan]),
+            pl.Series([Decimal("1.00"), Decimal("0.00"), None]),
+            pl.Series(["1.0", "0.00", None]),
+        ],
+    ),
+    ("list |", ["a|b", E1, ""], [pl.Series([["a", "b"], [E2], []]), pl.Series([["a", "b"], [E1], None])]),
+    ("list comma", ["1,2", "3", ""], [pl.Series([[1, 2], [3], None]), pl.Series([[1.0, 2.0], [3.0], [None]])]),
+    (
+        "list json",
+        ['["a", "b|c"]', "[null]", "[]"],
+        [pl.Series([["a", "b|c"], [None], []]), pl.Series([["a", "b|c"], [""], None])],
+    ),
+    (
+        "list json",
+        ["[1.5, 2.0]", "[3, 1e-7]", "NA"],
+        [pl.Series([[1.5, 2.0], [3.0, 1e-7], None]), pl.Series(["[1.50,2]", "[3, 1e-07]", ""])],
+    ),
+    ("list json", ["[1, 2]", "[true]", ""], [pl.Series(["[1.0, 2]", "[true]", None])]),
+    ("list json", ["[1, 2]", "[3, 4]", "[5, 6]"], [pl.Series([[1, 2], [3, 4], [5, 6]], dtype=pl.Array(pl.Int16, 2))]),
+    ("words", [f"The {E1}", "a-b", ""], [pl.Series([f"The {E2}", "a-b", None])]),
+    ("domain", ["Ann@Site.com", "https://b.de/x", ""], [pl.Series(["ann@site.com", "http://b.de", None])]),
+    ("category, domain", ["a@Site.com", "x", ""], [pl.Series(["a@Site.com", "x", None], dtype=pl.Categorical)]),
+    (
+        "timestamp iso",
+        ["2026-01-31T09:30:00", "2026-12-01 23:59:59", ""],
+        [pl.Series(MOMENTS, dtype=pl.Datetime(unit)) for unit in ("ms", "us", "ns")],
+    ),
+    (
+        "timestamp iso",
+        ["2026-01-31T09:30:00+01:00", "2026-12-01T23:59:59+01:00", ""],
+        [pl.Series(BERLIN).dt.convert_time_zone("Europe/Berlin")],
+    ),
+    ("timestamp date", ["2026-01-31", "2026-01-31", ""], [DAYS, DAYS.cast(pl.Datetime)]),
+    ("timestamp %d/%m/%Y", ["31/01/2026", "31/01/2026", ""], [DAYS]),
+    (
+        "timestamp %Y%m%d",
+        ["20260131", "20260131", ""],
+        [pl.Series([20260131, 20260131, None], dtype=one) for one in (pl.Int32, pl.Float64)],
+    ),
+    (
+        "timestamp s",
+        ["1769851800", "1769851800.9", ""],
+        [
+            pl.Series([1769851800, 1769851800, None]),
+            pl.Series([1769851800.0, 1769851800.9, None]),
+            pl.Series([dt.datetime(2026, 1, 31, 9, 30)] * 2 + [None]),
+        ],
+    ),
+    (
+        "timestamp ms",
+        ["1769851800123", "1769851800000", ""],
+        [pl.Series([1769851800123, 1769851800000, None], dtype=one) for one in (pl.Int64, pl.Float64)],
+    ),
+]
+# fmt: on
+
+KINDS = {f"c{case}.{form}": kind for case, (kind, _, forms) in enumerate(CASES) for form in range(len(forms))}
+TYPED = pl.DataFrame(
+    {f"c{case}.{form}": column for case, (_, _, forms) in enumerate(CASES) for form, column in enumerate(forms)}
+)
+TEXTS = pl.DataFrame({name: CASES[int(name[1:].partition(".")[0])][1] for name in KINDS})
+FORMAT = feature_format(KINDS).for_scoring()
+
+
+def read(path: Path) -> Batch:
+    return next(open_log(path, columns=KINDS, whole=True).batches(0, 3, 3))
+
+
+def jsonable(value: object) -> object:
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    if isinstance(value, dt.datetime | dt.date):
+        return None
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_rows() -> list[dict[str, Any]]:
+    """The typed rows as JSON has them; JSON has texts for times."""
+    rows = []
+    for typed, texts in zip(TYPED.iter_rows(named=True), TEXTS.iter_rows(named=True), strict=True):
+        has_time = {name for name, dtype in TYPED.schema.items() if isinstance(dtype, pl.Date | pl.Datetime)}
+        rows.append({name: texts[name] if name in has_time else jsonable(value) for name, value in typed.items()})
+    return rows
+
+
+def of_csv(folder: Path) -> Batch:
+    TEXTS.write_csv(folder / "log.csv")
+    return read(folder / "log.csv")
+
+
+def of_tsv(folder: Path) -> Batch:
+    rows = [TEXTS.columns, *TEXTS.rows()]
+    (folder / "log.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    return read(folder / "log.tsv")
+
+
+def of_parquet(folder: Path) -> Batch:
+    pq.write_table(TYPED.to_arrow(), folder / "log.parquet")
+    return read(folder / "log.parquet")
+
+
+def of_feather(folder: Path) -> Batch:
+    feather.write_feather(TYPED.to_arrow(), folder / "log.feather")
+    return read(folder / "log.feather")
+
+
+def of_polars(folder: Path) -> Batch:
+    return next(FrameLog(TYPED, columns=KINDS, whole=True).batches(0, 3, 3))
+
+
+def of_pandas(folder: Path) -> Batch:
+    return next(FrameLog(TYPED.to_pandas(), columns=KINDS, whole=True).batches(0, 3, 3))
+
+
+def of_texts_in_pandas(folder: Path) -> Batch:
+    return next(FrameLog(pd.DataFrame(TEXTS.to_dict(as_series=False)), columns=KINDS, whole=True).batches(0, 3, 3))
+
+
+def of_json(folder: Path) -> Batch:
+    return RowReader(FORMAT).batch(json.loads(json.dumps(json_rows())))
+
+
+def of_arrow_requests(folder: Path) -> Batch:
+    return RowReader(FORMAT).batch_of_frame(TYPED.to_arrow())
+
+
+def of_kafka(folder: Path) -> Batch:
+    texts = [json.dumps(row).encode() for row in json_rows()]
+    bad: list[Any] = []
+    frame = frame_of([(number, record_of(text), text) for number, text in enumerate(texts)], FORMAT, bad)
+    batch = encode_frame(frame, FORMAT, bad).batch
+    assert not bad
+    return batch
+
+
+def of_kafka_one_by_one(folder: Path) -> Batch:
+    texts = [json.dumps(row).encode() for row in json_rows()]
+    parts = [encode_frame(frame_of([(0, record_of(text), text)], FORMAT, []), FORMAT, []).batch for text in texts]
+    return concatenated(parts)
+
+
+FORMS: Sequence[Callable[[Path], Batch]] = (
+    of_tsv, of_parquet, of_feather, of_polars, of_pandas, of_texts_in_pandas, of_json, of_arrow_requests, of_kafka,
+    of_kafka_one_by_one,
+)  # fmt: skip
+
+
+def made_by_column(batch: Batch) -> dict[str, Any]:
+    """Field or number → what a batch has of it, comparable."""
+    single = [name for name in FORMAT.fields if name not in FORMAT.lists]
+    found: dict[str, Any] = {name: batch.keys[:, place].tolist() for place, name in enumerate(single)}
+    found |= {name: batch.numbers[:, place].nan_to_num(-7).tolist() for place, name in enumerate(FORMAT.numbers)}
+    for name, bags in zip(FORMAT.lists, batch.bags, strict=True):
+        found[name] = (bags.keys.tolist(), bags.offsets.tolist())
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_every_form_gives_the_keys_and_numbers_of_a_csv(form: Callable[[Path], Batch], tmp_path: Path) -> None:
+    expected, found = made_by_column(of_csv(tmp_path)), made_by_column(form(tmp_path))
+    assert expected.keys() == found.keys()
+    wrong = {name: (KINDS.get(name), TYPED.schema.get(name)) for name, one in expected.items() if found[name] != one}
+    assert not wrong
+
+
+def keys_and_numbers(kind: str, values: object) -> tuple[Any, Any]:
+    """Keys of the field and numbers of a column of a frame."""
+    frame = pl.DataFrame({"x": values, "other": ["a"] * len(values)})  # type: ignore[arg-type]
+    found = hash_keys(frame, {"x": kind, "other": "category"})
+    keys = found.bags["x"].keys.tolist() if "x" in found.bags else found.keys.tolist()
+    return keys, found.numbers.tobytes()
+
+
+def of_request(kind: str, values: Sequence[object]) -> tuple[Any, Any]:
+    """The same of rows in JSON."""
+    log = feature_format({"x": kind, "other": "category"}).for_scoring()
+    batch = RowReader(log).batch([{"x": json.loads(json.dumps(value)), "other": "a"} for value in values])
+    keys = batch.bags[0].keys.tolist() if log.lists else batch.keys.tolist()
+    return keys, batch.numbers.numpy().tobytes()
+
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53).map(float)
+
+
+@settings(max_examples=40)
+@given(st.lists(FLOATS, min_size=1, max_size=5), st.sampled_from(["category of numbers", "number", "category, number"]))
+def test_a_number_is_one_however_it_is_written(values: list[float], kind: str) -> None:
+    typed = keys_and_numbers(kind, pl.Series(values, dtype=pl.Float64))
+    assert keys_and_numbers(kind, [repr(value) for value in values]) == typed
+    assert keys_and_numbers(kind, [f" {value:+.17e}" for value in values]) == typed
+    assert of_request(kind, values) == typed
+    assert of_request("category", values)[0] == keys_and_numbers("category", pl.Series(values, dtype=pl.Float64))[0]
+    whole = [int(value) for value in values]
+    if kind == "category of numbers":
+        digits = keys_and_numbers(kind, [f"{value:+}.00" for value in whole])
+        assert digits == of_request(kind, whole) == of_request("category", whole)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.decimals(-(10**7), 10**7, places=3), min_size=1, max_size=5))
+def test_an_amount_is_one_with_a_point_a_comma_or_a_type(values: list[Decimal]) -> None:
+    point = [f"${value:,.3f}" for value in values]
+    comma = [text.translate(str.maketrans(",.", ".,")) for text in point]
+    expected = keys_and_numbers("category, amount", point)
+    assert keys_and_numbers("category, amount comma", comma) == expected
+    for kind in ("category, amount", "category, amount comma"):
+        assert keys_and_numbers(kind, pl.Series([float(value) for value in values])) == expected
+        assert keys_and_numbers(kind, pl.Series(values, dtype=pl.Decimal(38, 3))) == expected
+        assert of_request(kind, [float(value) for value in values]) == expected
+
+
+PARTS = st.text(st.characters(exclude_characters="|\x1f\n", exclude_categories=["Cs"]), max_size=3)
+LISTS = st.lists(st.lists(PARTS, max_size=3), min_size=1, max_size=4) | st.lists(
+    st.lists(FLOATS | st.none(), max_size=3), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=40)
+@given(LISTS)
+@example([["-"], ["", "a"]])
+def test_a_list_is_one_as_a_type_as_json_and_with_separators(values: list[list[Any]]) -> None:
+    numbers = any(isinstance(part, float) for one in values for part in one)
+    typed = pl.Series(values, dtype=pl.List(pl.Float64 if numbers else pl.String))
+    expected = keys_and_numbers("list json", typed)
+    assert keys_and_numbers("list json", [json.dumps(one) for one in values]) == expected
+    assert of_request("list json", values) == expected
+    assert keys_and_numbers("list |", typed) == of_request("list |", values)
+    if not any("|".join(map(str, one)).strip() in MISSING for one in values):
+        assert keys_and_numbers("list |", typed) == expected
+    if all(isinstance(part, str) for one in values for part in one):
+        assert keys_and_numbers("list |", ["|".join(one) for one in values]) == keys_and_numbers("list |", typed)
+
+
+@over(
+    ("kind", "values", "message"),
+    [
+        ("category", [["a"], ["b"]], "list"),
+        ("category of numbers", [[1], [2]], "list"),
+        ("number", [[1.5], None], "number"),
+        ("number", [True, False], "number"),
+        ("number", [DAY, DAY], "number"),
+        ("amount", [True, False], "cannot be"),
+        ("list |", [["a|b"], ["c"]], r"a\|b"),
+        ("timestamp iso", [5, 6], "5"),
+    ],
+)
+def test_a_type_that_cannot_be_the_kind_is_refused_in_every_form(
+    kind: str, values: list[Any], message: str, tmp_path: Path
+) -> None:
+    kinds = {"x": kind, "other": "category"}
+    frame = pl.DataFrame({"x": values, "other": ["a", "b"]})
+    reader = RowReader(feature_format(kinds).for_scoring())
+    frame.write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(ClickLogError, match=message):
+        hash_keys(frame, kinds)
+    with pytest.raises(ClickLogError, match=rf"log\.parquet.*{message}"):
+        next(open_log(tmp_path / "log.parquet", columns=kinds, whole=True).batches(0, 2, 2))
+    with pytest.raises(BadRowsError, match=message):
+        reader.batch_of_frame(frame.to_arrow())
+    if not isinstance(values[0], dt.date):
+        texts = [json.dumps(row).encode() for row in frame.to_dicts()]
+        with pytest.raises(BadRowsError, match="'x'"):
+            reader.batch(frame.to_dicts())
+        bad: list[Any] = []
+        rows = frame_of([(number, record_of(text), text) for number, text in enumerate(texts)], reader.log, bad)
+        encode_frame(rows, reader.log, bad)
+        assert any("'x'" in reason for _, reason, _ in bad)
