@@ -5,13 +5,18 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from data_cases import assert_same, rows_of, write, written
@@ -19,10 +24,10 @@ from over import over
 from sparsegroup.data import ClickLogError, LogOptionError, columns_of, hash_keys, kinds_of, open_log, prepare
 from sparsegroup.data import open as opening
 from sparsegroup.data.keys import keys_of
-from sparsegroup.data.kinds import ColumnKind
+from sparsegroup.data.kinds import ColumnFinding, ColumnKind
 from sparsegroup.data.open import format_of
 from sparsegroup.data.raw.files import raw_file
-from sparsegroup.data.schema import LogFormat, read_schema, write_schema
+from sparsegroup.data.schema import LogFormat, format_for_kinds, read_schema, write_schema
 
 ROWS = 600
 START = 1_700_000_000
@@ -257,6 +262,43 @@ def test_kinds_that_cannot_be_are_refused(options: Any, message: str, tmp_path: 
     with pytest.raises((ClickLogError, LogOptionError), match=message):
         chosen(path, **options)
     assert chosen(path, dataset="criteo", columns="categorical").name == "criteo"
+
+
+UNREADABLE = {
+    "a map": pa.array([[("a", 1)]] * 300, pa.map_(pa.string(), pa.int64())),
+    "bytes": pa.array([b"\xff\xfe"] * 300),
+    "a time of the year 292277": pa.array([2**60] * 300, pa.timestamp("ms")),
+    "texts of a mebibyte": pa.array(["x" * (1 << 20) + "y"] + ["x"] * 299),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_an_excluded_column_is_not_read(case: str, tmp_path: Path) -> None:
+    columns = {"label": pa.array([i % 2 for i in range(300)]), "u": pa.array([f"u{i % 7}" for i in range(300)])}
+    pq.write_table(pa.table(columns), tmp_path / "without.parquet")
+    pq.write_table(pa.table({**columns, "x": UNREADABLE[case]}), tmp_path / "with.parquet")
+    log, without = open_log(tmp_path / "with.parquet", exclude=["x"]), open_log(tmp_path / "without.parquet")
+    assert log.columns == {**without.columns, "x": "ignore"}
+    assert_same(rows_of(log), rows_of(without))
+    prepare([tmp_path / "with.parquet"], tmp_path / "prepared", exclude=["x"])
+    again = open_log(tmp_path / "with.parquet", columns=log.columns)  # as predict reads it
+    assert_same(rows_of(again), rows_of(without))
+
+
+@settings(max_examples=50)
+@given(st.text(st.characters(codec="utf-8"), max_size=30), st.text(st.characters(codec="utf-8"), max_size=12))
+def test_a_schema_is_read_as_it_was_written_whatever_its_reasons_and_names(text: str, name: str) -> None:
+    assume(name not in ("label", "u"))
+    name = 500 * name if len(name) > 9 else name
+    kinds = {"label": "label", "u": "category", name: "number"}
+    log = replace(
+        format_for_kinds(kinds, "label"), findings=tuple(ColumnFinding(one, kind, text) for one, kind in kinds.items())
+    )
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "schema.yaml")
+        write_schema(path, log, text, left_out={"u": text})
+        read = read_schema(path)
+    assert read.kinds == {**log.kinds, "u": "ignore"}
 
 
 # What becomes of columns

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -209,6 +210,24 @@ def test_planted_noise_is_left_out(run: Run) -> None:
     shown = run("select", "log.csv", "--seeds", 1, "--model", "lr", "--epochs", 1)
     assert re.search(r"Without these \d of 5 columns, on 600 test rows: AUC", shown.stdout)
     assert "sparsegroup train log.csv --exclude=" in shown.stdout
+
+
+NAMING: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "group": ({"objective": "pairwise", "group": "noise", "model": "lr"}, {"noise"}),
+    "attention": ({"attention": {"tags": "noise"}, "model": "mlp"}, {"tags", "noise"}),
+    "pairs": ({"pairs": ["noise*an id"], "model": "lr"}, {"noise", "an id"}),
+    "dims": ({"dims": {"noise": 4, "tags": 2}, "model": "fm"}, {"noise", "tags"}),
+}
+
+
+@pytest.mark.parametrize("setting", NAMING)
+def test_columns_that_a_setting_names_are_never_left_out(setting: str) -> None:
+    settings, named = NAMING[setting]
+    frame, labels = (some[:1_500] for some in drawn())
+    tags = pl.Series([f"t{i * 7 % 5}|t{i * 3 % 4}" for i in range(len(frame))])
+    log = FrameLog(frame.rename({"id": "an id"}).with_columns(tags=tags), labels)
+    found = select_columns(Config.of(**settings, epochs=1, baseline=False), log, seeds=1)
+    assert named <= {one.name for one in found.columns if one.is_kept}
 
 
 def test_columns_that_settings_name_are_kept_and_too_little_is_refused(run: Run) -> None:

@@ -418,7 +418,7 @@ def _headed(
     if needs_label and (found not in header or not set(labels) <= set(header)):
         missing = next((one for one in labels if one not in header), label)
         wanted = repr(missing) if label is not None else " or ".join(map(repr, LABELS[:2]))
-        proposed = _proposed(_first_rows(files)[0], exclude)
+        proposed = _proposed(_first_rows(files, exclude)[0])
         raise ClickLogError(
             f"{where}: no label column {wanted}; name it with `label`{proposed}. The columns are {names}", "label"
         )
@@ -461,13 +461,14 @@ def _headed(
             known[split_column] = ("split", "marks the test rows, by its name")
         if weigher is not None:
             known[weigher] = ("weight", "how much a row counts, as requested")
-        rows, whole = _first_rows(files)
+        rows, whole = _first_rows(files, {*exclude} - {*labels})
         if needs_label and len(readers) == 1:
             reader.check(rows[found], where)
         findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None)
         if found in rows.columns and reader.is_binary and len(readers) == 1:
             findings = with_aucs(findings, rows, reader)
-        inferred = {"": ColumnFinding("", "ignore", "has no name")} | {finding.name: finding for finding in findings}
+        inferred = {name: ColumnFinding(name, *known[name]) for name in exclude if name in known}
+        inferred |= {"": ColumnFinding("", "ignore", "has no name")} | {finding.name: finding for finding in findings}
         findings = tuple(inferred[name] for name in header)
         columns = kinds_of(findings)
     kinds = {name: "ignore" if name in exclude and name not in labels else kind for name, kind in columns.items()}
@@ -497,22 +498,22 @@ def _split_of(header: Sequence[str], columns: Kinds | None) -> str | None:
     return next((name for name in header if kinds.get(name) == "split"), next(iter(named), None))
 
 
-def _proposed(rows: pl.DataFrame, exclude: Collection[str]) -> str:
+def _proposed(rows: pl.DataFrame) -> str:
     """The columns that can be the label, for a message: no value but 0 and 1, or the like, and both of them."""
-    labels = {name: {*Label(name).read(rows[name].unique())} for name in rows.columns if name not in exclude}
+    labels = {name: {*Label(name).read(rows[name].unique())} for name in rows.columns}
     found = [name for name, values in labels.items() if values == {0, 1}]
     proposed = " or ".join(f"`label` {quote(name)}" for name in found[:3])
     return f", such as {proposed} (0 or 1 in each row)" if found else ""
 
 
-def _first_rows(files: Sequence[RawFile]) -> tuple[pl.DataFrame, bool]:
+def _first_rows(files: Sequence[RawFile], exclude: Collection[str]) -> tuple[pl.DataFrame, bool]:
     """The first rows of a log that names its columns, as texts, and whether these are all of them.
 
-    Rows that cannot be read and columns without a name are left out. Columns that folders add have the values of all
-    files, spread over the rows.
+    Rows that cannot be read, columns without a name and columns to `exclude` are left out. Columns that folders add
+    have the values of all files, spread over the rows.
     """
     head = files[0].head
-    names = tuple(name for name in head.columns if name)
+    names = tuple(name for name in head.columns if name and name not in exclude)
     kinds = dict.fromkeys(names, "category")
     log = LogFormat("log", "", names, labelled=False, separator=head.separator or ",", kinds=kinds)
     frames, rows, size, whole = [pl.DataFrame(schema=dict.fromkeys(names, pl.String))], 0, 0, True
@@ -524,7 +525,7 @@ def _first_rows(files: Sequence[RawFile]) -> tuple[pl.DataFrame, bool]:
         rows += len(frames[-1])
         size += read if head.separator else 0
     frame, count = pl.concat(frames).head(SAMPLE_ROWS), min(rows, SAMPLE_ROWS)
-    for name in head.added:
+    for name in (name for name in head.added if name in names):
         spread = [files[row * len(files) // count].partition[name] for row in range(count)]
         frame = frame.with_columns(pl.Series(name, spread, pl.String))
     return frame, whole and rows <= SAMPLE_ROWS

@@ -48,7 +48,7 @@ class PartsManifest(Manifest):
         if missing := self.parts.keys() - self.files.keys():
             raise ValueError(f"parts.{min(missing)}: is not among the files")
         if self.spans.keys() != self.parts.keys():
-            raise ValueError("spans: are not those of the parts")
+            raise ValueError("spans: do not match the parts")
         for name, spans in self.spans.items():
             ends = [0, *(span.end for span in spans)]
             if sorted(set(ends)) != ends or ends[-1] != self.files[name].bytes:
@@ -113,7 +113,7 @@ class LogManifest(PartsManifest):
         super().check()
         LogSchema(self.fields, self.lists, self.numbers, self.hash).check()
         if self.features.keys() != set(self.fields):
-            raise ValueError("features: are not those of the fields")
+            raise ValueError("features: do not match the fields")
         for name, (in_all, in_training) in self.features.items():
             if in_training > in_all:
                 raise ValueError(f"features.{name}: {in_training:,} of {in_all:,}")

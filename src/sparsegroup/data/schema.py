@@ -1,7 +1,6 @@
 """What the columns of a log are and how they are read: as a schema, as a format, and as a YAML file."""
 
 import csv
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -450,6 +449,9 @@ class ColumnTransform:
 
 # The YAML file
 
+_LONGEST_KEY = 1000
+"""Letters of a key with its value on the same line; YAML takes 1,024."""
+
 
 class SchemaFile(StrictSettings):
     """The keys of a schema file.
@@ -550,24 +552,41 @@ def write_schema(path: Path, log: LogFormat, source: str, left_out: Mapping[str,
 
     `left_out`: column → why it is to be ignored.
     """
-
-    def line(key: str, value: str) -> str:
-        return yaml.safe_dump({key: value}, allow_unicode=True, width=1 << 20).strip()
-
-    lines = [f"# What the columns of {source} are. To be edited, and given with --schema."]
+    lines = [_comment(f"What the columns of {source} are. To be edited, and given with --schema.")]
     if log.split == "last-fraction":
         lines.append(f"test_fraction: {log.test_fraction!r}")
     if log.tasks:
-        lines.append(f"label: {json.dumps([str(one) for one in log.readers], ensure_ascii=False)}")
+        lines.append(f"label: [{', '.join(_scalar(str(one)) for one in log.readers)}]")
     elif str(log.reader) != log.label:
-        lines.append(line("label", str(log.reader)))
+        lines.append(_entry("label", str(log.reader)))
     if log.reader.classes:
-        lines.append(f"classes: {json.dumps(log.reader.classes, ensure_ascii=False)}")
-    lines += [line("separator", log.separator or ","), "columns:"]
+        lines.append(f"classes: [{', '.join(map(_scalar, log.reader.classes))}]")
+    lines += [_entry("separator", log.separator or ","), "columns:"]
     why = {finding.name: finding.why for finding in log.findings} | dict(left_out)
     kinds = {name: "ignore" if name in left_out else kind for name, kind in log.kinds.items()}
-    columns = {name: f"  {line(name, kind)}" for name, kind in kinds.items()}
+    columns = {name: f"  {_entry(name, kind)}" for name, kind in kinds.items()}
     width = min(max(map(len, columns.values()), default=0), 48)  # the comments below each other
-    lines += [f"{text:{width}}  # {why[name]}" if why.get(name) else text for name, text in columns.items()]
+    lines += [f"{text:{width}}  {_comment(why[name])}" if why.get(name) else text for name, text in columns.items()]
     text = "\n".join(lines) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _entry(key: str, value: str) -> str:
+    """Return a line of a YAML mapping; two lines for a key that is too long for one."""
+    key = _scalar(key)
+    return f"{key}: {_scalar(value)}" if len(key) < _LONGEST_KEY else f"? {key}\n  : {_scalar(value)}"
+
+
+def _scalar(text: str) -> str:
+    """Return a text as YAML on one line, quoted if necessary."""
+    for style in (None, '"'):
+        line = yaml.safe_dump([text], allow_unicode=True, width=1 << 30, default_flow_style=True, default_style=style)
+        line = line.strip()[1:-1]
+        if "\n" not in line:
+            break
+    return line
+
+
+def _comment(text: str) -> str:
+    """Return a text as a YAML comment on one line."""
+    return "# " + "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))

@@ -144,6 +144,11 @@ class ModelConfig(ModelSettings):
             raise ValueError(f"pairs: a table has at most {MOST_FIELDS} fields, and these are more")
         return found
 
+    def named_fields(self, columns: LogSchema) -> set[str]:
+        """Return the fields that `pairs`, `dims` and `attention` name; ValueError if fields of pairs are not there."""
+        of_pairs = {columns.single[place] for pair in self.places(columns) for place in pair}
+        return of_pairs | {*self.dims, *self.attention, *self.attention.values()}
+
     def embedding(
         self,
         columns: LogSchema,

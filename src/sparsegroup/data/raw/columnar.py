@@ -182,7 +182,7 @@ class ColumnarFile(RawFile):
         self, name: str, values: pa.Array, log: LogFormat, first: int, unusable: dict[int, BadRow]
     ) -> pl.Series:
         """Return a column; `unusable` receives rows with impossible times or long texts; row 0 is line `first`."""
-        column, unread = f"{self.source}: column {name!r}", "write it as text, or give a schema without it"
+        column, unread = f"{self.source}: column {name!r}", "leave it out (`exclude`), or write it as text"
         values = _plain(values)
         if (beyond := _beyond(values)) is not None:
             import pyarrow.compute as pc
@@ -202,7 +202,9 @@ class ColumnarFile(RawFile):
             found = frame.select(without_empty(name, dtype)).to_series()
         except (*_UNREADABLE, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             why = " ".join(str(error).split())[:SAMPLE]
-            raise ClickLogError(f"{column} is {values.type}, which cannot be read ({why}); {unread}") from error
+            raise ClickLogError(
+                f"{column} is {values.type}, which cannot be read ({why}); {unread}", "exclude"
+            ) from error
         for row in (size_of(found) > LONGEST_VALUE).arg_true():
             why = f"{name!r} has more than {LONGEST_VALUE:,} bytes"
             unusable[row] = (first + row, why, f"{name}={found[row][:SAMPLE]}")

@@ -116,7 +116,7 @@ def select_columns(
 
     Args:
         config: The settings; what is not given is decided for the log, without trials. Columns that they name
-            (`model.pairs`, `model.dims`) are kept.
+            (`model.pairs`, `model.dims`, `model.attention`, `training.group`) are kept.
         log: The log.
         seeds: Models of each kind, ≥ 1.
         reporting: Shows the progress of a training of some samples, by its name.
@@ -174,7 +174,7 @@ class _Selection:
         self.live: dict[str, float] = {}
         self.trainings = 0
         self._losses, self._constant = np.zeros(seeds), 0.0  # of all columns, and of the best constant prediction
-        named = " ".join((*(config.model.pairs or ()), *config.model.dims)).replace("*", " ").split(" ")
+        named = config.model.named_fields(part.schema) | {config.training.group}
         self._sample = concatenated(
             list(part.batches(max(0, part.train_rows - MEASURED_ROWS), part.train_rows, EVALUATED))
         )
