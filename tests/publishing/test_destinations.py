@@ -3,7 +3,8 @@
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from redis_server import RedisServer
 from serving_cases import train
 from sparsegroup.errors import UserError
 from sparsegroup.publishing import Destination, Publisher, PublishError, Release, Served, Subscriber, open_destination
+from sparsegroup.serving import TrainedModel
 
 _NUMBERS = itertools.count()
 
@@ -54,14 +56,12 @@ def stored(place: str) -> set[str]:
             {key.decode().removeprefix(prefix) for key in found}
             for found in (there._client.keys(prefix + "*"), there._client.smembers(prefix + "files"))
         )
-        assert keys - {"releases.json", "files"} == listed
-        folders = {str(release.number): release.folder for release in there.releases()}
-        files = [name.split(":", 1) for name in listed]
-        return {"releases.json"} | {f"{folders.get(number, number)}/{name}" for number, name in files}
+        assert keys - {"releases.json", "files", "publisher"} == listed
+        return {"releases.json"} | {name.replace(":", "/") for name in listed}
     if "://" not in place:
         return {str(path.relative_to(place)) for path in Path(place).rglob("*") if path.is_file()}
     found = there._filesystem.get_file_info(fs.FileSelector(there._root, recursive=True))
-    return {info.path.removeprefix(there._root + "/") for info in found if info.is_file}
+    return {info.path.removeprefix(there._root + "/") for info in found if info.is_file} - {"publisher"}
 
 
 def expected_files(destination: Destination) -> set[str]:
@@ -116,14 +116,64 @@ def test_two_publishers_do_not_mix(place: str) -> None:
             Publisher(place, formats=())
         return
     second = Publisher(place, formats=())
-    publish(first, small_model(seed=2))
     before = stored(place)
     for _ in range(2):
         with pytest.raises(PublishError, match="another process publishes there"):
-            publish(second, small_model(seed=3))
+            publish(first, small_model(seed=2))
         assert stored(place) == before
-    publish(first, small_model(seed=3))
-    assert len(first.destination.releases()) == 3
+    publish(second, small_model(seed=3))
+    assert len(second.destination.releases()) == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "publishes"), [("memory:/", False), ("memory:/", True), ("redis", True)], indirect=["place"]
+)
+def test_a_second_publisher_at_any_moment_leaves_what_can_be_read(place: str, publishes: bool) -> None:
+    """It begins between any two steps of the first one, whose publication then fails or is complete."""
+    models = [small_model(seed=seed) for seed in range(4)]
+    for at in itertools.count():
+        here = f"{place}/{at}"
+        first = Publisher(here, formats=(), compact_after=0)
+        publish(first, models[0])
+        second = interrupted(first, at, here, models[1 if publishes else 0])
+        with suppress(PublishError):
+            publish(first, models[2])
+        if second.publisher is None:  # the publication has fewer steps
+            break
+        assert all(Subscriber(here).catch_up(None, one).release == one for one in first.destination.releases())
+        with pytest.raises(PublishError, match="another process publishes there"):
+            publish(first, models[3])
+        with suppress(PublishError):  # the first publication may have been complete after all
+            publish(second.publisher, models[3])
+        publish(second.publisher, models[1])
+        publish(second.publisher, models[3])
+        assert second.publisher.served is not None
+        assert content(Subscriber(here).catch_up(None).export) == content(second.publisher.served)
+        assert stored(here) == expected_files(second.publisher.destination)
+    assert at >= len(STEPS)
+
+
+STEPS = ("_check_owner", "_read_index", "_put", "_write_index", "_remove_others")
+
+
+@dataclass
+class Second:
+    publisher: Publisher | None = None
+
+
+def interrupted(first: Publisher, at: int, place: str, model: TrainedModel) -> Second:
+    """Let a second publisher publish a model before the `at`-th step of the first one."""
+    second, calls = Second(), itertools.count()
+
+    def step(real: Callable[..., Any], *arguments: Any) -> Any:
+        if next(calls) == at:
+            second.publisher = Publisher(place, formats=(), compact_after=0)
+            publish(second.publisher, model)  # nothing if the model is the one that is published
+        return real(*arguments)
+
+    for name in STEPS:
+        setattr(first.destination, name, partial(step, getattr(first.destination, name)))
+    return second
 
 
 def test_a_publication_that_fails_is_made_up_for(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

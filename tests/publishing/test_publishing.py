@@ -19,6 +19,7 @@ from sparsegroup.publishing import Publisher, PublishError, Release, Served, Sub
 from sparsegroup.publishing import publisher as publisher_module
 from sparsegroup.serving import export_trained, read_export
 from sparsegroup.serving.onnx import OnnxModel, with_rows
+from sparsegroup.serving.rows import ExportError
 
 
 def test_the_first_release_is_whole_and_those_after_it_are_deltas(tmp_path: Path) -> None:
@@ -231,3 +232,11 @@ def test_a_cache_loses_releases_only(tmp_path: Path) -> None:
     Subscriber(tmp_path / "there", cache).catch_up(None)
     assert {path.name for path in cache.iterdir()} >= {"photos", "notes.txt"}
     assert not (cache / "00000009-export").exists()
+
+
+def test_tracing_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "TRACING_SECONDS", 0.01)
+    with Publisher(tmp_path, formats=("onnx",)) as publishes:
+        with pytest.raises(ExportError, match=r"model\.onnx took more than"):
+            publish(publishes, small_model())
+        assert publishes.destination.releases() == ()

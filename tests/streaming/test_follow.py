@@ -20,7 +20,7 @@ from sparsegroup.errors import RunError
 from sparsegroup.serving import export_trained, open_trained
 from sparsegroup.serving.inspection import inspect
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.streaming.blocks import FullBatches, Journal
+from sparsegroup.streaming.blocks import BlockReader, FullBatches, Journal
 from sparsegroup.streaming.follow import Follower
 from sparsegroup.streaming.sources.source import Block
 from sparsegroup.training import Config, Session, load_model, load_run, predict
@@ -117,6 +117,21 @@ def test_bad_rows_are_written_down_once(frame, tmp_path):
     assert [(one["line"], one["text"]) for one in lines] == [(101, "click=maybe"), (1_501, "click=perhaps")]
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (sum(status["bad_rows"].values()), status["ended"]) == (2, "")
+
+
+def test_a_source_that_hangs_does_not_hold_up_the_end(frame):
+    source, hangs, released = FrameSource(frame, [10]), threading.Event(), threading.Event()
+
+    def read(timeout):
+        hangs.set()
+        released.wait()
+
+    source.read = read
+    reader = BlockReader(source)
+    assert hangs.wait(30)
+    assert not reader.close(0.05)
+    released.set()
+    assert reader.close(30.0)
 
 
 @over("given", [{"epochs": 2}, {"schedule": "cosine"}, {"validation": 0.1}])

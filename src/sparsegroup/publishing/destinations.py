@@ -1,6 +1,7 @@
 """Where releases are published: a folder, an object store, or Redis."""
 
 import os
+import platform
 import re
 import shutil
 from abc import ABC, abstractmethod
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pyarrow.fs as fs
 
@@ -24,7 +26,7 @@ from sparsegroup.artifact.folder import (
 from sparsegroup.artifact.manifest import check_file, facts_of
 from sparsegroup.data.raw.files import open_filesystem
 from sparsegroup.errors import require
-from sparsegroup.publishing.releases import RELEASES, PublishError, Release, ReleaseIndex, is_folder_of
+from sparsegroup.publishing.releases import RELEASES, PublishError, Release, ReleaseIndex, is_folder_of, is_superseded
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -38,22 +40,26 @@ REDIS_TIMEOUTS = {"socket_timeout": 60.0, "socket_connect_timeout": 10.0, "healt
 class Destination(ABC):
     """A place where one process publishes the releases of a model, and any number of others fetch them.
 
-    The index names all releases. It is written last, so that every release in it is complete.
+    The index names all releases. It is written last, so that every release in it is complete. A folder is locked. A
+    place without locks belongs to the process that claimed it last: the claim writes a mark, the mark is compared
+    before the index is written, and the files of a release are stored under a name with the publisher's suffix, so
+    that an earlier publisher changes nothing of the later one.
 
     Args:
         name: The place, for messages.
 
     Attributes:
         name: See above.
+        suffix: End of the names of this publisher's releases; "" if a lock keeps other publishers away.
         scratch: Folder in which releases are best written before they are published; None: anywhere.
     """
 
     scratch: Path | None = None
+    suffix = ""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._last: bytes | None = None  # the index as this process has last read or written it
-        self._tried: bytes | None = None  # an index of which it is not known whether it was written
         self._is_claimed = self._is_sure = False
 
     def releases(self) -> tuple[Release, ...]:
@@ -65,18 +71,22 @@ class Destination(ABC):
         return self._decoded(self._read_index())
 
     def claim(self) -> None:
-        """Become the only process that publishes there, and remove what another one that was killed has left.
+        """Become the only process that publishes there.
+
+        The first call takes a place without locks from an earlier publisher; later calls don't take it back.
 
         Raises:
             PublishError: Another process publishes there.
         """
-        self._lock()
+        if self._is_claimed:
+            self._check_owner()
+        else:
+            self._take()
         index = self._read_index()
-        if self._is_claimed and index not in (self._last, self._tried):
-            raise self._another()
-        with suppress(OSError, PublishError):  # the next publication tries again
-            self._remove_others(self._decoded(index))
-        self._is_claimed, self._is_sure, self._last, self._tried = True, True, index, None
+        if not self.suffix:  # with a lock: without one, another publisher may still be writing
+            with suppress(OSError, PublishError):  # the next publication tries again
+                self._remove_others(self._decoded(index))
+        self._is_claimed, self._is_sure, self._last = True, True, index
 
     def publish(self, folder: Path, release: Release, keep: Sequence[int]) -> None:
         """Publish a release: all files first, then the index; then the releases that are not in `keep` are removed.
@@ -94,17 +104,18 @@ class Destination(ABC):
         """
         if not self._is_sure:
             self.claim()
+        self._check_owner()
         before = self._read_index()
         if before != self._last:
+            self._is_sure = False
             raise self._another()
         known = self._decoded(before)
         self._is_sure = False
         self._put(folder, release)
         remaining = tuple(one for one in known if one.number in keep)
         _, index = RELEASES.encoded(ReleaseIndex(releases=(*remaining, release)))
-        self._tried = index
         self._write_index(index, before)
-        self._last, self._tried = index, None
+        self._last = index
         self._remove_others((*remaining, release))
         self._is_sure = True
 
@@ -141,7 +152,7 @@ class Destination(ABC):
 
     def close(self) -> None:
         """Let other processes publish there."""
-        self._is_claimed, self._is_sure, self._last, self._tried = False, False, None, None
+        self._is_claimed, self._is_sure, self._last = False, False, None
 
     def _decoded(self, index: bytes | None) -> tuple[Release, ...]:
         return () if index is None else RELEASES.decoded(f"{self.name}/{RELEASES.file}", index).releases
@@ -149,8 +160,13 @@ class Destination(ABC):
     def _another(self) -> PublishError:
         return PublishError(f"{self.name}: another process publishes there; stop it, or give another destination")
 
-    def _lock(self) -> None:  # noqa: B027 (most places have no locks)
-        """Keep other processes from publishing, where that is possible."""
+    @abstractmethod
+    def _take(self) -> None:
+        """Become the only publisher; PublishError if that is not possible."""
+
+    @abstractmethod
+    def _check_owner(self) -> None:
+        """Raise PublishError if another process has become the publisher since `_take`."""
 
     @abstractmethod
     def _read_index(self) -> bytes | None:
@@ -158,7 +174,7 @@ class Destination(ABC):
 
     @abstractmethod
     def _write_index(self, index: bytes, before: bytes | None) -> None:
-        """Replace the index atomically."""
+        """Replace the index atomically; PublishError if another process has become the publisher."""
 
     @abstractmethod
     def _put(self, folder: Path, release: Release) -> None:
@@ -170,7 +186,10 @@ class Destination(ABC):
 
     @abstractmethod
     def _remove_others(self, releases: Sequence[Release]) -> None:
-        """Remove the files of all other releases, also of unfinished ones of a killed process."""
+        """Remove the files of all other releases, also of unfinished ones of a killed process.
+
+        Without a lock, releases of higher numbers remain: they may be those of a later publisher.
+        """
 
 
 class FolderDestination(Destination):
@@ -195,15 +214,17 @@ class FolderDestination(Destination):
             self._claim.close()
         self._claim = None
 
-    def _lock(self) -> None:
-        if self._claim is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                self._claim = FolderLock(self.folder)
-            except BlockingIOError:
-                raise self._another() from None
+    def _take(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._claim = FolderLock(self.folder)
+        except BlockingIOError:
+            raise self._another() from None
         remove_leftovers(self.folder)
         temporary_name(self.folder / RELEASES.file, ".", ".tmp").unlink(missing_ok=True)
+
+    def _check_owner(self) -> None:
+        """The lock keeps other publishers away."""
 
     def _read_index(self) -> bytes | None:
         try:
@@ -250,21 +271,37 @@ class StoreDestination(Destination):
     def __init__(self, filesystem: fs.FileSystem, root: str, name: str) -> None:
         super().__init__(name)
         self._filesystem, self._root = filesystem, root
+        self._mark = _new_mark()
+        self.suffix = _suffix_of(self._mark)
+
+    def _take(self) -> None:
+        self._write(PUBLISHER, self._mark)
+
+    def _check_owner(self) -> None:
+        if self._read(PUBLISHER) != self._mark:
+            raise self._another()
 
     def _read_index(self) -> bytes | None:
+        return self._read(RELEASES.file)
+
+    def _write_index(self, index: bytes, before: bytes | None) -> None:
+        # Such stores offer no conditional write: a process that claims between these two requests is not noticed here.
+        self._check_owner()
+        self._write(RELEASES.file, index)
+
+    def _read(self, name: str) -> bytes | None:
         try:
-            with (
-                self._errors(RELEASES.file),
-                self._filesystem.open_input_stream(f"{self._root}/{RELEASES.file}") as file,
-            ):
+            with self._errors(name), self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
                 content: bytes = file.read()
         except FileNotFoundError:
             return None
         return content
 
-    def _write_index(self, index: bytes, before: bytes | None) -> None:
-        with self._errors(RELEASES.file), self._filesystem.open_output_stream(f"{self._root}/{RELEASES.file}") as file:
-            file.write(index)
+    def _write(self, name: str, content: bytes) -> None:
+        with self._errors(name):
+            self._filesystem.create_dir(self._root, recursive=True)
+            with self._filesystem.open_output_stream(f"{self._root}/{name}") as file:
+                file.write(content)
 
     def _put(self, folder: Path, release: Release) -> None:
         place = f"{self._root}/{release.folder}"
@@ -291,10 +328,9 @@ class StoreDestination(Destination):
             raise PublishError(f"{self.name}/{inside}: missing") from error
 
     def _remove_others(self, releases: Sequence[Release]) -> None:
-        wanted = {release.folder for release in releases}
         with self._errors(""):
             for info in self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True)):
-                if is_folder_of(info.base_name) and info.base_name not in wanted:
+                if is_superseded(info.base_name, releases):
                     with suppress(FileNotFoundError):
                         self._filesystem.delete_dir(info.path)
 
@@ -312,7 +348,7 @@ class StoreDestination(Destination):
 
 
 class RedisDestination(Destination):
-    """Keys of a Redis: `prefix:releases.json`, `prefix:NUMBER:FILE`, and `prefix:files`, the set of the latter.
+    """Keys of a Redis: `prefix:releases.json`, `prefix:RELEASE:FILE`, `prefix:publisher`, and the set `prefix:files`.
 
     Args:
         client: The connection, which gives bytes.
@@ -323,22 +359,35 @@ class RedisDestination(Destination):
     def __init__(self, client: "Redis", prefix: str, name: str) -> None:
         super().__init__(name)
         self._client, self._prefix = client, prefix
+        self._mark = _new_mark()
+        self.suffix = _suffix_of(self._mark)
 
     def _key(self, *parts: object) -> str:
         return ":".join(map(str, (self._prefix, *parts)))
 
+    def _take(self) -> None:
+        with self._errors(PUBLISHER):
+            self._client.set(self._key(PUBLISHER), self._mark)
+
+    def _check_owner(self) -> None:
+        if self._read(PUBLISHER) != self._mark:
+            raise self._another()
+
     def _read_index(self) -> bytes | None:
-        with self._errors(RELEASES.file):
-            content: Any = self._client.get(self._key(RELEASES.file))
+        return self._read(RELEASES.file)
+
+    def _read(self, name: str) -> bytes | None:
+        with self._errors(name):
+            content: Any = self._client.get(self._key(name))
         return content  # type: ignore[no-any-return]
 
     def _write_index(self, index: bytes, before: bytes | None) -> None:
         from redis import WatchError
 
-        key = self._key(RELEASES.file)
+        key, owner = self._key(RELEASES.file), self._key(PUBLISHER)
         with self._errors(RELEASES.file), self._client.pipeline() as pipeline:
-            pipeline.watch(key)  # type: ignore[no-untyped-call]
-            if pipeline.get(key) != before:
+            pipeline.watch(key, owner)  # type: ignore[no-untyped-call]
+            if (pipeline.get(key), pipeline.get(owner)) != (before, self._mark):
                 raise self._another()
             pipeline.multi()
             pipeline.set(key, index)
@@ -349,8 +398,8 @@ class RedisDestination(Destination):
 
     def _put(self, folder: Path, release: Release) -> None:
         for path in sorted(folder.iterdir()):
-            key = self._key(release.number, path.name)
-            with self._errors(f"{release.number}:{path.name}"):
+            key = self._key(release.folder, path.name)
+            with self._errors(f"{release.folder}:{path.name}"):
                 if path.stat().st_size > _LARGEST:
                     raise PublishError(
                         f"{self.name}: {path.name} has {path.stat().st_size:,} bytes, and a value in Redis at most "
@@ -360,17 +409,20 @@ class RedisDestination(Destination):
                 self._client.set(key, path.read_bytes())
 
     def _get(self, release: Release, name: str, path: Path) -> None:
-        with self._errors(f"{release.number}:{name}"):
-            content: Any = self._client.get(self._key(release.number, name))
+        with self._errors(f"{release.folder}:{name}"):
+            content: Any = self._client.get(self._key(release.folder, name))
         if content is None:
-            raise PublishError(f"{self.name}: the key {self._key(release.number, name)} is missing")
+            raise PublishError(f"{self.name}: the key {self._key(release.folder, name)} is missing")
         path.write_bytes(content)
 
     def _remove_others(self, releases: Sequence[Release]) -> None:
-        wanted = {self._key(release.number, name) for release in releases for name in release.files}
+        wanted = {self._key(release.folder, name) for release in releases for name in release.files}
         with self._errors("files"):
             members: Any = self._client.smembers(self._key("files"))
             for key in sorted({member.decode() for member in members} - wanted):
+                folder = key.removeprefix(f"{self._prefix}:").partition(":")[0]
+                if folder not in {release.folder for release in releases} and not is_superseded(folder, releases):
+                    continue
                 self._client.delete(key)
                 self._client.srem(self._key("files"), key)
 
@@ -382,6 +434,19 @@ class RedisDestination(Destination):
             yield
         except RedisError as error:
             raise PublishError(f"{self.name}: {inside}: {error}") from error
+
+
+PUBLISHER = "publisher"
+"""File or key of the mark of the process that publishes."""
+
+
+def _new_mark() -> bytes:
+    """Return a text that names a publisher: a random number, its process and its machine."""
+    return f"{uuid4().hex} process {os.getpid()} on {platform.node()}\n".encode()
+
+
+def _suffix_of(mark: bytes) -> str:
+    return f"-{mark[:8].decode()}"
 
 
 _LARGEST = 512 << 20

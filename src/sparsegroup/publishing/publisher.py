@@ -35,6 +35,10 @@ MOST_DELTAS = 200
 """Deltas after a whole export, at most: what a server reads at each look names them all."""
 
 
+TRACING_SECONDS = 900.0
+"""Time limit of the process that traces a model."""
+
+
 class Publisher:
     """Publishes a model again and again at a destination; it continues what an earlier process has published there.
 
@@ -218,7 +222,13 @@ class Publisher:
             out, options = Path(scratch) / "export", ["--onnx" if "onnx" in self._formats else "--no-onnx"]
             options += ["--dtype", dtype, *(["--program"] if "program" in self._formats else [])]
             command = [sys.executable, "-m", "sparsegroup", "export", str(folder), str(out), *options, "--quiet"]
-            done = subprocess.run(command, capture_output=True, text=True)
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=TRACING_SECONDS)
+            except subprocess.TimeoutExpired:
+                names = " and ".join(map(MODEL_FILES.__getitem__, self._formats))
+                raise ExportError(
+                    f"{names} took more than {TRACING_SECONDS:.0f} seconds; leave the format out (`formats`)", "formats"
+                ) from None
             if done.returncode:
                 raise ExportError(f"the model cannot be written: {(done.stderr.splitlines() or ['no message'])[-1]}")
             for name in map(MODEL_FILES.__getitem__, self._formats):
@@ -235,7 +245,7 @@ class Publisher:
         number = 1 + (self.latest.number if self.latest is not None else 0)
         files = facts_of_files(folder)
         size = sum(facts.bytes for facts in files.values())
-        name = folder_of(number, kind)
+        name = folder_of(number, kind) + self.destination.suffix
         return Release(number, kind, name, new.manifest.id, parent, size, files, time.time(), **about)
 
     def _add(self, folder: Path, release: Release, new: Export) -> None:

@@ -24,7 +24,7 @@ class Release:
     Attributes:
         number: 1, 2, …
         kind: "export" is whole, "delta" the way to one from `parent`.
-        folder: Its name in the destination: "00000001-export".
+        folder: Its name in the destination: "00000001-export"; in a store or in Redis with the suffix of its publisher.
         id: The id of the export that it leads to; two releases of the same model have the same.
         parent: Number of the release that a delta follows; None of a whole export.
         bytes: Size of all its files.
@@ -53,13 +53,20 @@ class Release:
 
 
 def folder_of(number: int, kind: ReleaseKind) -> str:
-    """Name of a release's folder."""
+    """Name of a release's folder, before the suffix of its publisher."""
     return f"{number:08d}-{kind}"
 
 
 def is_folder_of(name: str) -> bool:
-    """Whether `folder_of` gives such names."""
-    return re.fullmatch(r"\d{8,}-(export|delta)", name) is not None
+    """Whether a name is one of a release's folder."""
+    return re.fullmatch(r"\d{8,}-(export|delta)(-[0-9a-f]{8})?", name) is not None
+
+
+def is_superseded(name: str, releases: Sequence[Release]) -> bool:
+    """Whether a name is one of a release's folder that is not among some releases, nor newer than they are."""
+    newest = max((release.number for release in releases), default=0)
+    is_listed = any(name == release.folder for release in releases)
+    return is_folder_of(name) and not is_listed and int(name.partition("-")[0]) <= newest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +87,8 @@ class ReleaseIndex(Manifest):
             at = f"releases.{place}"
             if release.number < 1 or release.number <= max(known, default=0):
                 raise ValueError(f"{at}.number: {release.number} cannot follow {max(known, default=0)}")
-            if release.folder != folder_of(release.number, release.kind):
+            is_named_so = release.folder.startswith(folder_of(release.number, release.kind))
+            if not is_named_so or not is_folder_of(release.folder):
                 raise ValueError(f"{at}.folder: impossible {release.folder!r}")
             if release.kind == "delta" and release.parent not in known:
                 raise ValueError(f"{at}.parent: there is no {release.parent}, which it follows")

@@ -69,11 +69,20 @@ class BlockReader:
         block, encoded = found
         return block, encoded.result()
 
-    def close(self) -> None:
-        """End the threads; the source stays open."""
+    def close(self, patience: float = 10.0) -> bool:
+        """End the threads; the source stays open.
+
+        Args:
+            patience: Seconds to wait for a read that is under way: a store that hangs must not hold up the end.
+
+        Returns:
+            Whether the reading thread has ended. If not, it may still use the source.
+        """
         self._closed.set()
-        self._thread.join()
-        self._pool.shutdown(cancel_futures=True)
+        self._thread.join(patience)
+        has_ended = not self._thread.is_alive()
+        self._pool.shutdown(wait=has_ended, cancel_futures=True)
+        return has_ended
 
     def _read(self) -> None:
         looked_at = -math.inf

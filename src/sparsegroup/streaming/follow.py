@@ -352,8 +352,10 @@ class Follower:
             raise
         finally:
             self.source.stop()
-            reader.close()
-            self.source.close()
+            if reader.close():
+                self.source.close()
+            else:
+                _logger.warning("%s: does not end a read; it is left open", self.source.name)
             if publication is not None:
                 publication.close()
             self._write_status(reader, ended=ended)
