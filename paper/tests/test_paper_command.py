@@ -1,10 +1,14 @@
 """`sparsegroup-paper run`: its report, its runs on disk, and one line for what cannot be done."""
 
+from math import isfinite
+
 import pytest
 import yaml
 
 from experiment_cases import click_log, dataset_of, tiny_log
 from sparsegroup.data import prepare
+from sparsegroup.training import predict
+from sparsegroup_paper.datasets import open_dataset
 from sparsegroup_paper.lab import Lab
 from sparsegroup_paper.published import published
 from sparsegroup_paper.report import read_report
@@ -95,3 +99,18 @@ def test_what_cannot_be_done_is_one_line(settings, run, arguments, message):
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list((folder / "out").glob("runs/*"))
+
+
+def test_the_columns_of_an_own_log_are_inferred_and_may_lack_numbers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = ["label,color,price"]
+    lines += [f"{int(i % 7 in (1, 3))},c{i % 7},{f'{i * 7919 % 613 / 8}' if i % 9 else ''}" for i in range(600)]
+    (tmp_path / "shop.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump({"model": {"name": "lr"}, "data": {"log": "shop.csv"}}))
+    dataset = open_dataset("shop.yaml", None, None, "small", tmp_path)
+    log = dataset.open()
+    assert (log.fields, log.numbers) == (("color",), ("price",))
+    model, _ = dataset.config.build(log)
+    assert isfinite(predict(model, log.batches(0, len(log), 100)).metrics().log_loss)
+    public = open_dataset("nycflights", tmp_path / "shop.csv", None, "small", tmp_path / "public")
+    assert public.open().fields == ("color", "price")

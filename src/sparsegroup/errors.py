@@ -7,7 +7,7 @@ a subpackage requires when it is imported.
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 
 class UserError(ValueError):
@@ -30,12 +30,23 @@ class UserError(ValueError):
         super().__init__(message)
         self.parameters = parameters
 
+    def __reduce__(self) -> tuple[Callable[..., "UserError"], tuple[Any, ...]]:
+        """Pickle what an error holds, because a subclass may be made of other arguments than its message."""
+        return _unpickled, (type(self), self.args, vars(self))
+
     def spelled(self, spell: Callable[[str], str]) -> str:
         """The message with `spell(name)` for each parameter that it names."""
         message = str(self)
         for name in self.parameters:
             message = message.replace(f"`{name}`", spell(name))
         return message
+
+
+def _unpickled(kind: type[UserError], arguments: tuple[Any, ...], state: Mapping[str, Any]) -> UserError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    vars(error).update(state)
+    return error
 
 
 class ClickLogError(UserError):

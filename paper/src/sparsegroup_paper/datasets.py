@@ -32,9 +32,11 @@ ROWS: Mapping[Scale, int | None] = {"small": 100_000, "full": None}
 SYNTHETIC_ROWS: Mapping[Scale, int] = {"small": 200_000, "full": 1_000_000}
 PLAIN: dict[str, Any] = {
     **{"optimizer": "adam", "l21": 0.0, "penalty": "lasso", "least_features": 0, "fallback": False},
-    **{"number_buckets": 0, "standardize": False, "base_rate": False, "batch_size": 512, "shuffle_buffer": 0},
+    **{"base_rate": False, "batch_size": 512, "shuffle_buffer": 0},
 }
-"""As in the paper, so that no log decides of it: the base optimizer, numbers unchanged, in the order of the log."""
+"""Settings of the paper, so that no log decides them: the base optimizer, in the order of the log."""
+_PUBLIC: dict[str, Any] = {"number_buckets": 0, "standardize": False}
+"""Settings of the paper on public logs: numbers unchanged."""
 NETWORKS: Mapping[str, ModelName] = {
     "avazu": "mlp",
     "criteo": "dcn",
@@ -105,10 +107,13 @@ def open_dataset(
     """The data set of a command; a raw log is prepared first, into `folder`.
 
     `name` is one of `NETWORKS`, or a YAML file of settings, of which model, batch size and log are taken, and not the
-    optimizer. UserError says that there is no such data set, no log, or a log that cannot be used.
+    optimizer; columns of a header are inferred, as `train` does.
+
+    UserError: there is no such data set, no log, or a log that cannot be used.
     """
-    if name in NETWORKS:
-        config = Config.of(**PLAIN, model=NETWORKS[name])
+    is_public = name in NETWORKS
+    if is_public:
+        config = Config.of(**PLAIN, **_PUBLIC, model=NETWORKS[name])
     elif name.endswith((".yaml", ".yml")):
         opened = read_config(Path(name), {})
         sections = opened.given_sections() if opened.given is None else opened.as_dict()
@@ -134,7 +139,8 @@ def open_dataset(
         log = PreparedLog(*paths_of(data))
     else:
         logs, options = [data, *([] if test is None else [test])], config.data.format_options
-        options["columns"] = options["columns"] or "categorical"  # as the committed results were made
+        if is_public:
+            options["columns"] = "categorical"  # as the committed results were made
         log, _ = prepare(logs, folder / "log", sort_files=config.data.sort_files, on_progress=on_progress, **options)
     if log.train_rows == len(log):
         raise ClickLogError(f"{shown(data)}: it has no test rows, and experiments need them")
