@@ -1,5 +1,6 @@
 """What goes to stdout and what to stderr: --json, --quiet, --verbose, -h, heartbeats, shell completion."""
 
+import io
 import json
 import logging
 import re
@@ -9,15 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from cli_cases import click_log, summary_of
 from command import Run
 from endings import Refused
 from over import over
 from sparsegroup.cli import output
-from sparsegroup.cli.output import Heartbeat, logged, training_bar
+from sparsegroup.cli.output import logged, progress, training_bar
 from sparsegroup.data.batches import Batch
 from sparsegroup.models import MLP
+from sparsegroup.reporting.progress import Heartbeat
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import HistoryPoint, TrainedBatch, Trainer
 
@@ -127,19 +130,17 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_heartbeat_is_a_line_a_minute_and_counts_the_speed_from_where_it_began(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "sparsegroup.cli")
-    beat = Heartbeat("DCN, adam", "samples", clock=Clock(10.0))
+def test_a_heartbeat_is_a_line_a_minute_and_counts_the_speed_from_where_it_began() -> None:
+    lines: list[str] = []
+    beat = Heartbeat("DCN, adam", "samples", lines.append, clock=Clock(10.0))
     for batch in range(1, 13):  # after 10 s, 20 s, …
         beat.update(1_000 * batch, 20_000, "AUC 0.7000")
-    beat = Heartbeat("preparing log", "bytes", clock=Clock(60.0))
+    beat = Heartbeat("preparing log", "bytes", lines.append, clock=Clock(60.0))
     for done in (5_000_000, 11_000_000):
         beat.update(done, None, "")
-    assert lines_of(caplog) == [
-        "DCN, adam: 6,000 of 20,000 samples (30.0%), 83 samples/s, AUC 0.7000, 2 min 48 s left",
-        "DCN, adam: 12,000 of 20,000 samples (60.0%), 92 samples/s, AUC 0.7000, 1 min 27 s left",
+    assert lines == [
+        "DCN, adam: 6,000 of 20,000 samples (30.0%), 2 min 48 s left, 83 samples/s, AUC 0.7000",
+        "DCN, adam: 12,000 of 20,000 samples (60.0%), 1 min 27 s left, 92 samples/s, AUC 0.7000",
         "preparing log: 5.0 MB",
         "preparing log: 11.0 MB, 50.0 kB/s",
     ]
@@ -158,6 +159,24 @@ def test_a_line_has_what_the_last_point_says(caplog: pytest.LogCaptureFixture, m
         bar.on_batch(trainer, trained)
     assert "1,024 of 1,024 samples (100.0%)" in lines_of(caplog)[-1]
     assert "loss 0.5000, AUC 0.7500, rate 0.0300 (scheduled 0.0500), 4 MB" in lines_of(caplog)[-1]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@over("width", [60, 80, 120])
+def test_a_bar_keeps_share_and_remaining_time_in_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(output, "messages", Console(file=screen, width=width, force_terminal=True, color_system=None))
+    with progress("XDEEPFM, rowwise_adagrad", "samples", stays=True) as update:
+        for done in (1_000, 1_500):
+            update(done, 2_000, "loss 0.4312, AUC 0.7431, NDCG@10 0.3312, rate 0.1034 (scheduled 0.1000), 1,204 MB")
+    shown = re.sub(r"\x1b\[[\d?]*\w", "\r", screen.getvalue()).split("\r")
+    (*_, last) = [line for line in shown if "%" in line]
+    assert re.search(r"XDEE.* 75% [-\d:]+ .*loss", last)
+    assert len(last.rstrip()) <= width
 
 
 @over(

@@ -62,6 +62,17 @@ def test_a_copy_predicts_and_learns_the_same(copied: Callable[[Classifier], Any]
     assert abs(before - model.predict_proba(FRAME)).max() > 1e-4
 
 
+def test_an_estimator_shows_its_progress_only_if_it_is_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet, verbose = small(), small(verbose=1)
+    quiet.fit(FRAME, LABELS)
+    assert capsys.readouterr() == ("", "")
+    verbose.fit(FRAME, LABELS)
+    shown = capsys.readouterr()
+    assert (shown.out, "(100.0%)" in shown.err, "loss" in shown.err) == ("", True, True)
+    assert verbose.predict_proba(FRAME).tolist() == quiet.predict_proba(FRAME).tolist()
+    assert copy.deepcopy(verbose).get_params()["verbose"] == 1
+
+
 def test_the_columns_that_say_something_are_chosen_by_scikit_learn() -> None:
     draw = np.random.default_rng(0)
     place, number = draw.integers(20, size=4_000), draw.normal(size=4_000)

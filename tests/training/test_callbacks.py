@@ -1,7 +1,9 @@
 """Callbacks of a trainer and of a run, and the points in TensorBoard and MLflow, resumed or not."""
 
+import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from sparsegroup import GroupAdam, HashEmbedding
 from sparsegroup.errors import MissingExtraError
 from sparsegroup.models import MLP
 from sparsegroup.settings.declared import TrackingSettings
-from sparsegroup.training import Callback, HistoryPoint, MLflowCallback, TensorBoardCallback, Trainer
+from sparsegroup.training import Callback, HistoryPoint, MLflowCallback, ProgressBar, TensorBoardCallback, Trainer
 from sparsegroup.training.callbacks import check_tracking, tracking_callbacks
 from sparsegroup.training.callbacks.figures import scalars
 from sparsegroup.training.trainer import TrainedBatch
@@ -268,3 +270,24 @@ def test_an_experiment_or_a_tracking_uri(tmp_path: Path, mlflow: MLflowDouble) -
     for given, expected in {"ads: June": ("ads: June", None), **uris}.items():
         (callback,) = tracking_callbacks(TrackingSettings(mlflow=given), tmp_path / "run")
         assert (callback.experiment, callback.tracking_uri) == expected
+
+
+@pytest.mark.parametrize("place", ["terminal", "notebook", "file"])
+def test_a_bar_shows_how_far_a_training_has_come(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class File(io.StringIO):
+        def isatty(self) -> bool:
+            return place == "terminal"
+
+    class ZMQInteractiveShell:
+        """The shell of a notebook's kernel."""
+
+    if place == "notebook":
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))
+    file = File()
+    table, network = HashEmbedding(4), MLP(2, 4)
+    optimizer = GroupAdam([*table.parameters(), *network.parameters()])
+    Trainer(table, network, optimizer, window=20, callbacks=[ProgressBar(60, "mine", file)]).fit(stream())
+    *_, last = re.split(r"[\r\n]+", file.getvalue().strip())
+    assert re.match(r"mine: 60 of 60 samples \(100.0%\), .* left, .*loss [\d.]+, AUC", last)
+    assert file.getvalue().startswith("\r") == (place != "file")
+    assert file.getvalue().endswith("\n")

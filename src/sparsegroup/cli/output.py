@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -18,7 +18,11 @@ from rich.table import Table
 from sparsegroup.errors import UserError
 
 if TYPE_CHECKING:
-    from sparsegroup.training import Callback, HistoryPoint, TrainedBatch, Trainer
+    from rich.progress import Task
+    from rich.text import Text
+
+    from sparsegroup.reporting.progress import Unit
+    from sparsegroup.training import Callback
 
 _logger = logging.getLogger(__name__)
 
@@ -176,7 +180,6 @@ def output_options() -> list[Any]:
 
 # Progress: a bar where stderr is a terminal, otherwise a line about once a minute
 
-Unit = Literal["bytes", "rows", "samples"]
 Update = Callable[[int, int | None, str], None]
 """Called with how much is done, how much there is (None if unknown), and details to show."""
 
@@ -184,46 +187,41 @@ HEARTBEAT = 60.0
 """Seconds between two lines where there is no terminal."""
 
 
-class Heartbeat:
-    """Logs what is done, its share, the speed, and the remaining time, every `HEARTBEAT` seconds by `clock`."""
-
-    def __init__(self, name: str, unit: Unit, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._unit, self._clock = name, unit, clock
-        self._begun = self._last = clock()
-        self._first: int | None = None
-
-    def update(self, done: int, total: int | None, detail: str) -> None:
-        """See `Update`."""
-        from sparsegroup.reporting.formatting import duration, size
-
-        self._first = done if self._first is None else self._first
-        now = self._clock()
-        if now - self._last < HEARTBEAT:
-            return
-        self._last = now
-        shown, unit = (size, "") if self._unit == "bytes" else ("{:,}".format, f" {self._unit}")
-        speed = (done - self._first) / max(now - self._begun, 1e-9)
-        share = f"{shown(done)} of {shown(total)}{unit} ({done / total:.1%})" if total else f"{shown(done)}{unit}"
-        remaining = f"{duration((total - done) / speed)} left" if total is not None and speed else ""
-        parts = (share, f"{shown(round(speed))}{unit}/s" if speed else "", detail, remaining)
-        _logger.info("%s: %s", self._name, ", ".join(part for part in parts if part))
-
-
 @contextmanager
-def progress(name: str, unit: Unit, total: int | None = None, *, stays: bool = False) -> Iterator[Update]:
+def progress(name: str, unit: "Unit", total: int | None = None, *, stays: bool = False) -> Iterator[Update]:
     """Show how far something has come from the first call of what this yields; `stays`: also in the end."""
     if _choices.quiet or not (messages.is_interactive and messages.file.isatty()):
-        yield Heartbeat(name, unit).update
+        from sparsegroup.reporting.progress import Heartbeat
+
+        yield Heartbeat(name, unit, _logger.info, HEARTBEAT).update
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
     from sparsegroup.reporting.formatting import per_second
 
-    named, speed_of, detailed = (
-        TextColumn(f"{{task.{what}}}", markup=False) for what in ("description", "fields[speed]", "fields[detail]")
+    class Shortened(TextColumn):
+        """A text that is shortened in a narrow terminal, where the other columns keep their widths."""
+
+        def __init__(self, what: str) -> None:
+            super().__init__(f"{{task.{what}}}", markup=False, table_column=Column(overflow="ellipsis"))
+
+        def render(self, task: "Task") -> "Text":
+            text = super().render(task)
+            text.no_wrap = True
+            return text
+
+    share = TaskProgressColumn(table_column=Column(no_wrap=True, min_width=4))
+    remaining = TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5))
+    counted = (DownloadColumn(),) if unit == "bytes" else (TextColumn("{task.fields[speed]}", markup=False),)
+    columns = (
+        Shortened("description"),
+        BarColumn(bar_width=10),
+        share,
+        remaining,
+        *counted,
+        Shortened("fields[detail]"),
     )
-    counted = (DownloadColumn(),) if unit == "bytes" else (TaskProgressColumn(), speed_of)
-    columns = (named, BarColumn(bar_width=10), *counted, TimeRemainingColumn(compact=True), detailed)
     with Progress(*columns, console=messages, transient=not stays) as bar:
 
         def update(done: int, total: int | None, detail: str) -> None:
@@ -240,27 +238,10 @@ def progress(name: str, unit: Unit, total: int | None = None, *, stays: bool = F
 @contextmanager
 def training_bar(total: int, name: str, *, stays: bool = True) -> Iterator["Callback"]:
     """Progress over `total` samples, with figures of the last point; yields the callback that shows it."""
-    from sparsegroup.training import Callback
-
-    class Bar(Callback):
-        done, state = 0, ""
-
-        def on_batch(self, trainer: "Trainer", trained: "TrainedBatch") -> None:
-            self.done += trained.samples
-            update(self.done, total, self.state)
-
-        def on_point(self, trainer: "Trainer", point: "HistoryPoint") -> None:
-            scheduled = "" if point.scheduled_rate is None else f" (scheduled {point.scheduled_rate:.4f})"
-            orders = {"AUC": point.auc, "NDCG@10": point.ndcg}
-            order = "".join(f"{title} {value:.4f}, " for title, value in orders.items() if value is not None)
-            self.state = (
-                f"loss {point.metrics.loss:.4f}, {order}rate {point.feature_rate:.4f}{scheduled}, "
-                f"{point.table_bytes / 1e6:,.0f} MB"
-            )
-            update(self.done, total, self.state)
+    from sparsegroup.training.callbacks.progress import TrainingProgress
 
     with progress(name, "samples", total, stays=stays) as update:
-        yield Bar()
+        yield TrainingProgress(update, total)
 
 
 # Standard streams that are closed, full, or no longer read

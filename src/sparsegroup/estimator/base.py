@@ -1,7 +1,7 @@
 """What the estimators share: settings as parameters, frames as logs, training, scores, exports."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import Parameter, Signature
 from numbers import Integral, Real
 from pathlib import Path
@@ -26,6 +26,7 @@ from sparsegroup.settings.declared import DECLARED
 from sparsegroup.settings.names import Dtype, ModelChoice
 from sparsegroup.training.assessment.columns import MOST_ROWS, rises
 from sparsegroup.training.build import Config
+from sparsegroup.training.callbacks.progress import ProgressBar
 from sparsegroup.training.model import ClickModel
 from sparsegroup.training.plan import EpochPlan
 from sparsegroup.training.predictions import EVALUATED, logits_in_float64
@@ -44,6 +45,7 @@ _PARAMETERS = {
         and one.short not in ("model", "seed", "windows", "baseline", "group")
     },
     "random_state": Parameter("random_state", Parameter.KEYWORD_ONLY, default=0),
+    "verbose": Parameter("verbose", Parameter.KEYWORD_ONLY, default=0),
 }
 """Of the constructor; a setting is a parameter when it is declared."""
 
@@ -55,6 +57,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
     columns: Mapping[str, str] | None
     random_state: int | np.random.RandomState | None
     epochs: int | None
+    verbose: int
 
     def __init__(self, model: ModelChoice = "auto", **settings: Any) -> None:
         values = {**{name: one.default for name, one in _PARAMETERS.items()}, "model": model}
@@ -151,7 +154,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         log = self._log(frame, labels, columns, weight, classes)
         if not log.fields and not log.numbers:
             raise ValueError(f"no column is left to train on, of {', '.join(kinds)}: give their kinds by columns={{…}}")
-        state, own = self.random_state, ("columns", "random_state")
+        state, own = self.random_state, ("columns", "random_state", "verbose")
         given = {name: one for name, one in self.get_params(deep=False).items() if name not in own and one is not None}
         seed = int(state) if isinstance(state, Integral) else check_random_state(state).randint(np.iinfo(np.int32).max)
         config = Config.of(**{**decided, **given}, seed=int(seed), baseline=False)
@@ -167,7 +170,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         config.check_log(log)
         config = config.resolved_for(log).for_log(log)
         with _own_random_numbers():
-            config, self.trials_ = settings_by_trials(config, log) if tries else (config, ())
+            config, self.trials_ = settings_by_trials(config, log, self._reporting) if tries else (config, ())
             model, optimizer = config.build(log)
             self._random_numbers = torch.get_rng_state()
         self.columns_, self.config_ = kinds, config
@@ -204,12 +207,17 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, log: FrameLog, config: Config, plan: EpochPlan, callbacks: Sequence[Callback] = ()) -> None:
         with _own_random_numbers(self._random_numbers):
-            trainer = config.trainer(self.model_, self.optimizer_, plan, callbacks)
-            trainer.go_on_after(self.history_)
-            trainer.fit_plan(plan, log)
+            with self._reporting(plan.samples, f"{config.model.name}, {config.optimizer.name}") as bar:
+                callbacks = [*callbacks, *([] if bar is None else [bar])]
+                trainer = config.trainer(self.model_, self.optimizer_, plan, callbacks)
+                trainer.go_on_after(self.history_)
+                trainer.fit_plan(plan, log)
             self._random_numbers = torch.get_rng_state()
         self.history_ = trainer.history
         self.model_.eval()
+
+    def _reporting(self, samples: int, name: str) -> AbstractContextManager[Callback | None]:
+        return nullcontext(ProgressBar(samples, name) if self.verbose else None)
 
 
 class _Ahead(Callback):

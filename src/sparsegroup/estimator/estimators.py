@@ -39,6 +39,7 @@ class Classifier(ClassifierMixin, NetworkEstimator):  # type: ignore[misc]
             leaves one out.
         random_state: The seed, of initialization, dropout and order; `sparsegroup train` takes 0. An int ≥ 0, or, for
             another one in each fit, a RandomState or None.
+        verbose: 1 shows the progress of trials and training on standard error, see `ProgressBar`; 0 is silent.
         **settings: Settings of `model`, `optimizer` and `training` by their short names, as on the page of settings:
             `dim`, `lr`, `target_rate`, `epochs` and so on. None, the default of each, leaves it to the rules.
 

@@ -11,6 +11,7 @@ from sparsegroup.training.averaging import AveragedNetwork
 from sparsegroup.training.build import Config, OptimizerConfig, read_config
 from sparsegroup.training.callbacks.mlflow import MLflowCallback
 from sparsegroup.training.callbacks.optuna import OptunaPruningCallback
+from sparsegroup.training.callbacks.progress import ProgressBar
 from sparsegroup.training.callbacks.tensorboard import TensorBoardCallback
 from sparsegroup.training.metrics import evaluate
 from sparsegroup.training.model import NETWORKS, ClickModel
@@ -35,6 +36,7 @@ __all__ = [
     "Metrics",
     "OptimizerConfig",
     "OptunaPruningCallback",
+    "ProgressBar",
     "RunError",
     "RunStoppedError",
     "Session",
