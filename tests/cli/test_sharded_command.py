@@ -114,3 +114,35 @@ def test_a_run_is_resumed_on_another_number_of_ranks(tmp_path: Path, ranks: int,
         assert resumed is not None
         assert sum(rank["rows"] for rank in summary["ranks"]) + int(resumed[1]) == TRAINED
         assert len(summary["ranks"]) == then
+
+
+_PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+_RANK = """
+import time
+from sparsegroup.cli.app import end_with_parent
+end_with_parent(0.02)
+print("waits", flush=True)
+time.sleep(99)
+"""
+
+
+def test_a_rank_ends_when_the_process_that_has_started_it_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", _PARENT, _RANK], stdout=-1, stderr=-1, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stderr is not None
+        assert parent.stdout.readline() == "waits\n"
+        parent.kill()
+        # Both streams end with the last process that has them.
+        assert parent.stdout.read() == ""
+        assert "torchrun" in parent.stderr.read()
+
+
+@pytest.mark.slow
+def test_no_rank_remains_after_torchrun_is_killed(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    arguments = ("-m", "sparsegroup", "train", *started(tmp_path), "--set", "training.epochs=10000", "--verbose")
+    with subprocess.Popen([*command, *arguments], cwd=tmp_path, stdout=-3, stderr=-1, text=True) as agent:
+        assert agent.stderr is not None
+        assert any("checkpoint at" in line for line in agent.stderr)
+        agent.kill()
+        assert "torchrun" in agent.stderr.read()

@@ -9,9 +9,11 @@ import gc
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from time import sleep
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +22,9 @@ from typer.core import TyperCommand, TyperGroup
 from sparsegroup.cli.output import fail, flush_streams, is_unread, logged, mend_streams, output_options
 from sparsegroup.errors import UserError
 from sparsegroup.importing import uncollected
+
+_PARENT = os.getppid()
+"""The process that has started this one, noted before the imports that take time."""
 
 COMMANDS: Mapping[str, str] = {
     "columns": "Show what the columns of a log are taken for, and why: categories, numbers, times, lists.",
@@ -132,6 +137,21 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+def end_with_parent(poll: float = 1.0) -> None:
+    """End this process, a rank, within `poll` seconds after torchrun's agent, which is its parent, has ended.
+
+    An orphaned rank would train on, or wait in torch's rendezvous, without anyone who sees its result.
+    """
+
+    def watch() -> None:
+        while os.getppid() == _PARENT:
+            sleep(poll)
+        fail("torchrun, which has started this rank, has ended: this rank ends; `train --resume` continues the run")
+        os._exit(1)
+
+    threading.Thread(target=watch, name="sparsegroup-parent", daemon=True).start()
 
 
 class UsageError(UserError):

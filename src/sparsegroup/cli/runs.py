@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 import typer
 
-from sparsegroup.cli.app import UsageError, in_shell
+from sparsegroup.cli.app import UsageError, end_with_parent, in_shell
 from sparsegroup.cli.logs import config_given, log_name, open_config_log
 from sparsegroup.cli.options import setting_values, settings_file
 from sparsegroup.cli.output import figures, show, speak_as, training_bar
@@ -354,6 +354,7 @@ def launched(minutes: float) -> Iterator[Launch]:
     rank, restarts = os.environ["RANK"], os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if rank != "0":
         speak_as(int(rank) if rank.isdecimal() else -1)
+    end_with_parent()
     group = None
     try:
         wait = timedelta(minutes=minutes)
