@@ -59,7 +59,7 @@ class ParameterMemory:
         fits: All parts have memory (a subclass that wraps other tensors has none), are contiguous, shaped as `x` and
             on its device, so that one address per part says it all.
         counter: The step count: a tensor where the parameter is if `capturable`, else an array over the host's tensor.
-        backends: The backend that steps it by dense, and by sparse gradients; None until one is needed.
+        backends: The number of the backend that steps it by dense, and by sparse gradients; None until one is needed.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ParameterMemory:
         self.entries: list[Tensor] = list(entry.values())
         self.entry_addresses = [tensor.data_ptr() for tensor in self.entries]
         self.counter: Any = entry["step"] if capturable else array_of(entry["step"])
-        self.backends: list[Any] = [None, None]
+        self.backends: list[int | None] = [None, None]
 
     @cached_property
     def state_dtypes(self) -> frozenset[torch.dtype]:

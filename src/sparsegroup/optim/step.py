@@ -340,10 +340,11 @@ class GroupStep:
                 plan.scalars = self.scalars(count)
             if memory.is_empty:
                 continue
-            backend = memory.backends[is_sparse]
-            if backend is None:
-                backend = memory.backends[is_sparse] = next(one for one in backends if one.takes(memory, is_sparse))
-            requests.setdefault(backend, []).append(plan)
+            number = memory.backends[is_sparse]
+            if number is None:
+                number = next(number for number, one in enumerate(backends) if one.takes(memory, is_sparse))
+                memory.backends[is_sparse] = number
+            requests.setdefault(backends[number], []).append(plan)
         if tensors:
             is_new = self.repeated is None and all(map(self._is_repeatable, tensors))
             self.repeated = RepeatedPlans(self, tensors, states, requests) if is_new else None

@@ -181,7 +181,7 @@ class StateOwner:
     """An optimizer's right to keep its state in a table's rows: one optimizer has it at a time.
 
     In the optimizer's own `state` it has the names of the parts that are in the rows, `KEYS` first, so that
-    what goes by these names, as `torch.distributed.checkpoint` does, finds those that `state_dict` has.
+    what goes by these names, as `torch.distributed.checkpoint` does, finds the parts that `state_dict` has.
     """
 
 

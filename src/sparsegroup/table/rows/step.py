@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +91,10 @@ class RowPlan(RowGradient):
         self.steps.run(self, step, scalars, entry[KEYS])
 
 
+def _no_step() -> None:
+    """Return None, as a weak reference to a step that is gone does."""
+
+
 class RowSteps:
     """The stepper of a table's rows, see `sparsegroup.optim.step.Stepper`.
 
@@ -105,8 +110,8 @@ class RowSteps:
         self._config, self._lock, self._process = config, lock, os.getpid()
         self.owner: StateOwner | None = None
         self.changes: Changes | None = None
-        self._laid_out_for: GroupStep | None = None
-        """The step that the rows are checked and laid out for, with their present owner."""
+        self._laid_out_for: Callable[[], GroupStep | None] = _no_step
+        """The step that the rows are checked and laid out for, with their present owner: weakly, as it holds this."""
 
     def use(
         self,
@@ -118,7 +123,7 @@ class RowSteps:
     ) -> None:
         """Step other rows from now on."""
         self._directory, self._storage, self._on_step, self._limit = directory, storage, on_step, limit
-        self.owner, self.changes, self._laid_out_for = owner, None, None
+        self.owner, self.changes, self._laid_out_for = owner, None, _no_step
 
     def check(self, parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
         """See `Stepper.check`."""
@@ -147,7 +152,7 @@ class RowSteps:
             storage = self._storage
             if storage.is_on_device:
                 storage.check_reports(self._described)
-            if self._laid_out_for is not step or self.owner is not owner:
+            if self._laid_out_for() is not step or self.owner is not owner:
                 self._check(step, owner, step.site(number))
             plan = self._read(parameter, gradient, step, number)
             if os.getpid() != self._process:
@@ -207,9 +212,9 @@ class RowSteps:
     def run(self, plan: RowGradient, step: GroupStep, scalars: StepScalars, owner: StateOwner) -> None:
         """Take a planned step: lay out u and the rule's state, count skipped rows, run the kernel."""
         with self._lock.held:
-            if self._laid_out_for is not step or self.owner is not owner:
+            if self._laid_out_for() is not step or self.owner is not owner:
                 self.lay_out(owner, step.initial, step.wants_u, step.group["state_dtype"])
-                self._laid_out_for = step
+                self._laid_out_for = ref(step)
             storage, lines = self._storage, plan.lines
             if plan.finite is not None:
                 storage.count_skipped(storage.skipped_rows + int((~plan.finite).sum()))
@@ -228,7 +233,7 @@ class RowSteps:
     ) -> None:
         """Give the rows u, if it is carried, and the parts `initial`; another owner's state ends."""
         parts = {**({"u": 0.0} if self._carries_u(owner, wants_u) else {}), **initial}
-        self._laid_out_for = None
+        self._laid_out_for = _no_step
         with self._lock.held, self._lock:
             count = self._directory.num_rows
             if self.owner is not owner:
