@@ -37,6 +37,7 @@ from sparsegroup import (
     GroupOptimizer,
     HashEmbedding,
     MinCount,
+    TargetRate,
     UnusedFor,
     convert,
     param_groups,
@@ -206,6 +207,17 @@ def test_a_fresh_optimizers_state_changes_nothing() -> None:
     get_optimizer_state_dict(model, optimizer)
     assert_identical(model.state_dict(), before)
     assert model.table.weight.grad is None
+
+
+def test_the_state_of_a_size_target_is_in_the_optimizers() -> None:
+    (model, optimizer), (fresh, other) = made(), made()
+    target, again = (TargetRate(one, 0.3, steps=20) for one in (optimizer, other))
+    for seed in range(3):
+        train(model, optimizer, 1, seed=seed)
+        target.step()
+    set_states(fresh, other, states_of(model, optimizer))
+    assert again.state_dict() == target.state_dict()
+    assert again.count == 3
 
 
 # Tables that lie on some ranks, loaded on any other number of them

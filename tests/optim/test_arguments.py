@@ -1,8 +1,10 @@
 """Arguments: torch's names, places and defaults, as rules declare them, per param group; bad ones are named."""
 
 import ast
+import copy
 import inspect
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, OneCycleLR
+from torch.optim.swa_utils import SWALR
 
 import sparsegroup
 from optimizer_cases import (
@@ -336,3 +340,59 @@ def test_a_sparse_gradient_that_cannot_be_taken_stops_the_whole_step(arguments, 
         optimizer.step()
     bad.grad = bad.grad.to_dense()
     optimizer.step()
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], object]] = {
+    "one cycle": lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=10),
+    "cyclic": lambda optimizer: CyclicLR(optimizer, 0.1, 0.2, cycle_momentum=False),
+    "stochastic weight averaging": lambda optimizer: SWALR(optimizer, 0.1),
+    "warm restarts": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 5),
+}
+
+
+@over("schedule", SCHEDULES)
+def test_the_groups_of_a_scheduled_optimizer_make_another(schedule):
+    optimizer = GroupAdam([("weight", parameter(2))], l21=0.5)
+    SCHEDULES[schedule](optimizer)
+    again = GroupAdam(optimizer.param_groups)
+    assert again.param_groups[0].keys() >= optimizer.param_groups[0].keys()
+    assert again.param_groups[0]["l21"] == 0.5
+    train(again, 2)
+
+
+def test_a_users_entry_of_a_group_is_kept_with_a_warning_and_changes_nothing():
+    x, y = parameter(3), parameter(3)
+    with pytest.warns(RuntimeWarning, match="'layer' is no argument of GroupAdam"):
+        optimizer = make(GroupAdam, [{"params": [x], "layer": [3]}])
+    plain = make(GroupAdam, [y])
+    for one in (optimizer, plain):
+        train(one, 3)
+    assert torch.equal(x, y)
+    assert optimizer.param_groups[0]["layer"] == optimizer.state_dict()["param_groups"][0]["layer"] == [3]
+
+
+def test_parameters_that_have_no_shape_yet():
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyLinear(1))
+    optimizer = make(GroupAdam, [{"params": list(model.parameters()), "l21": 0.1, "weight_decay": 0.1}])
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert optimizer.state[model[0].weight]["exp_avg"].shape == (3, 4)
+
+
+def test_parameters_that_have_no_shape_yet_are_checked_when_they_have():
+    model = nn.LazyLinear(3)
+    optimizer = make(GroupAdam, [{"params": list(model.parameters()), "groups": "columns"}])
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(ValueError, match="columns"):
+        optimizer.step()
+
+
+def test_an_optimizer_with_state_of_a_removed_group_is_copied():
+    kept, removed = parameter(2), parameter(2, seed=1)
+    optimizer = make(GroupAdam, [{"params": [kept]}, {"params": [removed]}])
+    train(optimizer, 2)
+    optimizer.param_groups.pop()
+    copied = copy.deepcopy(optimizer)
+    for one in (optimizer, copied):
+        train(one, 2, start=2)
+    assert torch.equal(copied.param_groups[0]["params"][0], kept)

@@ -1,6 +1,8 @@
 """A target size is the size at the end, whatever the optimizer, the log and the place of the rows."""
 
+import io
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from sparsegroup import (
 )
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.names import bytes_of
+from sparsegroup.optim import SizeTarget
 from sparsegroup.optim.step import GroupCensus, l21_for
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -210,6 +213,101 @@ def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
         train(*second, first=cut)
         assert torch.equal(whole[0].lookup(keys), second[0].lookup(keys))
         assert whole[2].state_dict() == second[2].state_dict()
+
+
+TargetMaker = Callable[[GroupOptimizer], SizeTarget]
+MAKERS: dict[str, TargetMaker] = {
+    "rate": lambda optimizer: TargetRate(optimizer, 0.1, steps=STEPS, sample=200),
+    "stream": lambda optimizer: TargetRate(optimizer, 0.1, ramp=80, interval=10, sample=200),
+    "bytes": lambda optimizer: TargetBytes(optimizer, "3 kB", steps=STEPS, sample=200),
+}
+
+
+def passed_on(table: HashEmbedding, optimizer: GroupOptimizer) -> tuple[Any, Any]:
+    """What a framework saves and loads, which knows of no target: state dicts of a module and of an optimizer."""
+    file = io.BytesIO()
+    torch.save([table.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    return tuple(torch.load(file, weights_only=True))
+
+
+class TestItsStateIsPartOfTheOptimizers:
+    @over("order", ["target first", "optimizer first"])
+    @over("kind", MAKERS)
+    def test_a_resumed_training_has_the_same_bits(self, kind: str, order: str) -> None:
+        whole, keys = adam_on_table(), torch.arange(4000)
+        target = MAKERS[kind](whole[1])
+        for cut in (0, 37, 119):
+            train(*whole, target, first=target.count, last=cut)
+            weights, state = passed_on(*whole)
+            table, optimizer = adam_on_table()
+            again = MAKERS[kind](optimizer) if order == "target first" else None
+            table.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+            again = again or MAKERS[kind](optimizer)
+            assert again.state_dict() == target.state_dict()
+            assert again.count == cut
+            train(table, optimizer, again, first=cut, last=cut + 1)
+            train(*whole, target, first=cut, last=cut + 1)
+            assert torch.equal(whole[0].lookup(keys), table.lookup(keys))
+            assert again.state_dict() == target.state_dict()
+            assert optimizer.param_groups[0]["l21"] == whole[1].param_groups[0]["l21"]
+
+    def test_a_saved_state_does_not_change_with_the_training(self) -> None:
+        table, optimizer = adam_on_table()
+        target = MAKERS["rate"](optimizer)
+        train(table, optimizer, target, last=10)
+        saved = optimizer.state_dict()
+        train(table, optimizer, target, first=10, last=30)
+        optimizer.load_state_dict(saved)
+        assert target.count == 10
+
+    def test_a_second_target_begins_again(self) -> None:
+        table, optimizer = adam_on_table()
+        train(table, optimizer, MAKERS["rate"](optimizer), last=30)
+        assert MAKERS["rate"](optimizer).count == 0
+        _, state = passed_on(table, optimizer)
+        _, other = adam_on_table()
+        other.load_state_dict(state)
+        assert TargetRate(other, 0.2, steps=STEPS).count == 0
+
+    def test_a_target_that_has_ended_is_not_continued_by_the_next(self) -> None:
+        table, optimizer = adam_on_table()
+        train(table, optimizer, TargetRate(optimizer, 0.1, steps=20), last=20)
+        weights, state = passed_on(table, optimizer)
+        table, optimizer = adam_on_table()
+        table.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+        target = TargetRate(optimizer, 0.1, steps=20)
+        assert target.count == 0
+        train(table, optimizer, target, first=20, last=40)
+        assert is_share(table, 0.1)
+
+    def test_each_of_several_targets_has_its_own(self) -> None:
+        def built() -> tuple[nn.ModuleList, GroupOptimizer]:
+            tables = nn.ModuleList([HashEmbedding(4, std=0.1), HashEmbedding(4, std=0.1, seed=1)])
+            return tables, GroupAdam([{"params": table.parameters()} for table in tables], lr=1e-2)
+
+        def targets_of(optimizer: GroupOptimizer) -> list[TargetRate]:
+            return [TargetRate(optimizer, rate, steps=50, param_groups=[n]) for n, rate in enumerate((0.1, 0.3))]
+
+        tables, optimizer = built()
+        targets = targets_of(optimizer)
+        for table, target, steps in zip(tables, targets, (20, 7), strict=True):
+            train(table, optimizer, target, last=steps)
+        others, again = built()
+        others.load_state_dict(tables.state_dict())
+        again.load_state_dict(optimizer.state_dict())
+        assert [target.state_dict() for target in targets_of(again)] == [target.state_dict() for target in targets]
+
+    @over("bad", [{"count": -1}, {"count": 1.5}, {"l21": math.nan}, {"rate": "all"}, {"more": 1}])
+    def test_a_damaged_state_is_refused(self, bad: dict[str, Any]) -> None:
+        table, optimizer = adam_on_table()
+        train(table, optimizer, MAKERS["rate"](optimizer), last=3)
+        state = optimizer.state_dict()
+        state["param_groups"][0]["target"].update(bad)
+        with pytest.raises(ValueError, match="size target"):
+            optimizer.load_state_dict(state)
 
 
 class TestBadInput:

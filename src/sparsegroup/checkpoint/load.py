@@ -37,7 +37,7 @@ from sparsegroup.checkpoint.manifest import (
 )
 from sparsegroup.checkpoint.plain import check_rng_state, from_plain, set_rng_state
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.optim.state import LAST_STEP
+from sparsegroup.optim.state import LAST_STEP, TARGET
 from sparsegroup.optim.step import GroupStep
 from sparsegroup.optim.table_parameter import RowStore, StateOwner, rows_left_out, store_of
 from sparsegroup.penalties import Penalty
@@ -312,7 +312,7 @@ def _differences(
     for saved, optimizer in zip(state.optimizers, optimizers, strict=False):
         for before, group in zip(saved.param_groups, optimizer.param_groups, strict=False):
             for name, value in before.items():
-                if name in ("params", *scheduled) or name not in group or isinstance(value, Tensor):
+                if name in ("params", TARGET, *scheduled) or name not in group or isinstance(value, Tensor):
                     continue
                 here = group[name].plain if isinstance(group[name], Penalty) else group[name]
                 if here != value:

@@ -1,20 +1,23 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, cached_property, partial
 from operator import is_
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import optimizer
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
+from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import is_rows
 from sparsegroup.kernels.step import Backend, ParameterMemory
 from sparsegroup.optim.arguments import (
+    DEFAULTS,
     EXECUTION,
     REFUSED,
     bound_arguments,
@@ -26,7 +29,7 @@ from sparsegroup.optim.arguments import (
     refuse,
     shown_signature,
 )
-from sparsegroup.optim.state import uncast
+from sparsegroup.optim.state import TARGET, TargetState, uncast
 from sparsegroup.optim.step import GroupCensus, GroupStep, Plan
 from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.optim.tensor_parameter import stepper_of
@@ -62,6 +65,8 @@ def adapt_state_dict(
                 refuse(name, saved[name], where)
         kept = {name: value for name, value in saved.items() if name not in REFUSED and name not in EXECUTION}
         kept = read_threshold(kept, where)
+        if TARGET in kept:
+            TargetState.of(kept[TARGET], where)
         groups[index] = {**own, **kept}  # kept: also what schedulers leave there
         check({**groups[index], "params": own["params"]}, where)
         for saved_id, parameter in zip(saved["params"], own["params"], strict=True):
@@ -75,7 +80,8 @@ ParamGroup: TypeAlias = dict[str, Any]
 Result = TypeVar("Result")
 
 _FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
-_PARAMS = ("params", "param_names")
+_FOR_OTHERS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "lr_scale", "name")
+"""Entries of a param group that schedulers and other tools keep there."""
 
 _MANY_ROWS = 256
 """Rows of a weight of which a batch may hold some only."""
@@ -160,6 +166,9 @@ class GroupOptimizer(Optimizer):
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a param group; what it does not set is taken from the defaults.
 
+        Entries that are no options are kept: a scheduler's, and with a warning your own, unless they look like a
+        misspelt option.
+
         Raises:
             ValueError, TypeError: As the constructor; nothing is added.
         """
@@ -170,9 +179,12 @@ class GroupOptimizer(Optimizer):
         check_given(group["params"], type(self).__name__, f" ({where})")
         if not isinstance(group["params"], Tensor | set):
             group["params"] = list(group["params"])
-        # Unlike torch, so that a misspelt l21 does not pass; the last two are what others keep there.
-        known = {*self.defaults, "params", "param_names", "initial_lr", "name", "lr_scale"}
-        group = known_options(group, known, type(self).__name__, f" ({where})")
+        group.pop(TARGET, None)  # of another optimizer, whose groups these were
+        known = {*self.defaults, "params", "param_names"}
+        optimizer = type(self).__name__
+        others = {name: value for name, value in group.items() if _is_for_others(name, known, optimizer, where)}
+        own = {name: value for name, value in group.items() if name not in others}
+        group = {**known_options(own, known, optimizer, f" ({where})"), **others}
         self._check_group({**self.defaults, **group}, where)
         _warn_of_decay({**self.defaults, **group}, where)
         plain(super().add_param_group)(group)
@@ -193,10 +205,10 @@ class GroupOptimizer(Optimizer):
         """The state, as any torch optimizer gives it.
 
         For a `HashEmbedding` it holds copies of the table's rows: "keys" `[n]`, and u and the rule's
-        state, `[n, dim]` each, and "step".
+        state, `[n, dim]` each, and "step". The state of a `TargetRate` or `TargetBytes` is in its first param group.
         """
         state_dict: StateDict = plain(super().state_dict)()
-        state_dict["param_groups"] = [plain_threshold(group) for group in state_dict["param_groups"]]
+        state_dict["param_groups"] = [_plain_group(group) for group in state_dict["param_groups"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, parameter in enumerate(parameters):
             if index in state_dict["state"]:
@@ -226,7 +238,7 @@ class GroupOptimizer(Optimizer):
         super().__setstate__(state)
         groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
         for parameter, entry in self.state.items():
-            if isinstance(parameter, Tensor):  # torch carries along entries that are of no parameter
+            if isinstance(parameter, Tensor) and parameter in groups:  # torch carries other entries along
                 stepper_of(parameter).restore(parameter, entry, self.rule, groups[parameter])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -438,12 +450,13 @@ class GroupOptimizer(Optimizer):
 class _KnownStep:
     """The step of a param group, and what tells whether it still is."""
 
-    __slots__ = ("_fingerprint", "_is_fixed", "_options", "step")
+    __slots__ = ("_fingerprint", "_is_fixed", "_names", "_options", "step")
 
     def __init__(self, group: ParamGroup, step: GroupStep) -> None:
         self.step = step
-        self._options, self._fingerprint = list(group.values()), _fingerprint(group)
-        self._is_fixed = all(_is_fixed(option) for name, option in group.items() if name not in _PARAMS)
+        names = [name for name in group if name in _options_of(step.rule)]
+        self._names, self._options, self._fingerprint = names, list(group.values()), _fingerprint(names, group)
+        self._is_fixed = all(_is_fixed(group[name]) for name in names)
 
     def is_of(self, group: ParamGroup) -> bool:
         """Whether neither a parameter nor an option of the group has changed, as far as can be seen."""
@@ -452,7 +465,27 @@ class _KnownStep:
         # Options that cannot change in place are the same if they are the same objects, which is the fastest check.
         if self._is_fixed and len(self._options) == len(group) and all(map(is_, self._options, group.values())):
             return True
-        return self._fingerprint is not None and self._fingerprint == _fingerprint(group)
+        is_complete = group.keys() >= set(self._names)
+        return is_complete and self._fingerprint is not None and self._fingerprint == _fingerprint(self._names, group)
+
+
+def _is_for_others(name: str, known: Collection[str], optimizer: str, where: str) -> bool:
+    """Whether an entry of a param group is a scheduler's or the user's own; of the latter a warning says so."""
+    if name in _FOR_OTHERS:
+        return True
+    if name in known or name in REFUSED or did_you_mean(name, known):
+        return False
+    text = f"{name!r} is no argument of {optimizer}: it is kept in {where} and changes nothing"
+    warnings.warn(text, RuntimeWarning, stacklevel=5)
+    return True
+
+
+def _plain_group(group: ParamGroup) -> ParamGroup:
+    """Return a copy of a param group as a state dict holds it: nothing in it changes with the optimizer."""
+    copied = plain_threshold(group)
+    if TARGET in copied:
+        copied[TARGET] = TargetState.of(copied[TARGET], "param group").plain
+    return copied
 
 
 def _is_fixed(option: Any) -> bool:
@@ -462,9 +495,15 @@ def _is_fixed(option: Any) -> bool:
     return option is None or isinstance(option, _FIXED)
 
 
-def _fingerprint(group: ParamGroup) -> list[Any] | None:
+@cache
+def _options_of(rule: Rule) -> frozenset[str]:
+    """Return the names of what a step of the rule depends on."""
+    return frozenset({*DEFAULTS, *(one.name for one in rule.hyperparameters)})
+
+
+def _fingerprint(names: Sequence[str], group: ParamGroup) -> list[Any] | None:
     """What tells that options have changed, perhaps in place; None if that cannot be seen."""
-    prints = [_print_of(name, group) for name in group if name != "params"]
+    prints = [_print_of(name, group) for name in names]
     return prints if all(one is None or isinstance(one, (*_FIXED, tuple)) for one in prints) else None
 
 
@@ -487,7 +526,7 @@ def _warn_of_decay(group: ParamGroup, where: str) -> None:
     params = group["params"]
     items = [params] if isinstance(params, Tensor) else params
     tensors = [item[1] if isinstance(item, tuple) else item for item in items]
-    if any(x.ndim > 1 and len(x) >= _MANY_ROWS and store_of(x) is None for x in tensors):
+    if any(x.ndim > 1 and len(x) >= _MANY_ROWS for x in tensors if store_of(x) is None and not is_lazy(x)):
         warnings.warn(
             f"weight_decay={group['weight_decay']:g} updates every row of an embedding, also rows that no batch has "
             f"held, and with l21={group['l21']:g} these become zero ({where}). Give l2 in place of weight_decay, which "

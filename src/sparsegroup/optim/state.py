@@ -1,8 +1,9 @@
 """One parameter's state on its way through torch's loader: float32 survives low-precision parameters."""
 
+import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,6 +12,43 @@ from sparsegroup.rules import Rule
 
 LAST_STEP = 2.0**53
 """No training has more, and beyond it float64 does not count on."""
+
+TARGET = "target"
+"""The entry of a param group in which a size target keeps its state, so that it is saved wherever the optimizer is."""
+
+
+@dataclass
+class TargetState:
+    """How far a size target has come, see `SizeTarget`; a mapping in its place has been loaded."""
+
+    target: float  # the share or bytes that it keeps, and its steps: a target with others begins again
+    steps: int | None
+    count: int = 0
+    begin: float = 1.0  # the share that lived at its beginning
+    l21: float = 0.0
+    rate: float | None = None
+    scheduled_rate: float | None = None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], where: str) -> Self:
+        """Return the state that a mapping holds; ValueError, ending with `where`, if it holds another thing."""
+        if isinstance(content, cls):
+            return content
+        optional = {"steps", "rate", "scheduled_rate"}
+        names = [one.name for one in fields(cls)]
+        if not isinstance(content, Mapping) or sorted(content) != sorted(names):
+            raise ValueError(f"the state of a size target must have {', '.join(names)}, got {content!r} ({where})")
+        for name, value in content.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+            is_whole = name not in ("count", "steps") or isinstance(value, int)
+            if not (is_number and is_whole) and not (value is None and name in optional):
+                raise ValueError(f"{name} of a size target must be a number >= 0, got {value!r} ({where})")
+        return cls(**content)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """What `of` takes."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparsegroup.names import bytes_of
 from sparsegroup.optim.optimizer import GroupOptimizer
+from sparsegroup.optim.state import TARGET, TargetState
 from sparsegroup.optim.step import SMALLEST, GroupCensus, l21_for
 from sparsegroup.optim.table_parameter import store_of
 
@@ -32,6 +34,10 @@ _NEARLY = 0.98
 class SizeTarget(ABC):
     """What `TargetRate` and `TargetBytes` share: a schedule of the live share, and λ21 set to follow it.
 
+    Its state is part of the optimizer's `state_dict()`, so that checkpoints hold it. A target made before
+    `optimizer.load_state_dict()` continues from there; one made after it as well, if it has the same size and steps and
+    these are not over. Any other new target begins at the share that lives then.
+
     Attributes:
         target: The share, or the bytes.
         optimizer: The optimizer.
@@ -39,10 +45,6 @@ class SizeTarget(ABC):
         steps: Steps of the training, or None.
         ramp: Steps after which the target is reached.
         interval: Steps between two settings of λ21.
-        count: Steps so far.
-        l21: λ21 as it was set last.
-        rate: Live groups over groups seen, as of the last setting; None before the first.
-        scheduled_rate: The schedule's rate then.
     """
 
     def __init__(
@@ -70,12 +72,54 @@ class SizeTarget(ABC):
         self.seed = seed
         self._final = 1.0
         self._has_warned = False
-        self.restart()
+        self._own = TargetState(self.target, steps)
+        if not self._continues_loaded_state():
+            self.restart()
 
     target: float
-    rate: float | None
-    scheduled_rate: float | None
-    _begun_at: float
+
+    @property
+    def count(self) -> int:
+        """Steps so far."""
+        return self._state.count
+
+    @property
+    def l21(self) -> float:
+        """λ21 as it was set last."""
+        return self._state.l21
+
+    @property
+    def rate(self) -> float | None:
+        """Live groups over groups seen, as of the last setting; None before the first."""
+        return self._state.rate
+
+    @property
+    def scheduled_rate(self) -> float | None:
+        """The schedule's rate then."""
+        return self._state.scheduled_rate
+
+    # Its state is in a param group, where every checkpoint of the optimizer has it
+
+    @property
+    def _state(self) -> TargetState:
+        group = self.optimizer.param_groups[self.param_groups[0]]
+        found = group.get(TARGET)
+        if found is not self._own:
+            if isinstance(found, Mapping):  # the optimizer has been loaded since
+                self._own = replace(TargetState(**found), target=self.target, steps=self.steps)
+            group[TARGET] = self._own
+        return self._own
+
+    def _continues_loaded_state(self) -> bool:
+        """Whether the optimizer was loaded with the state of an unfinished target such as this one."""
+        group = self.optimizer.param_groups[self.param_groups[0]]
+        found = group.get(TARGET)
+        if isinstance(found, Mapping):  # no target of this optimizer has taken it
+            is_alike = (found["target"], found["steps"]) == (self.target, self.steps)
+            if is_alike and (self.steps is None or found["count"] < self.steps):
+                return True
+        group[TARGET] = self._own
+        return False
 
     # What a subclass says
 
@@ -103,7 +147,7 @@ class SizeTarget(ABC):
             ValueError: A param group's hyperparameters are out of range by now.
         """
         due = self.is_due
-        self.count += 1
+        self._state.count += 1
         if self.count == self.steps:
             self.settle()
         elif due:
@@ -127,7 +171,7 @@ class SizeTarget(ABC):
 
         Rows of a table that were looked up and never had a non-zero gradient go first; see `GroupOptimizer.sweep`.
         """
-        self.rate = self.set_l21(0)
+        self._state.rate = self.set_l21(0)
         self.optimizer.sweep(zero_untrained=True)
 
     def set_l21(self, sample: int) -> float | None:
@@ -144,16 +188,17 @@ class SizeTarget(ABC):
         total = sum(cost * census.seen for cost, census in zip(costs, censuses, strict=True))
         if not total:
             return None
-        ahead = 0.0 if self.count >= self.ramp else (1 - self.count / self.ramp) ** 3
-        self._final = min(1.0, self._final_rate(censuses))
-        self.rate, self.scheduled_rate = rate_of(censuses, costs), self._final
+        state = self._state
+        ahead = 0.0 if state.count >= self.ramp else (1 - state.count / self.ramp) ** 3
+        self._final = scheduled = min(1.0, self._final_rate(censuses))
         if ahead > 0:
-            self.scheduled_rate += (max(self._begun_at, self._final) - self._final) * ahead
-        self.l21 = l21_for(censuses, costs, self.scheduled_rate * total)
+            scheduled += (max(state.begin, self._final) - self._final) * ahead
+        state.rate, state.scheduled_rate = rate_of(censuses, costs), scheduled
+        l21 = l21_for(censuses, costs, scheduled * total)
         parts = zip(costs, censuses, strict=True)
-        live = sum(cost * one.weight * float((one.critical > self.l21).sum()) for cost, one in parts)
-        self._warn(costs, total, live)
-        self._hand_over()
+        live = sum(cost * one.weight * float((one.critical > l21).sum()) for cost, one in parts)
+        self._warn(costs, total, live, l21)
+        self._hand_over(l21)
         return live / total
 
     @property
@@ -163,7 +208,7 @@ class SizeTarget(ABC):
             return False
         return abs(self.rate - self.scheduled_rate) > _SLACK * self.scheduled_rate
 
-    def _warn(self, costs: Sequence[float], total: float, live: float) -> None:
+    def _warn(self, costs: Sequence[float], total: float, live: float, l21: float) -> None:
         """Warn, once, about a target of less than one group, or of more groups than have any gradient."""
         over = self.count >= self.interval if self.steps is None else self.count == self.steps
         if self._has_warned or not over:
@@ -171,7 +216,7 @@ class SizeTarget(ABC):
         wanted = self._final * total
         if wanted < min(costs):
             why = "less than one group: nothing will be left"
-        elif self.l21 == SMALLEST and live < _NEARLY * min(wanted, self._asked_rate() * total):
+        elif l21 == SMALLEST and live < _NEARLY * min(wanted, self._asked_rate() * total):
             why = f"more than the groups that have had a gradient: {live / total:.2g} of all will be left"
         else:
             return
@@ -187,31 +232,31 @@ class SizeTarget(ABC):
 
         `steps` and `ramp` then count within one epoch.
         """
-        self.count, self.l21 = 0, 0.0
-        self.rate = self.scheduled_rate = None
+        state = self._state
+        state.count, state.rate, state.scheduled_rate = 0, None, None
         censuses = self._censuses(self.sample)
-        self._begun_at = rate_of(censuses, [1.0] * len(censuses)) or 1.0
-        self._hand_over()
+        state.begin = rate_of(censuses, [1.0] * len(censuses)) or 1.0
+        self._hand_over(0.0)
         self.set_l21(self.sample)
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, l21: float) -> None:
         # A rule without state tells a row that was updated by its u alone, which a λ above 0 keeps.
         if not self.optimizer.rule.state:
-            self.l21 = max(self.l21, SMALLEST)
+            l21 = max(l21, SMALLEST)
+        self._state.l21 = l21
         for number in self.param_groups:
-            self.optimizer.param_groups[number]["l21"] = self.l21
+            self.optimizer.param_groups[number]["l21"] = l21
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers from which `load_state_dict` continues; λ21 is in the optimizer's state."""
-        rates = {"rate": self.rate, "scheduled_rate": self.scheduled_rate}
-        return {"count": self.count, "begin": self._begun_at, "l21": self.l21, **rates}
+        """Return the numbers that `load_state_dict` takes. The optimizer's `state_dict` also has them."""
+        state = self._state.plain
+        return {name: state[name] for name in ("count", "begin", "l21", "rate", "scheduled_rate")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state_dict` of another target with the same arguments."""
-        self.count = int(state["count"])
-        self.rate, self.scheduled_rate = state["rate"], state["scheduled_rate"]
-        self._begun_at, self.l21 = float(state["begin"]), float(state["l21"])
-        self._hand_over()
+        """Continue from the `state_dict` of another target; loading the optimizer's state does the same."""
+        self._own = TargetState.of({"target": self.target, "steps": self.steps, **state}, "load_state_dict")
+        self.optimizer.param_groups[self.param_groups[0]][TARGET] = self._own
+        self._hand_over(self._own.l21)
 
 
 def rate_of(censuses: Sequence[GroupCensus], costs: Sequence[float]) -> float | None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from sparsegroup.groups import Grouping, check_groups, contiguous_groups, grouping, is_rows, mean_square
 from sparsegroup.kernels import eager
@@ -82,8 +83,9 @@ class TensorStepper:
             raise ValueError(
                 f"parameters must be float64, float32, bfloat16 or float16, got {parameter.dtype} ({where})"
             )
-        check_groups(group["groups"], parameter.shape, where)
-        check_is_not_flattened(parameter, group, where)
+        if not is_lazy(parameter):  # one that has no shape yet is checked by the first step, when it has
+            check_groups(group["groups"], parameter.shape, where)
+            check_is_not_flattened(parameter, group, where)
         check_device(parameter, group, where)
 
     def plan(
