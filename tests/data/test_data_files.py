@@ -213,6 +213,25 @@ def test_a_column_of_the_file_goes_before_that_of_its_folder_whose_value_is_part
     assert log_in("day=1", same).identity != log_in("day=2", same).identity
 
 
+def test_a_file_has_the_columns_of_its_folders_whatever_the_way_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "logs" / "day=1" / "more" / "city=b"
+    folder.mkdir(parents=True)
+    path = written(folder / "log.csv", "label,a\n" + "1,x\n0,y\n" * 20)
+    found = []
+    for here, names in (
+        (tmp_path, [str(path), "logs", "./logs", "logs/day=1/more/city=b/log.csv", "logs/**/*.csv", f"file://{path}"]),
+        (tmp_path / "logs", [".", "day=1", "*", "day=*/more"]),
+        (folder, [".", "log.csv", "*.csv", "../city=b/log.csv", "../../more"]),
+    ):
+        monkeypatch.chdir(here)
+        logs = [open_log(name, columns="categorical") for name in names]
+        found += [(log.fields, log.identity, rows_of(log).keys.tolist()) for log in logs]
+    assert found[0][0] == ("a", "day", "city")
+    assert found == [found[0]] * len(found)
+
+
 # What is read, and what is not
 
 

@@ -7,6 +7,7 @@ import gzip
 import pickle
 import random
 import re
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -53,8 +54,9 @@ from sparsegroup.data import (
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.formats import avazu, criteo
 from sparsegroup.data.raw import raw_log as raw_log_module
+from sparsegroup.data.raw.encode import encode_chunk
 from sparsegroup.data.raw.files import RawFile, raw_file, source_of
-from sparsegroup.data.schema import LogFormat
+from sparsegroup.data.schema import LogFormat, format_for_kinds
 
 HOURS = [f"1410{day}{hour:02}" for day in (21, 22, 23) for hour in range(24)]
 RICH = LogFormat(
@@ -361,6 +363,33 @@ def test_no_thread_outlives_the_batches_or_an_error(tmp_path: Path) -> None:
     with pytest.raises(ClickLogError, match=r"bad.csv:302"):
         list(open_log(bad, format=CSV, chunk_bytes=200).batches(0, 1000, 10))
     assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_the_work_for_a_column_does_not_grow_with_the_number_of_columns(suffix: str, tmp_path: Path) -> None:
+    def calls(columns: int) -> int:
+        frame = pl.DataFrame({"label": [0, 1], "a": ["x", "y"], **{f"n{i}": [0.5, 1.5] for i in range(columns)}})
+        file = raw_file(write(frame, tmp_path / f"log{columns}{suffix}", 2))
+        kinds = {"label": "label", "a": "category", **{f"n{i}": "number" for i in range(columns)}}
+        log, count = format_for_kinds(kinds, "label"), 0
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += 1
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            file.check(log)
+            (chunk,) = file.chunks(log, 0, 1, 1 << 20)
+            encoded = encode_chunk(file, chunk, log)
+        finally:
+            sys.setprofile(before)
+        assert encoded.batch.numbers.shape == (2, columns)
+        return count
+
+    calls(10)  # imports
+    assert calls(800) < 5 * calls(200)
 
 
 def test_a_log_larger_than_its_chunks_is_not_kept_in_memory_and_progress_counts_its_bytes(tmp_path: Path) -> None:

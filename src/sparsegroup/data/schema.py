@@ -185,7 +185,7 @@ class LogFormat:
         if unknown := [name for name in self.lists if name not in self.fields]:
             raise ValueError(f"lists must be fields, got {unknown[0]!r}, which is none")
 
-    @property
+    @cached_property
     def raw(self) -> tuple[str, ...]:
         """The columns of the log that are read."""
         labels = self.label_columns if self.labelled else ()

@@ -162,7 +162,8 @@ class ColumnarFile(RawFile):
         unusable = dict[int, BadRow]()
         columns = zip(batch.schema.names, batch.columns, strict=True)
         named = [(leaf, part) for name, values in columns for leaf, part in self._opened_structs(name, values)]
-        found = {name: self._values(name, part, log, chunk.line, unusable) for name, part in named if name in log.raw}
+        raw = set(log.raw)
+        found = {name: self._values(name, part, log, chunk.line, unusable) for name, part in named if name in raw}
         lines = pl.int_range(chunk.line, chunk.line + batch.num_rows, eager=True).alias(LINE)
         bad.extend(unusable.values())
         frame = pl.DataFrame({**found, LINE: lines})

@@ -173,11 +173,13 @@ def encode_frame(
     times = (frame[LINE].cast(pl.Int64) + places).to_numpy() if log.time is None else _seconds(frame[log.time])
     numbered = {name: number for number, name in enumerate(log.fields)}
     single = [name for name in log.fields if name not in log.lists]
-    keys, numbers = np.empty((rows, 0), np.int64), np.empty((rows, len(log.numbers)), np.float32)
+    keys, numbers = np.empty((rows, 0), np.int64), np.empty((rows, 0), np.float32)
     if single:
         keys = keys_of_columns([frame[name] for name in single], [numbered[name] for name in single])
-    for column, name in enumerate(log.numbers):
-        numbers[:, column] = frame[name].fill_null(missing).cast(pl.Float32).to_numpy()
+    if log.numbers:  # a call of Polars for each column would take most of the time
+        columns = pl.DataFrame([frame[name] for name in log.numbers])
+        columns = columns.select(pl.all().fill_null(missing).cast(pl.Float32))
+        numbers = columns.to_numpy(order="c", writable=True)
     batch = Batch(
         torch.from_numpy(keys),
         torch.from_numpy(numbers),
@@ -301,6 +303,8 @@ def _derived(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataF
         checked[log.time] = log.time
     works = np.ones(len(frame), np.bool_)
     for name, raw in checked.items():
+        if not made[name].null_count():
+            continue
         failed = made[name].is_null()
         if name != log.time or name == raw:  # a time that is made of a column cannot be missing
             failed &= frame[raw].is_not_null()

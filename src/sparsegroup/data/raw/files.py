@@ -135,7 +135,7 @@ class RawFile(ABC):
     Attributes:
         suffixes: Ends of the names of such files, in lower case; `TEXT` for all that no other kind names.
         partition: Name → value of the columns that the folders above it add, such as `day=2026-01-02`; None is a
-            missing one.
+            missing one. On a disk these are all folders above it, also of a relative path.
         first: The first file of the log, if all must have the same columns.
     """
 
@@ -155,7 +155,7 @@ class RawFile(ABC):
     ) -> None:
         self.filesystem, self.source = filesystem, str(path) if source is None else source
         self.path = on_disk(path) if filesystem is LOCAL else str(path)
-        keyed, self.partition = _partition(self.source)
+        keyed, self.partition = _partition(os.path.abspath(self.path) if filesystem is LOCAL else self.source)
         self.name = max(name or posixpath.basename(self.path), keyed, key=len)
         self.suffix = posixpath.splitext(self.path)[1].lower()
         self.first: RawFile | None = None
@@ -196,7 +196,8 @@ class RawFile(ABC):
 
     def columns(self, log: LogFormat) -> list[str]:
         """All columns of the file itself, in order."""
-        return [name for name in self.head.columns if name not in self.head.added]
+        added = set(self.head.added)
+        return [name for name in self.head.columns if name not in added]
 
     def has_label(self, log: LogFormat) -> bool:
         """Whether the label columns of the format are there."""
@@ -270,10 +271,11 @@ class RawFile(ABC):
         where = f"{self.source}:1"
         self.check_alike(log)
         header = self._all_columns(log)
-        if missing := [name for name in log.raw if name not in header]:
+        times = Counter(header)
+        if missing := [name for name in log.raw if name not in times]:
             raise ClickLogError(f"{where}: no column {missing[0]!r}; the columns are {', '.join(header)}")
-        if repeated := [name for name in log.raw if header.count(name) > 1]:
-            raise ClickLogError(f"{where}: column {repeated[0]!r} appears {header.count(repeated[0])} times")
+        if repeated := [name for name in log.raw if times[name] > 1]:
+            raise ClickLogError(f"{where}: column {repeated[0]!r} appears {times[repeated[0]]} times")
         if not 1 <= len(log.fields) <= MOST_FIELDS:
             hint = ": leave some out with `exclude`, or give a schema" if log.fields else ""
             if log.kinds and not log.fields:

@@ -275,7 +275,8 @@ def _parse(data: bytes, numbers: Int64s, log: LogFormat, columns: list[str], bad
         bad.append((int(numbers[row.number - 1]), reason, row.text[:SAMPLE]))
         return "skip"
 
-    names = [name for name in columns if name in log.raw]
+    wanted = set(log.raw)
+    names = [name for name in columns if name in wanted]
     if not data:
         return pl.DataFrame(schema={**dict.fromkeys(names, pl.String), LINE: pl.Int64})
     if log.separator == " ":  # lines of these formats often end with one

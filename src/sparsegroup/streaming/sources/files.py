@@ -578,7 +578,7 @@ def _first_batches(file: RawFile, rows: int) -> list[pa.RecordBatch]:
 
 def _write_head(path: Path, number: int, file: RawFile, head: Any) -> str:
     """Write the first rows of a file to one of its kind, in folders that add the same columns."""
-    partitions = [part for part in file.source.split("/")[:-1] if "=" in part[1:]]
+    partitions = [part for part in file.name.split("/")[:-1] if "=" in part[1:]]
     name = posixpath.basename(file.path)
     if file.is_compressed:
         name = name[: -len(file.suffix)]

@@ -51,6 +51,7 @@ class StdinSource(Source):
         self._before = 0
         self._is_json: bool | None = None
         self._file = TextFile("standard input", source=self.name)
+        self._file.partition = {}  # it is in no folder
         self._format: LogFormat | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
