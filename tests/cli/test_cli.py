@@ -1,6 +1,7 @@
 """How commands start and end, and what a run leaves."""
 
 import gc
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -106,3 +107,43 @@ finally:
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     report = (tmp_path / "run" / "report.html").is_file()
     assert (done.returncode, done.stdout, report) == (0, "\nTrue\n", True), done.stderr
+
+
+INTERRUPTED = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from sparsegroup.__main__ import main
+sys.argv = ["sparsegroup", *{arguments!r}]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["--help"]),
+        ("numpy", ["train", "log.csv"]),
+        ("torch", ["follow", "log.csv", "--out", "run"]),
+        ("polars", ["predict", "run", "log.csv"]),
+        ("sparsegroup.server", ["serve", "models"]),
+    ],
+)
+def test_an_interrupt_while_modules_are_imported_ends_a_command_without_a_word(
+    module: str, arguments: list[str], tmp_path: Path
+) -> None:
+    script = INTERRUPTED.format(module=module, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr, done.stdout) == (-signal.SIGINT, "", "")
+
+
+def test_an_interrupt_later_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        main(run)
+    assert capsys.readouterr().err == "error: interrupted\n"

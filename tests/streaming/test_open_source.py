@@ -233,3 +233,9 @@ def test_an_object_or_list_that_turns_up_late_is_a_bad_row(tmp_path: Path) -> No
     rows = frame_of([(line, record_of(text), text) for line, text in enumerate(texts, 1)], format, bad)
     assert rows[LINE].to_list() == [1, 5]
     assert [line for line, reason, _ in bad if "'a' takes" in reason] == [2, 3, 4]
+
+
+def test_a_closed_standard_input_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(StreamError, match="standard input: is closed"):
+        open_source("-")

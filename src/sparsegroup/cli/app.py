@@ -8,6 +8,7 @@ import errno
 import gc
 import os
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from sparsegroup.cli.output import fail, flush_streams, is_unread, logged, mend_streams, output_options
 from sparsegroup.errors import UserError
-from sparsegroup.importing import uncollected
+from sparsegroup.importing import ended_by_interrupt, uncollected
 
 _PARENT = os.getppid()
 """The process that has started this one, noted before the imports that take time."""
@@ -116,7 +117,8 @@ def starting(threads: int | None = None) -> Iterator[None]:
     """
     gc.disable()
     try:
-        yield
+        with ended_by_interrupt():
+            yield
         if not gc.get_freeze_count():  # once a process: garbage of an earlier command would also be kept
             gc.freeze()  # even at the end of the process: a last search through them takes a second
     finally:
@@ -186,6 +188,9 @@ def _status_of(run: Callable[[], None]) -> int:
             fail(error.spelled(_option))
     except FloatingPointError as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted")
+        return 128 + signal.SIGINT
     except OSError as error:
         return _end_of(error)
     except RuntimeError as error:

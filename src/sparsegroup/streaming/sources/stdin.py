@@ -37,12 +37,17 @@ class StdinSource(Source):
 
     Args:
         stream: The binary stream; by default standard input.
+
+    Raises:
+        StreamError: Standard input is closed.
     """
 
     is_replayable = False
 
     def __init__(self, stream: IO[bytes] | None = None) -> None:
         self.name = "standard input" if stream is None else str(getattr(stream, "name", "a stream"))
+        if stream is None and sys.stdin is None:
+            raise StreamError(f"{self.name}: is closed; pipe rows into the command, or name a file")
         self._stream = sys.stdin.buffer if stream is None else stream
         self._queue: Queue[_Piece | BaseException | None] = Queue(_PIECES)
         self._kept: deque[_Piece] = deque()
