@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -132,6 +133,20 @@ def test_a_source_that_hangs_does_not_hold_up_the_end(frame):
     assert not reader.close(0.05)
     released.set()
     assert reader.close(30.0)
+
+
+def test_a_folder_that_is_removed_ends_the_training_in_words(frame, tmp_path):
+    follower = begun(tmp_path / "run", source := FrameSource(frame, [100] * 30), checkpoint_steps=5)
+    real = source.read
+
+    def read(timeout):
+        if source.position >= 1_000:
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return real(timeout)
+
+    source.read = read
+    with pytest.raises(RunError, match="removed or moved"):
+        follower.follow()
 
 
 @over("given", [{"epochs": 2}, {"schedule": "cosine"}, {"validation": 0.1}])

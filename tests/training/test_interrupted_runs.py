@@ -1,6 +1,8 @@
 """A run on any kind of log that is cut off, or ended by Ctrl-C or SIGTERM, is resumed to an undisturbed run's bits."""
 
 import gzip
+import itertools
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -152,3 +154,22 @@ def test_a_signal_that_the_process_ignores_remains_ignored() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [1, 3, 14])
+@pytest.mark.parametrize("options", [(), ("--checkpoint-steps", 1)], ids=["one checkpoint", "many checkpoints"])
+def test_a_folder_that_is_removed_ends_the_training_in_words(
+    number: int, options: tuple[Any, ...], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, batches = Trainer._step, itertools.count(1)
+
+    def step(self: Trainer, *arguments: Any) -> Any:
+        if next(batches) == number:
+            shutil.rmtree(tmp_path / "run")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    done = run("train", "--out", "run", *ENDED, *options)
+    assert done.returncode == 2
+    assert "error: run: the folder of the run has been removed or moved" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -385,6 +385,7 @@ class Follower:
             try:
                 return self._journal.append(number, span)
             except OSError as error:
+                self.run.check_there()
                 if self._stop.is_set():
                     raise
                 if not warned:
@@ -443,6 +444,7 @@ class Follower:
 
         Raises:
             CheckpointError, OSError: It cannot be written. Earlier ones remain.
+            RunError: The run's folder has been removed or moved.
             FloatingPointError: The network's weights are not finite.
         """
         trainer = self.trainer
@@ -462,7 +464,8 @@ class Follower:
             "trainer": trainer.state_dict(),
             "stream": asdict(state),
         }
-        path = self._checkpoints.save(self.step, self.model, self.optimizer, None, extra=extra)
+        with self.run.writing():
+            path = self._checkpoints.save(self.step, self.model, self.optimizer, None, extra=extra)
         self._saved_when, self._saved_step = monotonic(), self.step
         if place.position is not None:
             self.source.acknowledge(place.position)

@@ -255,6 +255,24 @@ class RunFolder:
 
     # Writing
 
+    def check_there(self) -> None:
+        """Raise RunError if the folder has been removed or moved since the run began."""
+        if not self.has_begun:
+            raise RunError(
+                f"{self.path}: the folder of the run has been removed or moved while the run trained; move it back to "
+                "continue at its last checkpoint, or begin another run"
+            )
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write files of a run that has begun; an error is a RunError if the folder has been removed or moved."""
+        self.check_there()
+        try:
+            yield
+        except (OSError, CheckpointError):
+            self.check_there()
+            raise
+
     def begin(self, config: Config, log: Log, history: Sequence[HistoryPoint], provenance: Provenance) -> None:
         """Write all that is known before the training; `config.yaml` comes last."""
         self._write_json(PROVENANCE, asdict(provenance))
@@ -268,7 +286,7 @@ class RunFolder:
 
     def append_point(self, point: HistoryPoint) -> None:
         """Add a point to `metrics.jsonl`."""
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+        with self.writing(), (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(_line(point))
 
     def finish(
@@ -282,12 +300,13 @@ class RunFolder:
         """Write all that is known at the end; `summary.json` comes last."""
         from sparsegroup.reporting.page import render_report  # not before the end
 
-        self.write_history(history)
-        if (vocabulary := log.checked_vocabulary()) is not None:
-            write_atomically(self.path / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
-        write_names(named, self.path / NAMES)
-        self._write_text(REPORT, render_report(config.effective(log.train_rows), history, summary))
-        RUN.write(self.path, RunManifest(files={COLUMNS: facts_of(self.path / COLUMNS)}, summary=summary))
+        with self.writing():
+            self.write_history(history)
+            if (vocabulary := log.checked_vocabulary()) is not None:
+                write_atomically(self.path / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
+            write_names(named, self.path / NAMES)
+            self._write_text(REPORT, render_report(config.effective(log.train_rows), history, summary))
+            RUN.write(self.path, RunManifest(files={COLUMNS: facts_of(self.path / COLUMNS)}, summary=summary))
 
     def _write_json(self, name: str, content: object) -> None:
         self._write_text(name, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")

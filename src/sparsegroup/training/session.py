@@ -437,9 +437,11 @@ class Session:
 
         Raises:
             CheckpointError, OSError: It cannot be written. Earlier ones remain.
+            RunError: The run's folder has been removed or moved.
             FloatingPointError: The network's weights are not finite.
         """
         trainer = self.trainer
+        self.ranks.on_rank_0(self.run.check_there, "the run's folder")
         check_weights(self.model, trainer.samples)
         extra: dict[str, Any] = {
             "config": self.config.as_dict(),
@@ -447,7 +449,10 @@ class Session:
             "trainer": trainer.state_dict(),
             "earlier": [asdict(ranks) for ranks in self.earlier],
         }
-        path = self.checkpoints.save(self.step, self.model, self.optimizer, trainer.scheduler, extra=extra, whole=whole)
+        with nullcontext() if self.ranks.rank else self.run.writing():
+            path = self.checkpoints.save(
+                self.step, self.model, self.optimizer, trainer.scheduler, extra=extra, whole=whole
+            )
         self._saved_when, self._saved_step = perf_counter(), self.step
         _logger.info("checkpoint at %s samples: %s", f"{trainer.samples:,}", path)
         return path
