@@ -240,3 +240,32 @@ def test_tracing_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ExportError, match=r"model\.onnx took more than"):
             publish(publishes, small_model())
         assert publishes.destination.releases() == ()
+
+
+def test_a_cache_survives_an_outage_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the publisher has removed since: the newest complete release of the cache is served."""
+    opened, cache = small_model(), tmp_path / "cache"
+    publisher = Publisher("memory://outage/models", formats=(), keep=1, compact_after=0.9)
+    follows, have, contents = Subscriber("memory://outage/models", cache), None, {}
+    for seed in range(8):
+        publish(publisher, opened)
+        have = follows.catch_up(have)
+        contents[have.release.number] = content(have.export)
+        with monkeypatch.context() as patch:
+            starting, bare = Subscriber("memory://outage/models", cache), Subscriber("memory://outage/models")
+            for one in (starting, bare, follows):
+                patch.setattr(one.destination, "releases", lambda: (_ for _ in ()).throw(PublishError("it is away")))
+            assert (first := starting.newer(None)) is not None
+            served = starting.catch_up(None)
+            assert served.release == first
+            assert content(served.export) == contents[first.number]
+            for one, known in ((bare, None), (follows, have)):
+                with pytest.raises(PublishError, match="it is away"):
+                    one.newer(known)
+        train(opened, seed)
+    assert Subscriber("memory://outage/models", cache).catch_up(None).release == have.release
+    (cache / "releases.json").write_text("{")
+    with monkeypatch.context() as patch:
+        patch.setattr(follows.destination, "releases", lambda: (_ for _ in ()).throw(PublishError("it is away")))
+        with pytest.raises(PublishError, match="it is away"):
+            follows.newer(None)

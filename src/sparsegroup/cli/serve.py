@@ -24,7 +24,12 @@ def serve_command(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of the machine's.")] = "127.0.0.1",
     poll: Annotated[str, typer.Option(metavar="TIME", help="How often to look for a newer release.")] = "1s",
     cache: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep fetched releases here.", show_default="a temporary one")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Keep fetched releases here, also for a start while DESTINATION cannot be reached.",
+            show_default="a temporary one",
+        ),
     ] = None,
     schema: Annotated[
         Path | None,

@@ -1,18 +1,21 @@
 """How a server takes over the releases of a model."""
 
+import logging
 import tempfile
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparsegroup.artifact.folder import remove_folder, remove_leftovers
 from sparsegroup.publishing.destinations import Destination, open_destination
-from sparsegroup.publishing.releases import PublishError, Release, is_folder_of, ways_to
+from sparsegroup.publishing.releases import RELEASES, PublishError, Release, ReleaseIndex, is_folder_of, ways_to
 from sparsegroup.serving.manifest import ONNX
 from sparsegroup.serving.onnx import graph_of, has_onnx
 from sparsegroup.serving.opening import Export, apply, read_export
 from sparsegroup.serving.rows import ExportError
+
+_logger = logging.getLogger(__name__)
 
 _PATIENCE = 5
 """Attempts to read a release while others are published and removed."""
@@ -39,9 +42,10 @@ class Subscriber:
 
     Args:
         destination: A destination, or what `open_destination` takes.
-        cache: A folder in which fetched files remain, so that a process that starts again fetches less; the files of
-            releases that are no longer kept are removed. None: they are removed when they have been read. A local
-            destination is read in its place.
+        cache: A folder in which fetched files remain, so that a process that starts again fetches less, and begins with
+            the newest complete release there while the destination cannot be reached. The files of older releases that
+            are no longer published are removed. None: files are removed when they have been read. A local destination
+            is read in its place.
 
     Examples:
         >>> from sparsegroup.publishing import Subscriber
@@ -60,7 +64,7 @@ class Subscriber:
         Raises:
             PublishError: The index is damaged or has been removed, or the destination cannot be reached.
         """
-        releases = self.destination.releases()
+        releases = self._releases(have)
         if not releases and have is not None:
             raise PublishError(
                 f"{self.destination.name}: nothing is published there any more; was it moved or removed?"
@@ -85,7 +89,7 @@ class Subscriber:
         seen: Release | None = None
         failed: PublishError | ExportError | None = None
         for _ in range(_PATIENCE):
-            releases = self.destination.releases()
+            releases = self._releases(have)
             wanted = self._wanted(releases, to)
             if seen is not None and _is_same(wanted, seen):
                 break
@@ -99,6 +103,33 @@ class Subscriber:
                     self._tidy(releases)
                     return served
         raise PublishError(f"{self.destination.name}: release {wanted.number} cannot be read: {failed}") from failed
+
+    def _releases(self, have: Served | None) -> tuple[Release, ...]:
+        """The published releases; if they cannot be read and there is no model yet, those in the cache."""
+        try:
+            return self.destination.releases()
+        except PublishError as error:
+            if have is not None or not (cached := self._cached()):
+                raise
+            _logger.warning("%s; until then release %s of the cache is used", error, cached[-1].number)
+            return cached
+
+    def _cached(self) -> tuple[Release, ...]:
+        """The releases in the cache that can be read without the destination."""
+        try:
+            known = () if self.cache is None else RELEASES.read(self.cache).releases
+        except PublishError:
+            return ()
+        return tuple(self._readable(known))
+
+    def _readable(self, releases: Iterable[Release]) -> Iterator[Release]:
+        """The releases whose files are in the cache, from a whole export on."""
+        found = set[int]()
+        for release in releases:
+            is_linked = release.kind == "export" or release.parent in found
+            if is_linked and self.cache is not None and (self.cache / release.folder).is_dir():
+                found.add(release.number)
+                yield release
 
     def _wanted(self, releases: Sequence[Release], to: Release | None) -> Release:
         if not releases:
@@ -134,11 +165,21 @@ class Subscriber:
         return nullcontext(self.cache)
 
     def _tidy(self, releases: Sequence[Release]) -> None:
-        """Remove from the cache what is no longer published, and what a killed process has left."""
+        """Remove from the cache what is no longer published, and what a killed process has left.
+
+        The newest release that the cache holds completely remains, for a start without the destination.
+        """
         if self.cache is None or not self.cache.is_dir():
             return
         remove_leftovers(self.cache)
-        wanted = {release.folder for release in releases}
+        known = {one.number: one for one in self._cached() if one.number <= releases[-1].number}
+        known |= {one.number: one for one in releases}
+        readable = list(self._readable(known[number] for number in sorted(known)))
+        last = next(iter(ways_to(readable[-1], readable, None)), []) if readable else []
+        wanted = {release.folder for release in (*releases, *last)}
+        kept = tuple(one for one in readable if one.folder in wanted)
+        with suppress(OSError):  # a full disk: the next start needs the destination
+            RELEASES.write(self.cache, ReleaseIndex(releases=kept))
         for path in self.cache.iterdir():
             if is_folder_of(path.name) and path.name not in wanted:
                 remove_folder(path)
