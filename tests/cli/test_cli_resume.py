@@ -1,5 +1,6 @@
 """Runs that are begun, replaced, continued, resumed or refused, and runs of several epochs."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -136,9 +137,18 @@ def test_a_damaged_or_unfinished_run_is_named(trained: Path, tmp_path: Path, ref
         assert f"error: {path.relative_to(tmp_path)}: damaged (" in said
         path.write_bytes(whole)
     (run / "summary.json").unlink()
-    assert refused("train", trained / "log.csv", "--continue", "run", "--out", "next") == (
-        "error: run: a run that did not finish; `sparsegroup train --resume` completes it (summary.json is missing)\n"
-    )
+    said = refused("train", trained / "log.csv", "--continue", "run", "--out", "next")
+    assert said.startswith("error: run: a run that did not finish; `sparsegroup train --resume` completes it")
+    assert f"run/checkpoints/{checkpoint.name}" in said
+
+
+def test_inspect_looks_into_the_last_checkpoint_of_an_unfinished_run(trained: Path, tmp_path: Path, ok: Run) -> None:
+    shutil.copytree(trained / "run", tmp_path / "run")
+    expected = json.loads(ok("inspect", "run", "--json").stdout)
+    Path("run/summary.json").unlink()
+    done = ok("inspect", "run", "--json")
+    assert json.loads(done.stdout)["norms"] == expected["norms"]
+    assert "did not finish" in done.stderr
 
 
 def test_a_run_is_resumed_by_one_process_with_the_settings_it_began_with(

@@ -317,7 +317,7 @@ def plain_log(path: Path, weights: list[str], name: str = "w") -> Path:
 
 @pytest.mark.parametrize("name", ["w", "weight"])
 def test_weights_come_with_the_rows(name: str, tmp_path: Path) -> None:
-    weights = ["1", "0", "0.25", "1e-3", "3e38", "-0.0", "0.1"]
+    weights = ["1", "0", "0.25", "1e-3", "1e18", "-0.0", "0.1"]
     path = plain_log(tmp_path / "log.csv", weights, name)
     schema = written(tmp_path / "schema.yaml", f"label: label\nweight: {name}\ncategorical: [a]")
     log_format = read_schema(schema)
@@ -335,11 +335,11 @@ def test_weights_come_with_the_rows(name: str, tmp_path: Path) -> None:
     assert weights_of(tmp_path / "log.parquet", format=log_format) == expected
 
 
-@over("bad", ["", "-1e-30", "nan", "inf", "1e99", "heavy"])
+@over("bad", ["", "-1e-30", "nan", "inf", "1e30", "1e99", "heavy"])
 def test_a_weight_that_is_none_is_a_bad_row(bad: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("weights")
     path = plain_log(folder / "log.csv", ["1", bad, "2"])
-    message = f"{path}:3: weight 'w' must be a number >= 0: " + repr(f"w={bad}" if bad else "no w")
+    message = f"{path}:3: weight 'w' must be a number >= 0, at most 1e+18: " + repr(f"w={bad}" if bad else "no w")
     for read in (lambda: prepare([path], folder / "out", WEIGHTED), lambda: weights_of(path, format=WEIGHTED)):
         with pytest.raises(ClickLogError) as raised:
             read()
@@ -347,7 +347,7 @@ def test_a_weight_that_is_none_is_a_bad_row(bad: str, tmp_path_factory: pytest.T
     log, _ = prepare([path], folder / "skip", WEIGHTED, on_bad_row="skip", max_bad=0.5)
     raw = open_log(path, format=WEIGHTED, on_bad_row="skip", max_bad=0.5)
     assert weights_in(log) == weights_in(raw) == [1.0, 2.0]
-    assert log.manifest.bad_rows == raw.bad[0].reasons == {"weight 'w' must be a number >= 0": 1}
+    assert log.manifest.bad_rows == raw.bad[0].reasons == {"weight 'w' must be a number >= 0, at most 1e+18": 1}
 
 
 @over(

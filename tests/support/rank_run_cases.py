@@ -78,10 +78,10 @@ def log_of(folder: Path) -> Log:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """See `outcome_of`; without what is counted since a run began or was resumed, and who began it."""
+    """See `outcome_of`; without the traffic since the last resume, and the job that began it."""
     content = outcome_of(run)
     for rank in content["summary.json"]["ranks"]:
-        for name in ("rows", "sent", "waited"):
+        for name in ("sent", "waited"):
             del rank[name]
     del content["provenance.json"]["job"]
     return content

@@ -224,6 +224,16 @@ def test_a_model_is_recalibrated_on_a_stream() -> None:
     assert trainer.recalibrate(later) == pytest.approx(0, abs=0.02)  # half a positive and half a negative are added
 
 
+def test_the_validation_is_of_the_recalibrated_model() -> None:
+    trainer = made()
+    stream = [(torch.randint(50, (64, 3)), (torch.rand(64) < 0.2).float()) for _ in range(6)]
+    later = [(keys, torch.rand(64).lt(0.6).float()) for keys, _ in stream]
+    trainer.fit(stream, validation=later)
+    before = trainer.progress.validation
+    trainer.recalibrate(later, later)
+    assert trainer.progress.validation == trainer.evaluate(later) != before
+
+
 def test_pruning_keeps_the_rows_of_largest_norm() -> None:
     embedding = HashEmbedding(2)
     keys = torch.arange(5)

@@ -312,8 +312,13 @@ def inspect_command(
         from sparsegroup.serving.inspection import inspect
         from sparsegroup.serving.inspection_views import lead_of, render_inspection, sections, title_of
         from sparsegroup.serving.opening import open_trained
+        from sparsegroup.training.run_folder import RunFolder, find_run
 
     check_new_file(html, "--html", overwrite)
+    if (checkpoint := RunFolder(find_run(model)).unfinished_checkpoint) is not None:
+        again = in_shell("train", "--resume", model)
+        _logger.warning(f"{model}: a run that did not finish; this is its last checkpoint; {again} completes the run")
+        model = checkpoint
     found = inspect(open_trained(model), top)
     if html is not None:
         page = render_inspection(found)

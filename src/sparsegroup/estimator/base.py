@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from sparsegroup.data.batches import concatenated
+from sparsegroup.data.batches import MOST_WEIGHT, concatenated
 from sparsegroup.data.frames import FrameLog, columns_of, feature_format, polars_frame
 from sparsegroup.data.inference.columns import kinds_of
 from sparsegroup.data.schema import LogSchema
@@ -325,8 +325,11 @@ def _checked_weights(given: Any, rows: int) -> npt.NDArray[np.float32] | None:
         raise ValueError("Sample weights must be 1D array or scalar")
     if len(weights) != rows:
         raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(rows,)}!")
-    if not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise ValueError("sample_weight must be finite and >= 0")
+    if (wrong := ~((weights >= 0) & (weights <= MOST_WEIGHT))).any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"sample_weight must be finite and >= 0, at most {MOST_WEIGHT:g}; got {weights[row]} in row {row} (from 0)"
+        )
     if not weights.any():
         raise ValueError("Sample weights must contain at least one non-zero number.")
     return weights.astype(np.float32)

@@ -256,12 +256,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """One of several ranks that trained together, since the run began or was last resumed."""
+    """One of several ranks that trained together."""
 
-    rows: Count  # samples that it has trained on
+    rows: Count  # samples that it has trained on since the run began, or was resumed on another number of ranks
     features: Count  # features that it has rows for
-    sent: Count  # bytes of keys, vectors and gradients that it has sent to the others
-    waited: Real  # seconds in which it has waited for the others
+    sent: Count  # bytes of keys, vectors and gradients that it has sent to the others since the last resume
+    waited: Real  # seconds in which it has waited for the others since the last resume
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,10 @@ class RunFolder:
             found = "it is a file" if self.path.exists() else "there is no such folder"
             raise RunError(f"{self.path}: no run ({found})")
         if not (self.path / SUMMARY).is_file() and not self.follows_a_stream:
-            what = "a run that did not finish; `resume` completes it" if self.has_begun else "no run"
+            what = "no run"
+            if self.has_begun:
+                what = "a run that did not finish; `resume` completes it"
+                what += f", and {checkpoint} holds its model" if (checkpoint := self.unfinished_checkpoint) else ""
             raise RunError(f"{self.path}: {what} ({SUMMARY} is missing)", "resume")
         return self.config()
 
@@ -235,6 +238,13 @@ class RunFolder:
             what = "has no checkpoint yet" if self.follows_a_stream else f"damaged (no checkpoint in {CHECKPOINTS})"
             raise RunError(f"{self.path}: {what}")
         return paths[-1]
+
+    @property
+    def unfinished_checkpoint(self) -> Path | None:
+        """The last checkpoint of a run that has begun and not finished; None if there is no such run or checkpoint."""
+        if not self.has_begun or (self.path / SUMMARY).is_file() or self.follows_a_stream:
+            return None
+        return next(reversed(Checkpoints(self.path / CHECKPOINTS).paths()), None)
 
     def check_settings(self, config: Config, saved: CheckpointMetadata) -> None:
         """Raise RunError if settings that change the result differ from a checkpoint's."""

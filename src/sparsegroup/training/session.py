@@ -347,7 +347,7 @@ class Session:
                     f"{self.folder}: stopped at row {self.position:,}; `resume` continues it", "resume"
                 )
             if self.plan.recalibrate:
-                trainer.recalibrate(self.rows.recalibration())
+                trainer.recalibrate(self.rows.recalibration(), arguments["validation"])
         self.checkpoints.pinned = None
         if self._saved_step != self.step:
             self.checkpoint(whole=True)

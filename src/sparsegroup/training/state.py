@@ -203,6 +203,7 @@ class RankState:
     window: WindowState  # its samples since the last point
     compiled_for: Count | None  # samples of its part of the batches that its network was compiled for
     callbacks: Mapping[str, Any]  # by the names of their classes
+    trained: Count = 0  # samples that it has trained on since the run began, or since this number of ranks trains it
 
 
 @dataclass(frozen=True)

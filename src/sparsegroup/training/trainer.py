@@ -152,7 +152,8 @@ class Trainer:
 
     Attributes:
         samples: Trained on so far, by all ranks.
-        taken, trained: Samples that this rank has trained on in the epoch under way, and since it was made.
+        taken: Samples that this rank has trained on in the current epoch.
+        trained: Samples that this rank has trained on, before and after a resume on the same number of ranks.
         progress: How far `fit` has come in its epochs.
         validated: The predictions of the last validation; None before there was one.
         ranks: The ranks that train together.
@@ -308,7 +309,7 @@ class Trainer:
         """Train on the rows of a log in all epochs of a plan and, if it says so, recalibrate on the last ones."""
         self.fit(**plan.arguments(log))
         if plan.recalibrate:
-            self.recalibrate(plan.recalibration(log))
+            self.recalibrate(plan.recalibration(log), plan.arguments(log)["validation"])
 
     def partial_fit(self, stream: Iterable[Sample]) -> None:
         """Train on the next batches of a stream that may never end, each predicted first.
@@ -472,7 +473,13 @@ class Trainer:
         """
         callbacks = {type(one).__name__: state for one in self.callbacks if (state := one.state_dict()) is not None}
         window = vars(self._record.window.state(self._record.window_seconds))
-        own = {"taken": self.taken, "window": window, "compiled_for": self._dense.size, "callbacks": callbacks}
+        own = {
+            "taken": self.taken,
+            "window": window,
+            "compiled_for": self._dense.size,
+            "callbacks": callbacks,
+            "trained": self.trained,
+        }
         return {
             "samples": self.samples,
             "seconds": self.seconds,
@@ -505,6 +512,7 @@ class Trainer:
         if len(state.ranks) == ranks.count:
             own = state.ranks[ranks.rank]
             self.taken, self._dense.size, parts = own.taken, own.compiled_for, [own.window]
+            self.trained = own.trained
         else:  # the first rank takes all of the window, and none has trained on its part of the epoch
             self.taken, self._dense.size, parts = 0, None, [] if ranks.rank else windows
         window = PredictionWindow.joined(parts, sum(len(one.labels) for one in windows), self.objective)
@@ -571,8 +579,12 @@ class Trainer:
         return self.predictions(stream).metrics()
 
     @torch.no_grad()
-    def recalibrate(self, stream: Iterable[Sample]) -> Any:
+    def recalibrate(self, stream: Iterable[Sample], validation: Epochs | None = None) -> Any:
         """Shift the network's `logit_bias` so that the loss on a stream is lowest: probabilities add up to positives.
+
+        Args:
+            stream: Batches, as for `fit`.
+            validation: The validation rows of `fit`, to measure the shifted model again: `progress.validation`.
 
         Returns:
             The shift of the logits, see `Objective.shift`; 0 where the network has no such bias.
@@ -582,6 +594,8 @@ class Trainer:
         window = self.predictions(stream)
         shift = window.shift()
         bias.add_(torch.as_tensor(shift, dtype=bias.dtype, device=bias.device))
+        if validation is not None and self.progress.validation is not None:
+            self.progress.validation = self.evaluate(of_epoch(validation, self.progress.epoch))
         return shift
 
     def predictions(self, stream: Iterable[Sample]) -> PredictionWindow:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from sparsegroup.data.batches import Bags, Batch
+from sparsegroup.data.batches import MOST_WEIGHT, Bags, Batch
 from sparsegroup.data.keys import Int64s, keys_of, keys_of_columns
 from sparsegroup.data.kinds import NUMBERS, Label
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, BadRows, Chunk, RawFile
@@ -255,12 +255,12 @@ def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) 
     if log.weight is None:
         return frame
     weight = frame[log.weight].str.strip_chars().cast(pl.Float32, strict=False)
-    valid = ((weight >= 0) & weight.is_finite()).fill_null(False)
+    valid = weight.is_between(0, MOST_WEIGHT).fill_null(False)
     if valid.all():
         return frame.with_columns(weight)
     for row in frame.filter(~valid).iter_rows(named=True):
         text = f"{log.weight}={row[log.weight]}" if row[log.weight] is not None else f"no {log.weight}"
-        bad.append((row[LINE], f"weight {log.weight!r} must be a number >= 0", text))
+        bad.append((row[LINE], f"weight {log.weight!r} must be a number >= 0, at most {MOST_WEIGHT:g}", text))
     return frame.with_columns(weight).filter(valid)
 
 
