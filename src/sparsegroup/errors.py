@@ -7,6 +7,7 @@ a subpackage requires when it is imported.
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any, Literal
 
 
@@ -99,10 +100,16 @@ def require(extra: Extra, who: str) -> None:
         raise MissingExtraError(f"{who} needs {', '.join(absent)}, not installed here: {pip_install(extra)}")
 
 
+_CANDIDATES = 1000
+_LONGEST = 100
+"""Names that are compared with a wrong one, at most, and their characters: the time grows with both, squared."""
+
+
 def did_you_mean(given: str, known: Iterable[str], most: int = 1, likeness: float = 0.6) -> str:
     """A question for an error message with at most `most` known names, or "" if none is like `given`.
 
-    `likeness`, from 0 to 1, is how similar a name must be.
+    `likeness`, from 0 to 1, is how similar a name must be. Only the first 1,000 names of up to 100 characters are
+    compared.
 
     Examples:
         >>> from sparsegroup.errors import did_you_mean
@@ -111,7 +118,8 @@ def did_you_mean(given: str, known: Iterable[str], most: int = 1, likeness: floa
         >>> did_you_mean("l12", ["l1", "l21", "lr"], most=3)
         "did you mean 'l1' or 'l21'?"
     """
-    near = [repr(name) for name in difflib.get_close_matches(given, list(known), most, likeness)]
+    candidates = list(islice((name for name in known if len(name) <= _LONGEST), _CANDIDATES))
+    near = [repr(name) for name in difflib.get_close_matches(given[: 2 * _LONGEST], candidates, most, likeness)]
     if not near:
         return ""
     *first, last = near

@@ -233,7 +233,7 @@ def test_an_export_folder_is_served_and_what_is_wrong_with_a_call(
 ) -> None:
     folder, models = exported(trained, tmp_path / "export"), list[Any]()
     monkeypatch.setattr(sys, "setswitchinterval", float)
-    monkeypatch.setattr("sparsegroup.server.run", lambda app, listener: models.append(app))
+    monkeypatch.setattr("sparsegroup.server.run", lambda app, *_: models.append(app))
     assert "ended; all requests are answered" in ok("serve", folder, "--port", 0).stderr
     assert len(models) == 1
     assert "no/where: no such folder; give the folder of an export" in refused("serve", "no/where")
@@ -246,6 +246,7 @@ def test_an_export_folder_is_served_and_what_is_wrong_with_a_call(
         assert said in refused("serve", folder, "--port", port)
     for option in ("--poll", "--timeout", "--max-age"):
         assert f"{option}: a time must be" in refused("serve", folder, option, "soon")
+    assert "--admin-token must not be empty" in refused("serve", folder, "--admin-token", "")
     assert "--max-bytes: a size must be" in refused("serve", folder, "--max-bytes", "big")
     (folder / "network.safetensors").write_bytes(b"")
     assert "network.safetensors" in refused("serve", folder, "--port", 0)

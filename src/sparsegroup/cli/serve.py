@@ -44,6 +44,9 @@ def serve_command(
     concurrency: Annotated[
         int, typer.Option(min=1, help="Requests at a time, waiting ones included; more are refused.")
     ] = 64,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Connections at a time, idle ones included; more are refused.")
+    ] = 1000,
     max_age: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Report ill health when the model is older.", show_default="any age"),
@@ -54,7 +57,7 @@ def serve_command(
             metavar="TOKEN",
             envvar="SPARSEGROUP_ADMIN_TOKEN",
             help="What the header X-Admin-Token must have for rollback and resume.",
-            show_default="requests of this machine may",
+            show_default="rollback and resume are refused",
         ),
     ] = None,
 ) -> None:
@@ -63,11 +66,12 @@ def serve_command(
     POST rows to /predict: {"rows": [{"site": "a", "price": 3}]}. Also /explain, /health, /metrics, /model, /rollback
     and /resume.
     """
-    limits: dict[str, Any] = {
+    given: dict[str, Any] = {
         "rows": max_rows,
         "bytes": _read("max_bytes", bytes_of, max_bytes),
         "seconds": _read("timeout", seconds_of, timeout),
         "concurrency": concurrency,
+        "connections": max_connections,
         "age": None if max_age is None else _read("max_age", seconds_of, max_age),
     }
     wait = _read("poll", seconds_of, poll)
@@ -85,7 +89,8 @@ def serve_command(
 
     metrics, source = Metrics(), open_releases(destination, cache)
     follower = ReleaseFollower(source, metrics, poll=wait, threads=threads, schema=schema)
-    app = create_app(follower, metrics, Limits(**limits), threads=threads, admin_token=admin_token)
+    limits = Limits(**given)
+    app = create_app(follower, metrics, limits, threads=threads, admin_token=admin_token)
     with listening(host, port) as listener:
         if isinstance(source, ExportFolder):
             follower.load_newest()  # an export does not mend: its error ends the command
@@ -93,7 +98,7 @@ def serve_command(
         _logger.info("listening on http://%s:%d", host, listener.getsockname()[1])
         follower.start()
         try:
-            run(app, listener)
+            run(app, listener, limits)
         finally:
             follower.stop()
     _logger.info("ended; all requests are answered")

@@ -5,7 +5,8 @@ from sparsegroup.importing import document_constructors
 
 require("serve", __name__)
 
-from sparsegroup.server.app import Limits, create_app, listening, run
+from sparsegroup.server.app import Limits, create_app
+from sparsegroup.server.connections import listening, run
 from sparsegroup.server.follower import (
     ExportFolder,
     Fetched,

@@ -1,27 +1,27 @@
-"""The HTTP interface: predictions, explanations, health, metrics, rollback; and the process that serves it."""
+"""The HTTP interface: predictions, explanations, health, metrics, rollback."""
 
 import asyncio
 import hmac
-import ipaddress
 import json
-import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import uvicorn
 from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import sparsegroup
 from sparsegroup.artifact.validation import finite
+from sparsegroup.data.batches import Batch
 from sparsegroup.errors import UserError
+from sparsegroup.server.arrow import VALUE_BYTES, StreamError, TooLargeError, read_table
 from sparsegroup.server.follower import ReleaseFollower, RollbackError
 from sparsegroup.server.metrics import CONTENT_TYPE, Metrics
 from sparsegroup.server.model import Columns, LoadedModel, NotExplainableError
@@ -37,32 +37,44 @@ TOKEN_HEADER = "X-Admin-Token"
 
 _PATHS = ("/predict", "/explain", "/health", "/metrics", "/model", "/rollback", "/resume", "/openapi.json")
 _EXPLAINED_ROWS = 100
+_EXPLANATIONS = 4
+"""Requests for explanations at a time, waiting ones included."""
+
 _BAD = 100
 """Bad values that an answer names."""
 
 _RETRY_SECONDS = 1
-_DRAIN_SECONDS = 30
-_BACKLOG = 2048
+_DISCARDED = 8
+"""Bytes of a body that is too large, in parts of the limit, that are read before the answer.
+
+A client that sends them would otherwise lose the answer with the connection.
+"""
+
 _LEFT = 499
 """Status of a request whose client has left, for the metrics."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes of its clients.
+    """Limits of requests and connections.
 
     Attributes:
         rows: Rows of a request.
-        bytes: Bytes of a request's body.
-        seconds: How long a request may take, with the time that it waits.
-        concurrency: Requests for predictions and explanations at a time, waiting ones included.
-        age: Seconds; `/health` fails when the model is older. None for any age.
+        bytes: Bytes of a request's body; of an Arrow stream also after decompression, and with each value written out.
+            A request may have a value for each 8 of these bytes.
+        seconds: Time for a body to arrive, and time for the answer, which includes the wait for other requests.
+        concurrency: Requests for predictions at a time, waiting ones included.
+        connections: Connections of clients at a time, idle ones included.
+        idle: Time in seconds for the headers of a request to arrive, from the connection or the last answer on.
+        age: Age of the model in seconds from which on `/health` fails; None for any age.
     """
 
     rows: int = 10_000
     bytes: int = 16_000_000
     seconds: float = 5.0
     concurrency: int = 64
+    connections: int = 1000
+    idle: float = 10.0
     age: float | None = None
 
 
@@ -79,24 +91,52 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(text.encode(), status, headers, "application/json")
 
 
+class _Lane:
+    """Threads for requests of one kind, and the requests that wait for them or run."""
+
+    def __init__(self, name: str, threads: int, most: int) -> None:
+        self.pool = ThreadPoolExecutor(threads, f"sparsegroup-{name}")
+        self.most, self.inside = most, 0
+
+    async def run(self, job: Callable[[], Response]) -> Response:
+        """Return the result of a job. The job counts until it has ended, which may be after the request is given up."""
+        loop = asyncio.get_running_loop()
+        self.inside += 1
+        future = self.pool.submit(job)
+        future.add_done_callback(lambda _: self._end(loop))
+        return await asyncio.wrap_future(future)
+
+    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and with it the count
+            loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        self.inside -= 1
+
+
 class _Service:
-    """What the endpoints do. Requests are scored by a few threads, the event loop only reads and answers."""
+    """The endpoints. Threads score and explain; the event loop only reads and answers.
+
+    Explanations have a separate thread, because one takes as long as thousands of predictions.
+    """
 
     def __init__(
         self, follower: ReleaseFollower, metrics: Metrics, limits: Limits, threads: int, admin_token: str | None
     ) -> None:
         self.follower, self.metrics, self.limits = follower, metrics, limits
-        self.pool = ThreadPoolExecutor(threads, "sparsegroup-scoring")
+        self.scoring = _Lane("scoring", threads, limits.concurrency)
+        self.explaining = _Lane("explaining", 1, min(_EXPLANATIONS, limits.concurrency))
         self.admin = ThreadPoolExecutor(1, "sparsegroup-admin")
-        self._token, self._inside = admin_token, 0
+        self._token = None if admin_token is None else admin_token.encode()
+        self._arriving = 0  # bytes of bodies that are not complete yet
 
     async def predict(self, request: Request) -> Response:
         """Predictions for rows."""
-        return await self._scored(request, self._predicted)
+        return await self._answered(request, self.scoring, self._predicted)
 
     async def explain(self, request: Request) -> Response:
         """Why rows have their predictions."""
-        return await self._scored(request, self._explained)
+        return await self._answered(request, self.explaining, self._explained)
 
     async def health(self) -> Response:
         """Whether there is a model, of an age that is allowed."""
@@ -119,7 +159,7 @@ class _Service:
         """Hold an earlier release."""
         self._check_admin(request)
         body = await self._body(request)
-        content = _parsed(body) if body.strip() else {}
+        content = self._parsed(body) if body.strip() else {}
         number = content.get("release") if isinstance(content, dict) else content
         if not isinstance(content, dict) or not (number is None or type(number) is int):
             raise _RefusedError(400, 'expected {"release": a number}, or nothing for the release that served before')
@@ -137,73 +177,85 @@ class _Service:
         return _json({"pinned": False})
 
     def _check_admin(self, request: Request) -> None:
-        """Refuse a request that is neither from this machine nor has the token.
+        """Refuse a request without the server's token, and any request if the server has none.
 
-        One that a proxy has forwarded, or that a page in a browser has sent, does not count as from this machine.
+        The address of the client proves nothing: a proxy on this machine forwards requests of others.
         """
-        given = request.headers.get(TOKEN_HEADER)
-        if self._token is not None:
-            if given is None or not hmac.compare_digest(given.encode(), self._token.encode()):
-                raise _RefusedError(403, f"the header {TOKEN_HEADER} must have the server's token")
-            return
-        foreign = {"forwarded", "x-forwarded-for", "x-real-ip", "origin"} & set(request.headers.keys())
-        if request.client is None or foreign or not _is_loopback(request.client.host):
-            raise _RefusedError(403, f"only from the server's own machine; start it with a token for {TOKEN_HEADER}")
-
-    async def _scored(self, request: Request, answer: Callable[[LoadedModel, bytes, Request], Response]) -> Response:
-        if self._inside >= self.limits.concurrency:
-            self.metrics.rejected.inc()
+        if self._token is None:
             raise _RefusedError(
-                429,
-                f"{self._inside} requests are being answered, which is the limit; try again",
-                {"Retry-After": str(_RETRY_SECONDS)},
+                403, f"start the server with a token to use this; the header {TOKEN_HEADER} has it then"
             )
-        self._inside += 1
-        job: Future[Response] | None = None
-        loop = asyncio.get_running_loop()
+        given = request.headers.get(TOKEN_HEADER)
+        if given is None or not hmac.compare_digest(given.encode("latin-1"), self._token):  # as Starlette decodes it
+            raise _RefusedError(403, f"the header {TOKEN_HEADER} must have the server's token")
+
+    async def _answered(
+        self, request: Request, lane: _Lane, answer: Callable[[LoadedModel, bytes, Request, float], Response]
+    ) -> Response:
+        """Read a body, and answer the request in a thread."""
+        self._check_room(lane)
+        body = await self._body(request)
+        self._check_room(lane)
+        if (model := self.follower.model) is None:
+            raise _RefusedError(503, "no model is loaded yet")
+        deadline = time.monotonic() + self.limits.seconds
         try:
             async with asyncio.timeout(self.limits.seconds):
-                body = await self._body(request)
-                if (model := self.follower.model) is None:
-                    raise _RefusedError(503, "no model is loaded yet")
-                job = self.pool.submit(answer, model, body, request)
-                job.add_done_callback(lambda _: _left(loop, self._leave))
-                return await asyncio.wrap_future(job)
-        except ClientDisconnect:
-            return Response(status_code=_LEFT)
+                return await lane.run(partial(answer, model, body, request, deadline))
         except TimeoutError:
             raise _RefusedError(504, f"not answered within {self.limits.seconds:g} s") from None
-        finally:
-            if job is None:  # otherwise it has left when its job has ended, which may be later
-                self._leave()
 
-    def _leave(self) -> None:
-        self._inside -= 1
+    def _check_room(self, lane: _Lane) -> None:
+        if lane.inside >= lane.most:
+            raise self._busy(f"{lane.inside} such requests are being answered, which is the limit; try again")
+
+    def _busy(self, reason: str) -> _RefusedError:
+        self.metrics.rejected.inc()
+        return _RefusedError(429, reason, {"Retry-After": str(_RETRY_SECONDS), "Connection": "close"})
 
     async def _body(self, request: Request) -> bytes:
-        most = self.limits.bytes
-        announced = request.headers.get("content-length", "")
-        parts, size = [], int(announced) if announced.isdecimal() else 0
-        if size <= most:
-            size = 0
-            async for part in request.stream():
-                parts.append(part)
-                if (size := size + len(part)) > most:
-                    break
+        """Return the whole body. All bodies that arrive take at most the bytes of `concurrency` largest bodies."""
+        most, parts, size = self.limits.bytes, list[bytes](), 0
+        length = request.headers.get("content-length", "")
+        announced = int(length) if length.isdecimal() else 0
+        too_large = _RefusedError(413, f"a request may have {most:,} bytes", {"Connection": "close"})
+        if announced > most and "expect" in request.headers:  # the client waits before it sends the body
+            raise too_large
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > _DISCARDED * most:
+                        raise too_large
+                    if max(size, announced) > most:
+                        self._arriving -= sum(map(len, parts))
+                        parts.clear()
+                        continue
+                    if self._arriving + len(part) > self.limits.concurrency * most:
+                        raise self._busy("too many bytes of other requests are arriving; try again")
+                    self._arriving += len(part)
+                    parts.append(part)
+        except TimeoutError:
+            if size > most:
+                raise too_large from None
+            reason = f"the body did not arrive within {self.limits.seconds:g} s"
+            raise _RefusedError(408, reason, {"Connection": "close"}) from None
+        finally:
+            self._arriving -= sum(map(len, parts))
         if size > most:
-            raise _RefusedError(413, f"a request may have {most:,} bytes", {"Connection": "close"})
+            raise too_large
         return b"".join(parts)
 
-    def _predicted(self, model: LoadedModel, body: bytes, request: Request) -> Response:
+    def _predicted(self, model: LoadedModel, body: bytes, request: Request, deadline: float) -> Response:
         with _reasons():
             if _media_type(request, "content-type") == ARROW:
-                table = _table(body)
-                self._check_count(table.num_rows)
+                table = read_table(body, model.reader.columns, self.limits.rows, self.limits.bytes)
                 batch = model.reader.batch_of_frame(table)
             else:
-                rows = _rows_in(_parsed(body))
+                rows = _rows_in(self._parsed(body))
                 self._check_count(len(rows))
                 batch = model.reader.batch(rows)
+            self._check_values(batch)
             columns = model.predictions(batch)
         self.metrics.rows.inc(len(batch))
         number = model.release.number
@@ -212,16 +264,37 @@ class _Service:
             return Response(_stream(columns, headers[RELEASE_HEADER]), 200, headers, ARROW)
         return _json({"predictions": _by_row(columns), "release": number}, headers=headers)
 
-    def _explained(self, model: LoadedModel, body: bytes, request: Request) -> Response:
-        content = _parsed(body)
+    def _explained(self, model: LoadedModel, body: bytes, request: Request, deadline: float) -> Response:
+        content = self._parsed(body)
         permutations = content.get("permutations", 32) if isinstance(content, dict) else 32
         with _reasons():
             rows = _rows_in(content)
             self._check_count(len(rows), _EXPLAINED_ROWS)
             if type(permutations) is not int or not 4 <= permutations <= 1024 or permutations % 2:
                 raise _RefusedError(400, f"permutations must be even, from 4 to 1024, got {permutations!r}")
-            found = model.explained(rows, permutations)
+            batch, values = model.reader.with_values(rows)
+            self._check_values(batch)
+            found = model.explained(batch, values, permutations, deadline)
         return _json(finite({**found, "release": model.release.number}))
+
+    def _parsed(self, body: bytes) -> Any:
+        """Return the content of JSON, whose values take tens of bytes each."""
+        self._check_many(body.count(b","))
+        try:
+            content = json.loads(body)
+            if b"\\ud" in body or b"\\uD" in body:  # halves of characters, which are no text
+                json.dumps(content, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise _RefusedError(400, f"the body is not JSON ({error})") from error
+        return content
+
+    def _check_values(self, batch: Batch) -> None:
+        self._check_many(sum(len(bag.keys) for bag in batch.bags))
+
+    def _check_many(self, values: int) -> None:
+        most = self.limits.bytes // VALUE_BYTES
+        if values > most:
+            raise _RefusedError(413, f"a request may have {most:,} values")
 
     def _check_count(self, rows: int, most: int | None = None) -> None:
         most = min(self.limits.rows, most or self.limits.rows)
@@ -236,38 +309,18 @@ def _reasons() -> Iterator[None]:
         yield
     except BadRowsError as error:
         raise _RefusedError(422, str(error), bad=[vars(one) for one in error.bad[:_BAD]]) from error
+    except TooLargeError as error:
+        raise _RefusedError(413, str(error)) from error
+    except StreamError as error:
+        raise _RefusedError(400, str(error)) from error
     except NotExplainableError as error:
         raise _RefusedError(501, str(error)) from error
     except FloatingPointError as error:
         raise _RefusedError(500, str(error)) from error
 
 
-def _left(loop: asyncio.AbstractEventLoop, leave: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the loop has ended, and with it the count
-        loop.call_soon_threadsafe(leave)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
-
-
 def _media_type(request: Request, header: str) -> str:
     return request.headers.get(header, "").partition(";")[0].strip().lower()
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        content = json.loads(body)
-        if b"\\ud" in body.lower():  # halves of characters, which are no text
-            json.dumps(content, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise _RefusedError(400, f"the body is not JSON ({error})") from error
-    return content
 
 
 def _rows_in(content: Any) -> Sequence[Row]:
@@ -278,15 +331,6 @@ def _rows_in(content: Any) -> Sequence[Row]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise _RefusedError(400, 'expected {"rows": [{column: value, ...}, ...]}, or {"row": {column: value, ...}}')
     return rows
-
-
-def _table(body: bytes) -> pa.Table:
-    try:
-        table = pa.ipc.open_stream(body).read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise _RefusedError(400, f"the body is not an Arrow IPC stream ({' '.join(str(error).split())})") from error
-    return table
 
 
 def _by_row(columns: Columns) -> list[Any]:
@@ -360,15 +404,20 @@ def create_app(
         metrics: Counts.
         limits: What a request may be.
         threads: Requests that are scored at a time.
-        admin_token: What `X-Admin-Token` must have for `/rollback` and `/resume`; None for requests of this machine.
+        admin_token: The header `X-Admin-Token` of requests for `/rollback` and `/resume`; None refuses all of them.
+
+    Raises:
+        UserError: The token is empty.
     """
+    if admin_token is not None and not admin_token.strip():
+        raise UserError("`admin_token` must not be empty; leave it out to refuse rollbacks", "admin_token")
     service = _Service(follower, metrics, limits or Limits(), threads, admin_token)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        service.pool.shutdown(cancel_futures=True)
-        service.admin.shutdown(cancel_futures=True)
+        for pool in (service.scoring.pool, service.explaining.pool, service.admin):
+            pool.shutdown(cancel_futures=True)
 
     app = FastAPI(
         title="sparsegroup", version=sparsegroup.__version__, docs_url=None, redoc_url=None, lifespan=lifespan
@@ -388,46 +437,19 @@ def create_app(
         assert isinstance(error, _RefusedError)
         return error.answer
 
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        reason = {404: "no such endpoint", 405: f"{request.method} is not allowed here"}.get(error.status_code)
+        return _json({"error": reason or error.detail}, error.status_code, error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(_: Request, error: Exception) -> Response:
+        return Response(status_code=_LEFT)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        return _json({"error": "an error of the server, which its log describes"}, 500)
+
     app.add_middleware(_Counted, metrics=metrics)
     return app
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one.
-
-    Raises:
-        UserError: The address is taken, or not one of this machine's.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small answers without delay only if the protocol is named.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-        return listener
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"`port`: cannot listen on {host}:{port} ({reason})", "port") from error
-
-
-def run(app: FastAPI, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT; requests under way are answered then, for up to 30 s."""
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        proxy_headers=False,
-        server_header=False,
-        lifespan="on",
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
-    )
-    # uvicorn sends itself the signal again once it has drained; the process is to end with 0 then.
-    before = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        uvicorn.Server(config).run(sockets=[listener])
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.data.batches import Batch
-from sparsegroup.server.rows import BadRowsError, BadValue, Row, RowReader, format_of_model
+from sparsegroup.server.rows import BadRowsError, BadValue, RowReader, format_of_model
 from sparsegroup.serving.explanation import explain
 from sparsegroup.serving.exporting import TOLERANCE, keys_of, random_batches
 from sparsegroup.serving.frozen_model import ServingModel, frozen_copy, load_other_weights
@@ -139,20 +139,30 @@ class LoadedModel:
         columns: Columns = self.objective.columns(found)
         return columns
 
-    def explained(self, rows: Sequence[Row], permutations: int) -> dict[str, Any]:
-        """Why the rows have their predictions, for JSON: what each column contributes to a row's logit; see `explain`.
+    def explained(
+        self,
+        batch: Batch,
+        values: Sequence[Mapping[str, Any]],
+        permutations: int,
+        deadline: float | None = None,
+    ) -> dict[str, Any]:
+        """Return what each column contributes to the logit of each row, for JSON; see `explain`.
+
+        Args:
+            batch, values: Rows, and their values by column, both from `RowReader.with_values`.
+            permutations, deadline: See `explain`.
 
         Raises:
             NotExplainableError: The objective has several outputs.
-            BadRowsError: A value cannot be read, or a number is missing that the model needs.
+            BadRowsError: A number is missing that the model needs.
+            TimeoutError: The deadline has passed.
         """
         if self.objective.outputs > 1:
             raise NotExplainableError(
                 f"a model of one output can be explained, and {self.objective} has {self.objective.outputs}"
             )
-        batch, values = self.reader.with_values(rows)
         self.predictions(batch)  # which names missing numbers
-        found = explain(self.model.model, self.columns, batch, permutations=permutations)
+        found = explain(self.model.model, self.columns, batch, permutations=permutations, deadline=deadline)
         predictions = self.objective.predict(torch.from_numpy(found.logits)).tolist()
         explained = []
         for row, given in enumerate(values):

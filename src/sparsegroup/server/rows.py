@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ _REMEMBERED = 1 << 14
 
 _LONGEST = 200
 """Characters of the longest text that is remembered."""
+
+_LEARNT = 100_000
+"""Characters of unknown values of a request, from which on the keys are not held as Python's numbers."""
+
+_CANDIDATES = 50
+"""Columns of a request that are compared with absent ones, and absent ones with a hint, at most."""
 
 Row = Mapping[str, Any]
 """Column of the log → its value: text, number, true or false, a list of these, an object of columns, or None."""
@@ -154,6 +160,8 @@ class RowReader:
             return self._encoded(self._frame(texts, len(rows))).batch
         values = {name: self._values(name, column) for name, column in texts.items()}
         unknown = {name: list(absent) for name, (_, absent) in values.items() if absent}
+        if sum(len(text or "") for column in unknown.values() for text in column) > _LEARNT:
+            return self._encoded(self._frame(texts, len(rows))).batch
         learnt = self._learn(unknown) if unknown else {}
         if learnt is None:
             self._encoded(self._frame(texts, len(rows)))  # which says what is wrong with which row
@@ -201,16 +209,16 @@ class RowReader:
                     value if type(value) is str else self._text(name, value, at) for at, value in enumerate(values)
                 ]
             texts[name] = [value or None for value in values]
-        there = set(chain.from_iterable(rows))
+        there = dict.fromkeys(chain.from_iterable(rows))
         if rows and (absent := [name for name in self.columns if name not in there]):
-            others = [name for name in there if name not in self.columns]
+            known = set(self.columns)
+            others = list(islice((name for name in there if name not in known), _CANDIDATES))
+            why = "no row has the column {!r}; give null where it is missing. {}"
+            hints = [did_you_mean(name, others) for name in absent[:_CANDIDATES]]
             raise BadRowsError(
                 [
-                    BadValue(
-                        None, name, f"no row has the column {name!r}; give null where it is missing. {like}".strip()
-                    )
-                    for name in absent
-                    for like in [did_you_mean(name, others)]
+                    BadValue(None, name, why.format(name, hint).strip())
+                    for name, hint in zip_longest(absent, hints, fillvalue="")
                 ]
             )
         return texts

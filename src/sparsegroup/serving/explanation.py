@@ -1,8 +1,8 @@
 """Why a model predicts what it does for a row: the share of each column in the logit, by Shapley values."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from math import comb
 from typing import Any
 
@@ -25,6 +25,9 @@ from sparsegroup.training.predictions import EVALUATED, Float64s, check_logits, 
 
 EXACT = 10
 """Columns up to which all their subsets are evaluated, 2¹⁰ at most."""
+
+_VALUES = 1_000_000
+"""Values of lists in one evaluation of the model, unless a row has more."""
 
 _UNSEEN = 0x9E3779B97F4A7C
 """The value bits of a key that has no row, unless a hash is just that: 2⁵⁶ over the golden ratio."""
@@ -53,7 +56,13 @@ class Explanation:
 
 @torch.no_grad()
 def explain(
-    model: LookupModel, columns: LogSchema, batch: Batch, *, permutations: int = 32, seed: int = 0
+    model: LookupModel,
+    columns: LogSchema,
+    batch: Batch,
+    *,
+    permutations: int = 32,
+    seed: int = 0,
+    deadline: float | None = None,
 ) -> Explanation:
     """Divide the logit of each row among its columns: Shapley values against a row of which nothing is known.
 
@@ -75,10 +84,12 @@ def explain(
         batch: The rows.
         permutations: How many orders, even and ≥ 4. The standard errors fall with its root.
         seed: What the orders are drawn with.
+        deadline: Value of `time.monotonic()` at which an unfinished explanation is given up; None: never.
 
     Raises:
         UserError: `permutations` is odd or too small.
         ValueError: The batch has other columns.
+        TimeoutError: The deadline has passed.
         MissingNumberError: A number is missing that the model needs.
         FloatingPointError: The model's weights are not finite.
 
@@ -104,21 +115,36 @@ def explain(
         raise ValueError(f"fields of one value, lists and numbers must be {shape} as in columns, got {given}")
     is_exact = len(names) <= EXACT
     orders = torch.empty(0) if is_exact else _antithetic_orders(len(names), permutations, seed)
-    known = _subsets(len(names)) if is_exact else _beginnings(orders)
-    parts = [known[first : first + EVALUATED] for first in range(0, len(known), EVALUATED)]
-    both = (concatenated([reference, batch[row : row + 1]]) for row in range(len(batch)))
-    stream = logits_in_float64(
-        model, chain([reference], (_rows_of(pair, columns, part) for pair in both for part in parts))
-    )
+    rows = 1 << len(names) if is_exact else permutations * (len(names) + 1)
+    parts = [_parts(batch[row : row + 1], rows) for row in range(len(batch))]
+
+    def evaluated() -> Iterator[Batch]:
+        yield reference
+        for row, parts_of_row in enumerate(parts):
+            both = concatenated([reference, batch[row : row + 1]])
+            for part in parts_of_row:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError("the explanation is not finished in time")
+                known = _subsets(part, len(names)) if is_exact else _beginnings(part, orders)
+                yield _rows_of(both, columns, known)
+
+    stream = logits_in_float64(model, evaluated())
     (base,) = next(stream).tolist()
     logits, contributions, errors = (np.zeros((len(batch), *width)) for width in ((), (len(names),), (len(names),)))
     for row in range(len(batch)):
-        values = torch.cat([next(stream) for _ in parts])
-        changes = _exact_changes(values, known) if is_exact else _changes_by_pair(values, orders)
+        values = torch.cat([next(stream) for _ in parts[row]])
+        changes = _exact_changes(values, len(names)) if is_exact else _changes_by_pair(values, orders)
         logits[row], contributions[row] = values[-1], changes.mean(0)
         errors[row] = 0 if is_exact else changes.std(0) / len(changes) ** 0.5
     check_logits(model, batch, torch.from_numpy(logits), 0)
     return Explanation(names, base, logits, contributions, errors, 0 if is_exact else permutations)
+
+
+def _parts(row: Batch, evaluations: int) -> list[Tensor]:
+    """Return the numbers of a row's evaluations, in parts of as many as have `_VALUES` values of lists at most."""
+    values = sum(len(bag.keys) for bag in row.bags)
+    size = max(1, min(EVALUATED, _VALUES // max(1, values)))
+    return list(torch.split(torch.arange(evaluations), size))
 
 
 def _reference_row(network: nn.Module, columns: LogSchema) -> Batch:
@@ -147,14 +173,15 @@ def _rows_of(both: Batch, columns: LogSchema, known: Tensor) -> Batch:
     )
 
 
-def _subsets(count: int) -> Tensor:
-    """All subsets of columns, `[2**count, count]` bool, the empty one first and all of them last."""
-    return (torch.arange(1 << count)[:, None] >> torch.arange(count) & 1).bool()
+def _subsets(numbers: Tensor, count: int) -> Tensor:
+    """Return subsets of columns by their numbers `[m]`, `[m, count]` bool: 0 is empty, 2**count - 1 has all columns."""
+    return (numbers[:, None] >> torch.arange(count) & 1).bool()
 
 
-def _exact_changes(values: Tensor, subsets: Tensor) -> Tensor:
+def _exact_changes(values: Tensor, count: int) -> Tensor:
     """Shapley values `[1, count]`: Σ_S |S|! (n - |S| - 1)! / n! (v(S ∪ i) - v(S)), of the values of all subsets."""
-    count, sizes = subsets.shape[1], subsets.sum(1, keepdim=True)
+    subsets = _subsets(torch.arange(len(values)), count)
+    sizes = subsets.sum(1, keepdim=True)
     weights = values.new_tensor([1 / (count * comb(count - 1, size)) for size in range(count)])
     joined, apart = weights[(sizes - 1).clamp(min=0)], weights[sizes.clamp(max=count - 1)]
     return (values @ torch.where(subsets, joined, -apart))[None]
@@ -166,9 +193,13 @@ def _antithetic_orders(count: int, permutations: int, seed: int) -> Tensor:
     return torch.cat([drawn, count - 1 - drawn])
 
 
-def _beginnings(orders: Tensor) -> Tensor:
-    """The first 0, 1, … columns of each order, `[permutations * (count + 1), count]` bool."""
-    return (orders[:, None] < torch.arange(orders.shape[1] + 1)[:, None]).flatten(0, 1)
+def _beginnings(numbers: Tensor, orders: Tensor) -> Tensor:
+    """Return beginnings of orders by their numbers `[m]`, `[m, count]` bool.
+
+    Number i stands for the first i % (count + 1) columns of order i // (count + 1).
+    """
+    length = orders.shape[1] + 1
+    return orders[numbers // length] < (numbers % length)[:, None]
 
 
 def _changes_by_pair(values: Tensor, orders: Tensor) -> Tensor:
