@@ -19,7 +19,7 @@ from sparsegroup.data.frames import feature_format
 from sparsegroup.data.raw.encode import encode_frame
 from sparsegroup.data.raw.files import LINE, BadRow, raw_file
 from sparsegroup.streaming import sources
-from sparsegroup.streaming.sources import EndOfStream, StdinSource, StreamError, open_source
+from sparsegroup.streaming.sources import EndOfStream, StdinSource, StreamError, open_source, stdin
 from sparsegroup.streaming.sources.records import frame_of, record_of
 from stream_cases import drained, numbers_of, record, row
 
@@ -239,3 +239,27 @@ def test_a_closed_standard_input_is_an_error_in_words(monkeypatch: pytest.Monkey
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(StreamError, match="standard input: is closed"):
         open_source("-")
+
+
+def test_fields_that_rows_gain_or_lose_are_a_warning_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stdin, "BLOCK_BYTES", 5_000)
+
+    def rows(count: int, without: str = "", **fields: Any) -> bytes:
+        record_of_all = {name: value for name, value in {**record(1), **fields}.items() if name != without}
+        return json.dumps(record_of_all).encode() + b"\n" if count == 1 else rows(1, without, **fields) * count
+
+    for data, words in (
+        (rows(3_000), []),
+        ((rows(99) + rows(1, rare="r")) * 30, []),
+        (rows(2_000) + rows(900, "a") + rows(1) + rows(900, "a") + rows(500), []),
+        ((rows(99, "a") + rows(1)) * 20 + rows(1_500, "a"), []),
+        (rows(2_000) + rows(2_000, "a"), ["'a'"]),
+        (rows(2_000) + rows(2_000, new="x", other="y"), ["'new', 'other'"]),
+    ):
+        caplog.clear()
+        for block in drained(opened(data), rows=data.count(b"\n")):
+            block.encode()
+        assert len(caplog.messages) == len(words), caplog.messages
+        assert all(word in message for word, message in zip(words, caplog.messages, strict=True))

@@ -17,7 +17,7 @@ from sparsegroup.addresses import public_address, without_secrets
 from sparsegroup.data.raw.files import BadRow, LogPaths
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.errors import require
-from sparsegroup.streaming.sources.records import Record, frame_of, record_of, write_csv
+from sparsegroup.streaming.sources.records import FieldWatch, Record, frame_of, record_of, write_csv
 from sparsegroup.streaming.sources.source import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -120,6 +120,7 @@ class KafkaSource(Source):
         self._settings = {"bootstrap.servers": brokers, "group.id": group, **_SETTINGS, **(settings or {})}
         self._address = f"{self.name}?{urlencode(settings or {})}"
         self._away, self._closed = Away(self.name, _logger), threading.Event()
+        self._watch = FieldWatch(self.name)
         self._refusal: StreamError | None = None
         self._acknowledged: Mapping[str, int] | None = None  # a position whose offsets are to be written
         self._partitions: dict[int, _Partition] = {}
@@ -227,7 +228,7 @@ class KafkaSource(Source):
             partition.is_paused = False
         span = [number, messages[0][0], end, len(messages)]
         position = {str(one): its.next for one, its in sorted(self._partitions.items()) if its.next is not None}
-        texts = partial(_rows, messages, self._format)
+        texts = partial(_rows, messages, self._format, self._watch)
         return block_of(texts, self._format, span, position, time.time(), f"{self.name} partition {number}")
 
     # What is fetched
@@ -402,8 +403,8 @@ class KafkaSource(Source):
         return write_csv(path, records)
 
 
-def _rows(messages: Sequence[_Message], format: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
-    return frame_of(((offset, record_of(value), value or b"") for offset, value in messages), format, bad)
+def _rows(messages: Sequence[_Message], format: LogFormat, watch: FieldWatch, bad: list[BadRow]) -> pl.DataFrame:
+    return frame_of(((offset, record_of(value), value or b"") for offset, value in messages), format, bad, watch)
 
 
 _silent = logging.getLogger(f"{__name__}.librdkafka")

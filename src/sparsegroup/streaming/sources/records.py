@@ -1,6 +1,9 @@
 """Rows that arrive as JSON objects or as maps of texts, as the texts that a CSV of the same rows has."""
 
 import json
+import logging
+import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow
 from sparsegroup.data.raw.text import LONGEST_LINE
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.data.values import is_object, opened, text_of_value
+
+_logger = logging.getLogger(__name__)
 
 Record = Mapping[str, Any]
 """Column → value of one row; an inner object has also its parts as columns."""
@@ -47,13 +52,66 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def frame_of(rows: Iterable[tuple[int, Record | str, bytes]], format: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+class FieldWatch:
+    """Warns, once each, of fields that the rows of a stream gain or lose.
+
+    A field is new if a tenth of a block's rows have it and no earlier row. A column is lost if none of the last 1,000
+    rows or more has it, and 20 times as many rows as used to have it once. Blocks may be parsed in any thread.
+
+    Args:
+        name: The stream, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._rows, self._seen, self._last = 0, Counter[str](), dict[str, int]()
+        self._reported: set[str] = set()
+        self._lock = threading.Lock()
+
+    def note(self, records: Sequence[Record], columns: Sequence[str]) -> None:
+        """Take the records of a block, of which the model reads these columns."""
+        found = Counter(name for record in records for name in record)
+        with self._lock:
+            known = self._seen.keys() | set(columns) if self._rows else found.keys()
+            gained = [name for name, count in found.items() if name not in known and count * 10 > len(records)]
+            self._rows += len(records)
+            self._seen += found
+            self._last.update(dict.fromkeys(found, self._rows))
+            lost = [name for name in columns if self._is_lost(name)]
+            gained, lost = ([name for name in names if name not in self._reported] for names in (gained, lost))
+            self._reported |= {*gained, *lost}
+        if gained:
+            names = ", ".join(map(repr, gained[:_SHOWN]))
+            _logger.warning("%s: rows have new fields: %s; only another run can use them", self._name, names)
+        if lost:
+            names = ", ".join(map(repr, lost[:_SHOWN]))
+            _logger.warning("%s: rows no longer have the fields %s; they count as missing", self._name, names)
+
+    def _is_lost(self, name: str) -> bool:
+        since = self._rows - self._last.get(name, 0)
+        usual = self._rows / self._seen[name] if name in self._seen else 0.0
+        return since >= max(_MISSED, _LONGER * usual)
+
+
+_SHOWN = 5
+"""Fields that a warning names."""
+_MISSED, _LONGER = 1000, 20
+"""Rows without a column, and in parts of the rows that used to have it once, from which on it is lost."""
+
+
+def frame_of(
+    rows: Iterable[tuple[int, Record | str, bytes]],
+    format: LogFormat,
+    bad: list[BadRow],
+    watch: FieldWatch | None = None,
+) -> pl.DataFrame:
     """Return the format's raw columns of some rows, empty and missing values as null, and the column `LINE`.
 
     Args:
         rows: Number of each row, its record or why there is none, and its text as it arrived.
         format: The format.
         bad: Receives the rows without a record, and rows with a list or object where the column takes none.
+        watch: Receives the records.
     """
     numbers: list[int] = []
     records: list[Record] = []
@@ -63,6 +121,8 @@ def frame_of(rows: Iterable[tuple[int, Record | str, bytes]], format: LogFormat,
         else:
             numbers.append(number)
             records.append(record)
+    if watch is not None:
+        watch.note(records, format.raw)
     columns, unread = dict[str, pl.Series](), dict[int, BadRow]()
     for name in format.raw:
         kind = format.kind_of(name)

@@ -16,7 +16,7 @@ from sparsegroup.data.raw.files import BadRow, LogPaths
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.errors import require
 from sparsegroup.publishing.destinations import REDIS_TIMEOUTS
-from sparsegroup.streaming.sources.records import Record, frame_of, write_csv
+from sparsegroup.streaming.sources.records import FieldWatch, Record, frame_of, write_csv
 from sparsegroup.streaming.sources.source import (
     BLOCK_BYTES,
     BLOCK_ROWS,
@@ -69,6 +69,7 @@ class RedisSource(Source):
         except ValueError as error:
             raise StreamError(f"{self.name}: {without_secrets(error, self._url)}") from error
         self._away, self._closed = Away(self.name, _logger), threading.Event()
+        self._watch = FieldWatch(self.name)
         self._id, self._rows, self._added = _BEGINNING, 0, 0
         self._fetched = _BEGINNING
         self._waiting: deque[_Entry] = deque()
@@ -134,7 +135,7 @@ class RedisSource(Source):
         assert self._format is not None, "open comes before read"
         first, last = entries[0][0].decode(), entries[-1][0].decode()
         span = [first, last, len(entries), self._rows + 1]
-        texts = partial(_texts_of, entries, self._rows + 1, self._format)
+        texts = partial(_texts_of, entries, self._rows + 1, self._format, self._watch)
         self._id, self._rows = last, self._rows + len(entries)
         if not self._waiting:
             self._fetched = last
@@ -253,9 +254,11 @@ def _record(fields: Mapping[bytes, bytes]) -> Record | str:
         return "invalid UTF-8"
 
 
-def _texts_of(entries: Sequence[_Entry], number: int, format: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+def _texts_of(
+    entries: Sequence[_Entry], number: int, format: LogFormat, watch: FieldWatch, bad: list[BadRow]
+) -> pl.DataFrame:
     rows = (
         (place, _record(fields), b", ".join(b"%b=%b" % field for field in fields.items()))
         for place, (_, fields) in enumerate(entries, number)
     )
-    return frame_of(rows, format, bad)
+    return frame_of(rows, format, bad, watch)

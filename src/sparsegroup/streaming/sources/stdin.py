@@ -17,7 +17,7 @@ from sparsegroup.data.raw.files import SAMPLE, BadRow, Chunk, LogPaths
 from sparsegroup.data.raw.text import LONGEST_LINE, TextFile
 from sparsegroup.data.schema import Head, LogFormat
 from sparsegroup.streaming.sources.files import HEAD_BYTES
-from sparsegroup.streaming.sources.records import frame_of, record_of, write_csv
+from sparsegroup.streaming.sources.records import FieldWatch, frame_of, record_of, write_csv
 from sparsegroup.streaming.sources.source import BLOCK_BYTES, Block, EndOfStream, Source, StreamError, block_of
 
 _PIECES = 64
@@ -55,6 +55,7 @@ class StdinSource(Source):
         self._line = 1
         self._before = 0
         self._is_json: bool | None = None
+        self._watch = FieldWatch(self.name)
         self._file = TextFile("standard input", source=self.name)
         self._file.partition = {}  # it is in no folder
         self._format: LogFormat | None = None
@@ -87,7 +88,8 @@ class StdinSource(Source):
                 break
         format = self._format if self._is_json or self._format.separator else self._of_header(self._format)
         chunk = Chunk(line, 0, self._line, piece)
-        texts = partial(_json_rows, chunk, format) if self._is_json else partial(_csv_rows, self._file, chunk, format)
+        of_json = partial(_json_rows, chunk, format, self._watch)
+        texts = of_json if self._is_json else partial(_csv_rows, self._file, chunk, format)
         position = {"rows": self._before + self._line - 1}
         return block_of(texts, format, {"rows": lines, "line": line}, position, time.time(), self.name)
 
@@ -242,9 +244,9 @@ def _csv_rows(file: TextFile, chunk: Chunk, format: LogFormat, bad: list[BadRow]
     return file.full_frame(chunk, format, bad)
 
 
-def _json_rows(chunk: Chunk, format: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
+def _json_rows(chunk: Chunk, format: LogFormat, watch: FieldWatch, bad: list[BadRow]) -> pl.DataFrame:
     if isinstance(chunk.data, str):
         bad.append((chunk.line, f"a line of more than {LONGEST_LINE:,} bytes", chunk.data))
         return frame_of([], format, bad)
     lines = enumerate(chunk.data.split(b"\n")[:-1], chunk.line)
-    return frame_of(((number, record_of(line), line) for number, line in lines if line.strip()), format, bad)
+    return frame_of(((number, record_of(line), line) for number, line in lines if line.strip()), format, bad, watch)
