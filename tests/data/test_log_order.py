@@ -7,6 +7,7 @@ import gzip
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,27 @@ def test_it_is_a_permutation_and_any_part_of_it_is_the_same(rows: int, buffer: i
     assert buffer < 20 or rows < 20 or order != list(range(rows))
 
 
+@pytest.mark.parametrize("length", [0, 3, 400])
+def test_a_block_holds_no_more_bytes_than_memory_is_meant_for_it(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Long(Everything):
+        def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+            self.sizes = {*getattr(self, "sizes", ()), size}
+            for batch in super().batches(start, stop, size):
+                bags = bags_of([[row] * (length + row % 2) for row in batch.times.tolist()])
+                yield replace(batch, bags=(bags,))
+
+    monkeypatch.setattr("sparsegroup.data.log.BLOCK_BYTES", 100_000)
+    monkeypatch.setattr("sparsegroup.data.order._READ_BYTES", 20_000)
+    log = Long(3000, 3000)
+    assert log.row_bytes == pytest.approx(8 * (length + 0.5) + 8 + 4 + 4 + 8 + 4 + 8, abs=1)
+    shuffled = ShuffledLog(log, 2000, seed=3)
+    rows = np.diff(shuffled.edges)
+    assert rows.max() <= shuffled.buffer == min(2000, 100_000 // log.row_bytes)
+    assert shuffled.buffer == ShuffledLog(LogPart(log, 10, 2000), 2000).buffer  # a rank's part
+    assert sorted(order_of(shuffled, size=11)) == [*range(3000)]
+    assert max(log.sizes - {1000, 11}) * log.row_bytes <= 20_000
+
+
 @over("buffer", [1, 20, 97])
 def test_rows_of_a_group_follow_each_other_in_each_block(buffer: int) -> None:
     log = ShuffledLog(Everything(120, 97, groups=9), buffer, seed=3, group="one")
@@ -190,12 +212,13 @@ def test_all_of_a_row_goes_with_it() -> None:
 def test_it_reads_no_more_than_three_blocks_ahead_and_nothing_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Everything(400, 400)
     shuffled = ShuffledLog(log, 20, seed=1)
-    edge = shuffled.edges[3]
+    edge, log.read = shuffled.edges[3], 0  # a few rows were measured
     assert len(order_of(shuffled, edge - 7, edge - 2)) == 5
     assert log.read == edge
     monkeypatch.setattr("sparsegroup.data.order._READ", 10)
     log = Everything(1_000, 1_000)
-    for number, _ in enumerate(ShuffledLog(log, 50, epoch=2).batches(0, 1_000, 10)):
+    shuffled, log.read = ShuffledLog(log, 50, epoch=2), 0
+    for number, _ in enumerate(shuffled.batches(0, 1_000, 10)):
         assert log.read <= 10 * number + 4 * 50
     assert log.read == 1_000
 

@@ -231,7 +231,7 @@ def _rows_in_words(session: Session) -> str:
         parts.append("weighted rows")
     if data.features is not None:
         parts.append(f"{data.features:,} features")
-    if buffer := session.config.training.shuffle_buffer:
+    if buffer := min(session.config.training.shuffle_buffer or 0, data.most_shuffled):
         parts.append("shuffled" if buffer >= plan.rows else f"shuffled in blocks of {buffer:,} rows")
     if plan.epochs > 1:
         parts.append(f"{plan.epochs} epochs")

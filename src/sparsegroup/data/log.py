@@ -24,6 +24,12 @@ Float64s = npt.NDArray[np.float64]
 _READ = 4096
 """Rows that are read at a time."""
 
+BLOCK_BYTES = 128 << 20
+"""About how many bytes of rows are shuffled together at most."""
+
+_SIZED = 1000
+"""Rows whose lists are measured."""
+
 CHUNK_ROWS = 1 << 8
 """Rows of a chunk of a log that can be read from any row on."""
 
@@ -150,6 +156,20 @@ class Log(ABC):
     def schema(self) -> LogSchema:
         """The columns that a model reads."""
         return LogSchema(tuple(self.fields), tuple(self.lists), tuple(self.numbers), self.hash)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Mean number of bytes of a row in memory; of lists, of the first 1,000 rows."""
+        single = len(self.fields) - len(self.lists)
+        fixed = 8 * single + 4 * len(self.numbers) + 4 * max(1, len(self.tasks)) + 8 + 4 * self.weighted
+        first = next(self.batches(0, min(_SIZED, len(self)), _SIZED), None) if self.lists else None
+        values = sum(8 * len(bags.keys) for bags in first.bags) if first is not None else 0
+        return fixed + 8 * len(self.lists) + values // max(1, 0 if first is None else len(first))
+
+    @cached_property
+    def most_shuffled(self) -> int:
+        """Number of rows that are shuffled together at most, ≥ 1: about 128 MiB of them."""
+        return max(1, BLOCK_BYTES // self.row_bytes)
 
     def made_of(self) -> dict[str, tuple[str, ...]]:
         """Column of the source → the fields and numbers that are made of it, such as the hour and weekday of a time."""

@@ -12,8 +12,13 @@ from sparsegroup.data.batches import Bags, Batch, complete, read_ahead, rebatche
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log
 
-_READ = 16_384
-"""Rows that are read at a time."""
+_READ, _READ_BYTES = 16_384, 16 << 20
+"""Rows that are read at a time, and about how many bytes at most."""
+
+
+def _read_size(log: Log) -> int:
+    """Return the number of rows to read at a time."""
+    return max(1, min(_READ, _READ_BYTES // log.row_bytes))
 
 
 class LogView(Log):
@@ -26,6 +31,11 @@ class LogView(Log):
 
     def __len__(self) -> int:
         return len(self.log)
+
+    @property
+    def row_bytes(self) -> int:
+        """See `Log.row_bytes`: that of the whole log, so that all parts are shuffled in blocks of one size."""
+        return self.log.row_bytes
 
 
 class LogPart(LogView):
@@ -123,6 +133,7 @@ class ShuffledLog(LogView):
     Args:
         log: The log.
         buffer: Rows of a block, ≥ 1; the first and the last may be smaller. One that holds all rows shuffles them all.
+            At most `Log.most_shuffled` rows, so that a block of long lists has about 128 MiB.
         rows: Number of first rows to shuffle, the others follow in order; None: the training rows.
         seed: In [0, 2⁶⁴).
         epoch: Number of the pass, ≥ 0.
@@ -130,6 +141,7 @@ class ShuffledLog(LogView):
         group: A field of one value: the rows of each of its values in a block follow each other.
 
     Attributes:
+        buffer: Rows of a block.
         edges: The rows that blocks begin with, and the one after the last block.
 
     Raises:
@@ -162,7 +174,7 @@ class ShuffledLog(LogView):
             raise ValueError(f"rows must be in [0, {len(log)}], got {rows}")
         if seed < 0 or epoch < 0:
             raise ValueError(f"seed and epoch must be >= 0, got {seed} and {epoch}")
-        self.buffer = buffer
+        self.buffer = buffer = min(buffer, log.most_shuffled)
         self._seed, self._part = [seed, epoch], [part] if part else []
         self._group = None if group is None else log.schema.single.index(group)
         offset = 0 if buffer >= self.rows else int(np.random.default_rng([*self._seed, *self._part]).integers(buffer))
@@ -195,7 +207,7 @@ class ShuffledLog(LogView):
         """Number and rows of each block that rows `start` to `stop` are in, in the log's order."""
         first, last = bisect_right(self.edges, start) - 1, bisect_left(self.edges, stop)
         begin, end = self.edges[first], self.edges[last]
-        parts = complete(self.log.batches(begin, end, _READ), end - begin, self.log.name)
+        parts = complete(self.log.batches(begin, end, _read_size(self.log)), end - begin, self.log.name)
         sizes = (after - before for before, after in pairwise(self.edges[first : last + 1]))
         yield from enumerate(resized(parts, sizes), first)
 
@@ -282,4 +294,4 @@ def piece_batches(
         rows: Log = LogPart(log, piece.first, piece.stop - piece.first)
         if buffer:
             rows = ShuffledLog(rows, buffer, seed=seed, epoch=epoch, part=piece.first, group=group)
-        yield from complete(rows.batches(piece.begin, piece.end, _READ), piece.rows, log.name)
+        yield from complete(rows.batches(piece.begin, piece.end, _read_size(log)), piece.rows, log.name)
