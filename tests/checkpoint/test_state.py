@@ -1,8 +1,10 @@
 """What a checkpoint brings back: everything, and training goes on with the same bits."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from sparsegroup import (
 )
 from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.checkpoint.manifest import CHECKPOINT
+from sparsegroup.checkpoint.plain import as_plain, from_plain
 from sparsegroup.table.files import write
 from sparsegroup.table.rows import host
 
@@ -356,3 +359,46 @@ def test_what_only_a_pickle_could_hold_is_refused(tmp_path: Path, extra: Any) ->
     with pytest.raises(CheckpointError, match="which a checkpoint cannot hold"):
         save_checkpoint(tmp_path / "one", nn.Linear(1, 1), extra=extra)
     assert not any(tmp_path.iterdir())
+
+
+KEYS = st.sampled_from(["a", "b", "", ".", "a.b", "a.", ".b", "'", "a'", "0", "__tensor__", "__a"]) | st.integers(0, 1)
+
+
+@settings(max_examples=200)
+@given(
+    extra=st.recursive(
+        st.just(Ellipsis),  # a tensor of its own
+        lambda inner: st.dictionaries(KEYS, inner, max_size=3) | st.lists(inner, max_size=2) | st.tuples(inner, inner),
+        max_leaves=8,
+    )
+)
+def test_every_tensor_is_saved_under_a_name_of_its_own(extra: Any) -> None:
+    numbers = count()
+
+    def filled(one: Any) -> Any:
+        if isinstance(one, dict):
+            return {key: filled(value) for key, value in one.items()}
+        return type(one)(map(filled, one)) if isinstance(one, list | tuple) else torch.tensor(next(numbers))
+
+    given_extra, tensors = filled(extra), {}
+    content = json.loads(json.dumps(as_plain(given_extra, tensors, "extra")))
+    assert len(tensors) == next(numbers)
+    assert repr(from_plain(content, tensors)) == repr(given_extra)
+
+
+def test_tensors_whose_names_would_be_the_same_when_joined_by_dots(tmp_path: Path) -> None:
+    extra = {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), 1: torch.tensor(3), "1": np.array([4])}
+    model = nn.Linear(1, 1)
+    save_checkpoint(tmp_path / "one", model, extra=extra)
+    loaded = load_checkpoint(tmp_path / "one", model).extra
+    assert repr(loaded) == repr({**extra, "1": torch.tensor([4])})
+
+
+def test_a_tensor_is_saved_as_its_numbers_are_and_an_array_without_numbers_is_refused(tmp_path: Path) -> None:
+    model, negated = nn.Linear(1, 1), torch._neg_view(torch.tensor([1.0, -2.0]))
+    save_checkpoint(tmp_path / "one", model, extra=negated)
+    assert load_checkpoint(tmp_path / "one", model).extra.tolist() == [-1.0, 2.0]
+    for array in (np.array([{}, None], object), np.array(["a"]), np.array(["2026-01-01"], "datetime64[D]")):
+        with pytest.raises(CheckpointError, match=r"extra.* array of"):
+            save_checkpoint(tmp_path / "two", model, extra={"of": array})
+    assert not (tmp_path / "two").exists()

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 from optimizer_cases import assert_identical, parameter, train
 from over import over
@@ -108,6 +109,48 @@ def test_subclasses_of_embeddings_are_embeddings_and_a_model_without_any_is_refu
     for layers, names in (({}, "Embedding, EmbeddingBag"), ({"layers": nn.Conv2d}, "Conv2d")):
         with pytest.raises(ValueError, match=f"no layer of type {names}"):
             param_groups(nn.Linear(2, 2), l21=0.1, **layers)
+
+
+HIDDEN = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "pruned": lambda module: prune.random_unstructured(module, "weight", 0.5),
+}
+
+
+@over("kind", HIDDEN)
+def test_a_layer_whose_weight_is_computed_from_parameters_is_refused_even_beside_others(kind):
+    net = nn.Sequential(nn.Embedding(5, 3), HIDDEN[kind](nn.Embedding(5, 3)))
+    with pytest.raises(ValueError, match=r"'1'.*no parameter 'weight'.*(original|weight_orig)"):
+        param_groups(net, l21=0.1)
+    with pytest.raises(ValueError, match="no parameter 'weight'"):
+        param_groups(HIDDEN[kind](nn.Linear(5, 3)), layers=nn.Linear, l21=0.1)
+
+
+@over(
+    ("layers", "error", "match"),
+    [
+        (nn.LSTM, ValueError, "'0', a LSTM.*weight_ih_l0"),
+        (nn.MultiheadAttention, ValueError, "'1', a MultiheadAttention"),
+        ((nn.Linear, nn.LSTM), ValueError, "'0', a LSTM"),
+        (nn.LayerNorm, ValueError, "no layer of type LayerNorm with a weight"),
+        (nn.Dropout, ValueError, "no layer of type Dropout"),
+        ("Linear", TypeError, "got 'Linear'"),
+        (nn.Linear(2, 2), TypeError, "must be a type"),
+    ],
+)
+def test_layers_without_a_weight_are_refused(layers, error, match):
+    net = nn.Sequential(
+        nn.LSTM(2, 2), nn.MultiheadAttention(2, 1), nn.LayerNorm(2, elementwise_affine=False), nn.Dropout()
+    )
+    with pytest.raises(error, match=match):
+        param_groups(net, layers=layers, l21=0.1)
+
+
+def test_layers_of_which_some_have_no_weight_by_choice():
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, affine=False))
+    assert named(param_groups(net, layers=nn.BatchNorm1d, l21=0.1)) == [["0.weight"], ["0.bias"]]
 
 
 @over(

@@ -111,10 +111,10 @@ def test_in_bags_must_fit_their_offsets_and_weights() -> None:
         HashEmbeddingBag(DIM)(keys.view(1, 3), per_sample_weights=torch.ones(1, 3))
 
 
-def test_a_move_to_another_device_or_dtype_is_refused_and_one_to_where_it_is_changes_nothing() -> None:
+def test_a_move_to_another_device_is_refused_and_one_to_where_it_is_changes_nothing() -> None:
     table, optimizer = edges_trained()
     model = nn.ModuleDict({"table": table})
-    for move in (lambda: model.to("meta"), model.float, model.half, lambda: model.to_empty(device="meta")):
+    for move in (lambda: model.to("meta"), lambda: model.to_empty(device="meta")):
         error = RuntimeError, ValueError, TypeError, NotImplementedError
         with refused(table, optimizer, error, "HashEmbedding|table"):
             move()
@@ -122,6 +122,17 @@ def test_a_move_to_another_device_or_dtype_is_refused_and_one_to_where_it_is_cha
     assert table.cpu() is table.to("cpu") is table.double() is table.to(torch.device("cpu"), torch.float64) is table
     assert_identical(everything(table, optimizer), before)
     assert optimizer.param_groups[0]["params"][0] is table.weight
+
+
+@over("convert", ["half", "float", "bfloat16"])
+def test_a_model_is_converted_without_its_tables_which_say_so(convert: str) -> None:
+    table, optimizer = edges_trained()
+    model = nn.Sequential(nn.Linear(2, 2), table, nn.Linear(2, 2)).double()
+    before = everything(table, optimizer)
+    with pytest.warns(RuntimeWarning, match="a HashEmbedding keeps its dtype, torch.float64"):
+        getattr(model, convert)()
+    assert_identical(everything(table, optimizer), before)
+    assert model[0].weight.dtype == model[2].weight.dtype != torch.float64
 
 
 @over(

@@ -33,8 +33,10 @@ def param_groups(
         other parameters. Names are kept, so that reports can show them, unless `named` is False.
 
     Raises:
-        ValueError: The model has no such layer, or a transposed convolution has `groups` > 1 (its filters do not lie
-            along a dimension).
+        ValueError: The model has no such layer; a layer's `weight` is no parameter of the model, as with `nn.LSTM`, or
+            under `weight_norm` and pruning; or a transposed convolution has `groups` > 1 (its filters are not along a
+            dimension).
+        TypeError: `layers` is not a type or a tuple of types.
 
     Examples:
         >>> from torch import nn
@@ -44,17 +46,24 @@ def param_groups(
         >>> [(group["l21"], group["param_names"]) for group in optimizer.param_groups]
         [(0.001, ['0.weight']), (0.0, ['1.weight', '1.bias'])]
     """
+    wanted = (nn.Embedding, nn.EmbeddingBag) if layers is None else layers if isinstance(layers, tuple) else (layers,)
+    if not all(isinstance(layer, type) for layer in wanted):
+        raise TypeError(f"layers must be a type of modules or a tuple of types, got {layers!r}")
+    known = set(map(id, model.parameters()))
     chosen: dict[int, bool] = {}  # id of the weight → whether it is a transposed convolution's, cut into channels
     for name, module in model.named_modules():
-        if _is_embedding(module) if layers is None else isinstance(module, layers):
-            transposed = isinstance(module, _TRANSPOSED) and options.get("groups") == "channels"
-            if transposed and int(module.groups) > 1:
-                raise ValueError(f"groups='channels' cannot cut {name!r}, a transposed convolution with groups > 1")
-            chosen[id(module.weight)] = transposed
+        if not (isinstance(module, wanted) or (layers is None and _is_table(module))):
+            continue
+        if id(getattr(module, "weight", None)) not in known:
+            _check_is_bare(module, name)
+            continue
+        transposed = isinstance(module, _TRANSPOSED) and options.get("groups") == "channels"
+        if transposed and int(module.groups) > 1:
+            raise ValueError(f"groups='channels' cannot cut {name!r}, a transposed convolution with groups > 1")
+        chosen[id(module.weight)] = transposed
     if not chosen:
-        wanted = (nn.Embedding, nn.EmbeddingBag) if layers is None else layers
-        names = ", ".join(layer.__name__ for layer in (wanted if isinstance(wanted, tuple) else (wanted,)))
-        raise ValueError(f"the model has no layer of type {names}: nothing would be regularized")
+        names = ", ".join(layer.__name__ for layer in wanted)
+        raise ValueError(f"the model has no layer of type {names} with a weight: nothing would be regularized")
 
     parts: dict[str, list[tuple[str, nn.Parameter]]] = {"plain": [], "transposed": [], "rest": []}
     for name, parameter in model.named_parameters():
@@ -70,7 +79,18 @@ def param_groups(
     return groups if named else [{**group, "params": [one for _, one in group["params"]]} for group in groups]
 
 
-def _is_embedding(module: nn.Module) -> bool:
+def _is_table(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
-    stored = weight is not None and store_of(weight) is not None
-    return stored or isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    return weight is not None and store_of(weight) is not None
+
+
+def _check_is_bare(module: nn.Module, name: str) -> None:
+    """Raise ValueError if a chosen layer without a parameter `weight` has others, which would not be regularized."""
+    inside = [module, *(getattr(module, "parametrizations", {}).values())]
+    names = [one for part in inside for one, parameter in part.named_parameters(recurse=part is not module)]
+    if names:
+        raise ValueError(
+            f"{name or 'the model'!r}, a {type(module).__name__}, has no parameter 'weight' to regularize, but "
+            f"{', '.join(names)}: remove a parametrization or pruning of its weight first, choose other layers, or "
+            "write its param group yourself"
+        )

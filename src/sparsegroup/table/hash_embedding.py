@@ -1,5 +1,6 @@
 """`HashEmbedding`: the table as a module."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
@@ -549,10 +550,17 @@ class HashEmbedding(TableCounts, nn.Module):
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         sample = torch.empty(0, dtype=self.weight.dtype, device=self.table.device)
         moved = function(sample)
-        if moved.dtype != sample.dtype or moved.device != sample.device:
+        if moved.device != sample.device:
             raise ValueError(
-                f"a HashEmbedding stays where and what it is, {sample.dtype} on {sample.device}; it cannot become "
-                f"{moved.dtype} on {moved.device}. Make it there: HashEmbedding(..., device=..., dtype=...)"
+                f"a HashEmbedding stays where it is, on {sample.device}; it cannot move to {moved.device}. Make it "
+                "there: HashEmbedding(..., device=...)"
+            )
+        if moved.dtype != sample.dtype:  # an error here would leave a model of which the modules before are converted
+            warnings.warn(
+                f"a HashEmbedding keeps its dtype, {sample.dtype}, where a module becomes {moved.dtype}: convert the "
+                f"vectors, as in table(keys).to({moved.dtype}), or make it with dtype=...",
+                RuntimeWarning,
+                stacklevel=4,
             )
         return self
 
