@@ -263,6 +263,25 @@ def test_docstrings_say_what_a_thing_is():
     assert_none(found)
 
 
+MAKERS = re.compile(r"(empty|zeros|ones|full|arange|linspace|eye|tensor|scalar_tensor|rand\w*|(sparse_\w+|as)_?tensor)")
+"""torch's functions that take device and dtype from its defaults, unless they are named."""
+
+
+def test_the_core_names_device_and_dtype_of_every_tensor_that_it_makes():
+    """A kernel that is given the memory of a tensor of another device or dtype than it was compiled for may crash."""
+    found = []
+    for file in SOURCES:
+        if FLOOR.get(room_of(file), 0) > FLOOR["checkpoint"] or room_of(file).startswith("__"):
+            continue
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and MAKERS.fullmatch(node.func.attr):
+                given = {keyword.arg for keyword in node.keywords}
+                missing = {"device", "dtype"} - given if "_" not in node.func.attr else {"device"} - given
+                if ast.unparse(node.func.value) == "torch" and missing:
+                    found.append(f"{name_of(file)}:{node.lineno}: {ast.unparse(node)} without {', '.join(missing)}")
+    assert_none(found)
+
+
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *SOURCES]
 MOST = {
     r"\b(?:is|are|was|were|be) told\b": 1,  # reported, passed, notified

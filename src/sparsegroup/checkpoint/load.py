@@ -381,7 +381,7 @@ def _set_random_numbers(saved: SavedRank, rank: int) -> None:
     """Set the global generators; a new rank continues from the first rank's, with another seed."""
     set_rng_state(saved.rng)
     if rank:
-        seed = int(torch.randint(1 << 31, ())) + rank
+        seed = int(torch.randint(1 << 31, (), dtype=torch.int64, device="cpu")) + rank
         torch.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -68,7 +69,9 @@ def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {NUMBER: repr(float(value))}
     if isinstance(value, Tensor | np.ndarray):
-        tensors[name] = torch.as_tensor(value).detach().cpu().contiguous()
+        while name in tensors:  # names are joined by dots, which keys may have
+            name += "'"
+        tensors[name] = _as_tensor(value, name).detach().cpu().resolve_neg().resolve_conj().contiguous()
         return {TENSOR: name}
     if isinstance(value, np.generic):
         return as_plain(value.item(), tensors, name)
@@ -87,6 +90,15 @@ def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: it takes numbers, texts, tensors, and "
         "lists and mappings of them"
     )
+
+
+def _as_tensor(value: Tensor | npt.NDArray[Any], name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.from_numpy(value.copy())
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{name} is an array of {value.dtype}, which a checkpoint cannot hold") from error
 
 
 def from_plain(content: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -196,7 +196,7 @@ class _LoadedTable:
             content = content[name if isinstance(content, list) or name in content else int(name)]
         self._content = content
         self.parts = {
-            part: {name: torch.empty(its.size, dtype=its.properties.dtype) for name, its in sizes.items()}
+            part: {name: torch.empty(its.size, dtype=its.properties.dtype, device="cpu") for name, its in sizes.items()}
             for part, sizes in saved.parts.items()
         }
         for where in dict.fromkeys(self._named(name) for entries in self.parts.values() for name in entries):

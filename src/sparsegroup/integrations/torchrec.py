@@ -178,11 +178,11 @@ def _by_rank(features: KeyedJaggedTensor, routing: Routing) -> tuple[KeyedJagged
     """A batch with all features of rank 0 first, and where each of its values has gone, `[n]`."""
     values, lengths = as_int64(features.values()), features.lengths().view(-1)
     owners = torch.from_numpy(routing.ranks_of(values.cpu().numpy())).to(values.device)
-    bags = torch.arange(len(lengths), device=values.device).repeat_interleave(lengths)
+    bags = torch.arange(len(lengths), dtype=torch.int64, device=values.device).repeat_interleave(lengths)
     sizes = torch.bincount(owners * len(lengths) + bags, minlength=routing.ranks * len(lengths))
     order = torch.argsort(owners, stable=True)
     places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
+    places[order] = torch.arange(len(order), dtype=torch.int64, device=order.device)
     sent = KeyedJaggedTensor(
         keys=features.keys() * routing.ranks,
         values=values[order],
@@ -258,7 +258,7 @@ class ShardedHashCollection(ShardedEmbeddingCollection):  # type: ignore[misc]
         for name, entry in dense.items():
             table, weight = self.embeddings[name], state_dict[entry]
             assert isinstance(table, HashEmbedding)
-            ids = torch.arange(self._env.rank, len(weight), self._env.world_size)
+            ids = torch.arange(self._env.rank, len(weight), self._env.world_size, dtype=torch.int64, device="cpu")
             table.assign(ids, weight.detach()[ids.to(weight.device)])
         return _IncompatibleKeys([], [])
 

@@ -68,7 +68,7 @@ def ever_touched(g: Tensor, u: Tensor, state: Sequence[Tensor], initial: Sequenc
     touched = (g != 0) | was_updated(u)
     for before, untouched in zip(state, initial, strict=True):
         # As the state is stored: a default such as 0.1 has another float32 value.
-        touched |= before != torch.tensor(untouched, dtype=before.dtype)
+        touched |= before != before.new_tensor(untouched)
     return groups.any(touched)
 
 
@@ -209,7 +209,7 @@ class EagerBackend(Backend):
 def _elements(tensor: Tensor, rows: Tensor | None) -> Tensor:
     """The number of each element of `tensor`, or of some of its rows, wrapped to int32 as the kernels do."""
     if rows is None:
-        return torch.arange(tensor.numel(), device=tensor.device).to(torch.int32).view(tensor.shape)
+        return torch.arange(tensor.numel(), dtype=torch.int64, device=tensor.device).to(torch.int32).view(tensor.shape)
     shape = tensor.shape[1:]
-    numbers = rows.unsqueeze(1) * shape.numel() + torch.arange(shape.numel(), device=tensor.device)
+    numbers = rows.unsqueeze(1) * shape.numel() + torch.arange(shape.numel(), dtype=torch.int64, device=tensor.device)
     return numbers.to(torch.int32).view(-1, *shape)

@@ -14,6 +14,22 @@ from torch import Tensor
 from sparsegroup.groups import Grouping, GroupSpec, contiguous_groups, grouping
 from sparsegroup.penalties import Lasso, Norm, Penalty, PracticalNorm
 
+_ARRAY_TYPES: Mapping[torch.dtype, str] = {
+    dtype: np.dtype(name).str
+    for dtype, name in (
+        (torch.float64, "f8"),
+        (torch.float32, "f4"),
+        (torch.float16, "f2"),
+        (torch.int64, "i8"),
+        (torch.int32, "i4"),
+        (torch.int16, "i2"),
+        (torch.int8, "i1"),
+        (torch.uint8, "u1"),
+        (torch.bool, "?"),
+    )
+}
+"""The dtypes of tensors that arrays have, as NumPy's array interface names them."""
+
 NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
@@ -39,10 +55,9 @@ def array_of(tensor: Tensor) -> npt.NDArray[Any]:
     """The memory of a contiguous CPU tensor as an array.
 
     Unlike with `tensor.numpy()`, torch may resize the tensor afterwards, as `zero_()` on a sparse gradient that it
-    belongs to does; the view must not be used any more then.
+    belongs to does; the view must not be used any more then. KeyError for a dtype that NumPy does not have.
     """
-    kind = "f" if tensor.is_floating_point() else "i"
-    return np.asarray(_Memory(tensor, f"{'<' if np.little_endian else '>'}{kind}{tensor.element_size()}"))
+    return np.asarray(_Memory(tensor, _ARRAY_TYPES[tensor.dtype]))
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -56,8 +71,8 @@ class ParameterMemory:
     Attributes:
         parts, addresses: x, u if it is carried, and the state, shaped as x; where they begin in memory.
         width, count: Elements of a group and the number of groups if groups are contiguous; else 0.
-        fits: All parts have memory (a subclass that wraps other tensors has none), are contiguous, shaped as `x` and
-            on its device, so that one address per part says it all.
+        fits: All parts have memory (a subclass that wraps other tensors has none), which holds their elements in order,
+            are shaped as `x` and on its device, so that one address per part says it all.
         counter: The step count: a tensor where the parameter is if `capturable`, else an array over the host's tensor.
         backends: The number of the backend that steps it by dense, and by sparse gradients; None until one is needed.
     """
@@ -80,7 +95,7 @@ class ParameterMemory:
         self.parts: tuple[Tensor, ...] = (x, *self.state) if self.u is None else (x, self.u, *self.state)
         self.addresses = [part.data_ptr() for part in self.parts]
         self.fits = (all(self.addresses) or self.is_empty) and all(
-            p.shape == x.shape and p.is_contiguous() and p.device == x.device for p in self.parts
+            p.shape == x.shape and p.is_contiguous() and not p.is_neg() and p.device == x.device for p in self.parts
         )
         layout = contiguous_groups(groups, x.shape)
         self.is_contiguous_in_groups = layout is not None
@@ -105,7 +120,7 @@ class ParameterMemory:
 @cache
 def as_stored(value: float, dtype: torch.dtype) -> float:
     """`value`, rounded to `dtype`."""
-    return float(torch.tensor(value, dtype=dtype))
+    return float(torch.tensor(value, dtype=dtype, device="cpu"))
 
 
 class StepScalars(NamedTuple):
@@ -203,7 +218,10 @@ class TensorPlan:
         if self.repeats:
             size = (self.memory.shape[0], *self.gradient.shape[1:])
             gradient = self.gradient.to(compute_dtype(self.memory.dtype))
-            total = torch.sparse_coo_tensor(self.rows.unsqueeze(0), gradient, size, check_invariants=False).coalesce()
+            every = torch.sparse_coo_tensor(
+                self.rows.unsqueeze(0), gradient, size, device=gradient.device, check_invariants=False
+            )
+            total = every.coalesce()
             self.rows, self.gradient, self.repeats = total.indices()[0], total.values(), False
 
 

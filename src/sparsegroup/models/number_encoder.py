@@ -81,7 +81,7 @@ class _Encoded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor, numbers: Tensor, encoder: "NumberEncoder") -> tuple[Tensor, ...]:
-        standardized, places = torch.empty_like(numbers), torch.empty(numbers.shape, dtype=torch.int64)
+        standardized, places = torch.empty_like(numbers), torch.empty(numbers.shape, dtype=torch.int64, device="cpu")
         vectors, moments = embedding.new_empty(*numbers.shape, encoder.dim), torch.empty_like(encoder.of_batch)
         spread, reach = encoder._spread(1.0), LIMIT * encoder._spread(torch.inf)
         scales = (encoder.signed_log, encoder.unit, encoder.mean, spread, reach)
@@ -101,7 +101,7 @@ class _Encoded(torch.autograd.Function):
         if torch.is_grad_enabled():  # for second derivatives
             sums = sums.index_add(0, places.flatten(), gradient.flatten(0, 1))
         else:
-            _add_by_place_kernel(*map(array_of, (gradient.contiguous(), places, sums)))
+            _add_by_place_kernel(*map(array_of, (gradient.resolve_neg().contiguous(), places, sums)))
         return sums.view(ctx.shape), None, None
 
 
@@ -183,7 +183,8 @@ class NumberEncoder(RunningStatistics):
         if self.training and not self.is_fitted:
             self.fit(numbers)
         if self._has_kernels(numbers):
-            found = _Encoded.apply(self.embedding, numbers.detach().contiguous(), self)  # type: ignore[no-untyped-call]
+            given = numbers.detach().resolve_neg().contiguous()
+            found = _Encoded.apply(self.embedding, given, self)  # type: ignore[no-untyped-call]
         else:
             found = self._encoded(numbers, update)
         standardized, vectors, moments = found

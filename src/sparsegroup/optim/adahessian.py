@@ -86,7 +86,7 @@ def _default_generators(parameters: Sequence[Tensor]) -> list[torch.Generator]:
 
 
 def _rademacher(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    bits = torch.randint(0, 2, like.shape, generator=generator, device=like.device)
+    bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int64, device=like.device)
     return (2 * bits - 1).to(like.dtype)
 
 

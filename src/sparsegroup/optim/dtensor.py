@@ -103,7 +103,7 @@ def summed_over_shards(parameter: Tensor, counts: Sequence[int]) -> list[int]:
 
     split, mesh = split_mesh_dims(parameter), as_sharded(parameter).device_mesh
     placements = [Partial("sum") if number in split else Replicate() for number in range(mesh.ndim)]
-    own = torch.tensor(counts, device=parameter.device)
+    own = torch.tensor(counts, dtype=torch.int64, device=parameter.device)
     total: list[int] = DTensor.from_local(own, mesh, placements, run_check=False).full_tensor().tolist()
     return total
 

@@ -62,6 +62,13 @@ class UncastTensor:
         return torch.empty_like(parameter, dtype=dtype).copy_(self.tensor)
 
 
+def as_count(steps: Tensor | float, device: torch.device | str, *, copy: bool = False) -> Tensor:
+    """Return a step count as a 0-d float64 tensor, which counts on to 2⁵³; torch's own float32 stops at 2²⁴."""
+    if isinstance(steps, Tensor):
+        return steps.to(device, torch.float64, copy=copy)
+    return torch.tensor(steps, dtype=torch.float64, device=device)
+
+
 def check_names(entry: Mapping[str, Any], rule: Rule, more: Collection[str], where: str) -> None:
     """Raise ValueError or TypeError unless a loaded entry has the state of `rule`, and `more`, as tensors."""
     if unknown := entry.keys() - {"step", "u", *rule.state, *more}:
@@ -78,8 +85,8 @@ def check_names(entry: Mapping[str, Any], rule: Rule, more: Collection[str], whe
 
 def uncast(entry: Mapping[str, Any]) -> dict[str, Any]:
     """A checked entry for torch's loader."""
-    complete = {"step": torch.zeros((), dtype=torch.float32), **entry} if entry else {}
+    complete = {"step": 0.0, **entry} if entry else {}
     return {
-        name: torch.as_tensor(value).clone() if name == "step" else UncastTensor(value)
+        name: as_count(value, getattr(value, "device", "cpu"), copy=True) if name == "step" else UncastTensor(value)
         for name, value in complete.items()
     }

@@ -23,6 +23,7 @@ from sparsegroup.kernels.step import (
     compute_dtype,
 )
 from sparsegroup.optim.dtensor import local_entry
+from sparsegroup.optim.state import as_count
 from sparsegroup.optim.table_parameter import KEYS, StateOwner
 from sparsegroup.rules import Rule
 
@@ -86,6 +87,8 @@ LEAST_LR = 2.0**-20
 _KEPT = 16
 """Step counts whose scalars are kept: parameters that were added together are at the same."""
 
+
+CPU = torch.device("cpu")
 
 Entry = dict[str, Any]
 """The optimizer's state of one parameter."""
@@ -258,14 +261,14 @@ class GroupStep:
         )
 
     def scalars(self, t: float) -> StepScalars:
-        """What depends on the step count `t`, on the host."""
+        """Return what depends on the step count `t`, on the host; before the first step, that of the first."""
         known = self._scalars.get(t)
         if known is None:
             if len(self._scalars) == _KEPT:
                 self._scalars.clear()
-            constants, count = self.constants, {"t": int(t)} if self.rule.counts_steps else {}
-            seed = step_seed(int(t))
-            scalars = self.rule.scalars(**self._arguments, **count)
+            count = max(int(t), 1)
+            constants, seed = self.constants, step_seed(count)
+            scalars = self.rule.scalars(**self._arguments, **({"t": count} if self.rule.counts_steps else {}))
             start = (constants.sigma_0 or 0.0, 0.0 if constants.frozen else 1.0)
             known = self._scalars[t] = StepScalars(scalars, start, seed)
         return known
@@ -286,20 +289,20 @@ class GroupStep:
     def prepare(self, parameter: Tensor, entry: Entry) -> None:
         """Add to the state of a tensor what it lacks."""
         dtype = self.group["state_dtype"] or compute_dtype(parameter.dtype)
-        device = parameter.device if self.capturable else torch.device("cpu")
+        device = parameter.device if self.capturable else CPU
         if not entry:
-            entry["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            entry["step"] = as_count(0.0, device)
             for name, value in self.initial.items():
                 entry[name] = torch.full_like(parameter, value, dtype=dtype)
-        elif entry["step"].device != device:
-            entry["step"] = entry["step"].to(device)
+        else:
+            entry["step"] = as_count(entry["step"], device)
         if "u" not in entry and self._carries_u(parameter):
             entry["u"] = torch.zeros_like(parameter, dtype=dtype)
 
     def prepare_in_rows(self, parameter: Tensor, entry: Entry, owner: StateOwner | None = None) -> None:
         """Add to the state of a table's rows what it lacks: the step, and `owner` under each part's name."""
         if KEYS not in entry:
-            entry.setdefault("step", torch.zeros((), dtype=torch.float32))
+            entry["step"] = as_count(entry.get("step", 0.0), CPU)
             entry.update(dict.fromkeys((KEYS, *self.initial), owner or StateOwner()))
         if "u" not in entry and self._carries_u(parameter):
             entry["u"] = entry[KEYS]

@@ -71,7 +71,8 @@ def _zeros(like: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tenso
     """A gradient of zero, which touches no row."""
     indices, dtype = torch.empty(1, 0, dtype=torch.int64, device=like.device), dtype or like.dtype
     values = torch.empty(0, like.size(1), dtype=dtype, device=like.device)
-    return torch.sparse_coo_tensor(indices, values, (like.size(0), like.size(1)), check_invariants=False)
+    size = like.size(0), like.size(1)
+    return torch.sparse_coo_tensor(indices, values, size, device=values.device, check_invariants=False)
 
 
 def _terms(tensor: Any) -> dict[int, tuple[Any, float]]:

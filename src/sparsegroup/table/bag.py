@@ -180,7 +180,7 @@ class HashEmbeddingBag(HashEmbedding):
             if not self.pools or per_sample_weights is not None:
                 return pool(self._weighted_rows(keys, per_sample_weights).view(*keys.shape, self.dim), self.mode)
             count, size = keys.shape
-            return self._bags(keys.reshape(-1), torch.arange(count + 1) * size, None)
+            return self._bags(keys.reshape(-1), torch.arange(count + 1, dtype=torch.int64, device="cpu") * size, None)
         if keys.ndim != 1:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
         ends = self._bag_ends(len(keys), None if offsets is None else as_int64(offsets).cpu())

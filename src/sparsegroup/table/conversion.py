@@ -55,7 +55,7 @@ class TableEmbedding(nn.Module):
         self.table = table
         self.num_embeddings, self.padding_idx, self.sparse = num_embeddings, padding_idx, sparse
         if padding_idx is not None and padding is None:
-            padding = torch.zeros(table.dim)
+            padding = torch.zeros(table.dim, dtype=table.weight.dtype, device="cpu")
         own = None if padding is None else padding.detach().clone().to(table.table.device, table.weight.dtype)
         self.register_buffer("padding", own)
 
@@ -144,7 +144,7 @@ class TableEmbeddingBag(TableEmbedding):
             kept = ids.ne(self.padding_idx).flatten()
             if offsets is None:
                 bags = ids.shape[0] + self.include_last_offset
-                offsets = torch.arange(bags, device=ids.device) * ids.shape[1]
+                offsets = torch.arange(bags, dtype=torch.int64, device=ids.device) * ids.shape[1]
             before = nn.functional.pad(kept.cumsum(0), (1, 0))  # kept ids before each
             ids, offsets = ids.flatten()[kept], before[offsets.to(before.device)]
             if per_sample_weights is not None:
@@ -215,7 +215,7 @@ def convert(
     chosen = _chosen(model, choose)
     _check_held_here_alone(model, chosen)
     first = options.pop("seed", None)
-    first = int(torch.randint(1 << 62, (), device="cpu")) if first is None else first
+    first = int(torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")) if first is None else first
     check_int("seed", first, 0, (1 << 64) - 1)
     tables: dict[int, HashEmbedding] = {}  # id of the weight → its table
     fresh: dict[nn.Module, nn.Module] = {}
@@ -365,7 +365,8 @@ def _table_of(sharing: Sequence[AnyEmbedding], rows: Rows, options: Mapping[str,
         table = HashEmbedding(module.embedding_dim, **settings)
     if rows == "all":
         for first in range(0, module.num_embeddings, _ROWS_AT_A_TIME):
-            ids = torch.arange(first, min(first + _ROWS_AT_A_TIME, module.num_embeddings), device="cpu")
+            last = min(first + _ROWS_AT_A_TIME, module.num_embeddings)
+            ids = torch.arange(first, last, dtype=torch.int64, device="cpu")
             ids = ids if module.padding_idx is None else ids[ids != module.padding_idx]
             if (ranks := table.table.ranks) is not None:  # all of which have the weight
                 ids = ids[torch.from_numpy(ranks.routing.ranks_of(ids.numpy()) == ranks.rank)]
@@ -393,7 +394,7 @@ def _rows_of(sharing: Sequence[TableEmbedding]) -> Tensor:
     rows = max(high for _, high in bounds) + 1
     dense = torch.empty(rows, table.dim, dtype=table.weight.dtype, device=table.table.device)
     for first in range(0, rows, _ROWS_AT_A_TIME):
-        ids = torch.arange(first, min(first + _ROWS_AT_A_TIME, rows), device="cpu")
+        ids = torch.arange(first, min(first + _ROWS_AT_A_TIME, rows), dtype=torch.int64, device="cpu")
         vectors = table.lookup(ids)
         if table.fallback is not None:
             vectors = apply_fallback(vectors, ids, table.fallback.detach(), table.table.config.field_bits)

@@ -65,7 +65,7 @@ class FieldTables(TableCounts, nn.Module):
             check_int(f"the size of field {field}", size, 1, dim)
         self.dim, self.field_bits = dim, field_bits
         self.sizes = dict(sorted(sizes.items()))
-        place = torch.full((1 << field_bits,), -1, device="cpu")
+        place = torch.full((1 << field_bits,), -1, dtype=torch.int64, device="cpu")
         self._names: list[str] = []
         self.up = nn.ModuleDict()
         for number, size in enumerate(sorted(set(sizes.values()))):

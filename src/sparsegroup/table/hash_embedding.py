@@ -459,7 +459,7 @@ class HashEmbedding(TableCounts, nn.Module):
         return True  # a module, also while it is empty
 
     def __contains__(self, key: int) -> bool:
-        return bool(self.contains(torch.tensor([key], dtype=torch.int64)))
+        return bool(self.contains(torch.tensor([key], dtype=torch.int64, device="cpu")))
 
     def contains(self, keys: Tensor) -> Tensor:
         """Which of `keys`, int64 of any shape, have a row: bool of the same shape."""
@@ -495,7 +495,8 @@ class HashEmbedding(TableCounts, nn.Module):
         array = self._as_array(keys)
         if len(np.unique(array)) != len(array):
             raise ValueError("keys must be distinct")
-        values = vectors.detach().to("cpu", TORCH_DTYPES[self.table.config.dtype]).reshape(-1, self.dim).contiguous()
+        values = vectors.detach().resolve_neg().to("cpu", TORCH_DTYPES[self.table.config.dtype])
+        values = values.reshape(-1, self.dim).contiguous()
         if self.across is not None:
             self.across.assign(array, values)
         else:

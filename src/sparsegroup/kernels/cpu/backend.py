@@ -127,9 +127,9 @@ def _addresses(plans: Sequence[TensorPlan]) -> npt.NDArray[np.int64]:
     addresses = []
     for plan in plans:
         gradient, hessian = plan.gradient, plan.hessian
-        if not gradient.is_contiguous():
-            gradient = plan.gradient = gradient.contiguous()  # the plan keeps it until the step is done
-        if hessian is not None and not hessian.is_contiguous():
-            hessian = plan.hessian = hessian.contiguous()
+        if not gradient.is_contiguous() or gradient.is_neg():
+            gradient = plan.gradient = gradient.resolve_neg().contiguous()  # the plan keeps it until the step is done
+        if hessian is not None:
+            hessian = plan.hessian = hessian.resolve_neg().contiguous()
         addresses += [gradient.data_ptr(), 0 if hessian is None else hessian.data_ptr()]
     return np.array(addresses, np.int64).reshape(-1, 2)

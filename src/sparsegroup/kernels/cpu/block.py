@@ -60,7 +60,7 @@ def part(a: Any, start: int, count: int, zero: Any) -> Any:
 
 
 def charge_start(x: Any, u: Any, start: int, d: int, sigma_0: Any, zero: Any, one: Any) -> None:
-    """u₀ = σ₀ x₁ in a group that was never updated (`eager.with_start`)."""
+    """Set u₀ = σ₀ x₁ in a group that was never updated, as `eager.advance` does."""
     for i in range(start, start + d):
         if _was_updated(u[i], zero, one):
             return

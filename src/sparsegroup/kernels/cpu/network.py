@@ -320,7 +320,7 @@ class NetworkPasses:
         return (
             self._blas is not None
             and all(one.dtype is torch.float32 and one.is_cpu for one in given)
-            and all(one.requires_grad and one.is_contiguous() for one in self._parameters)
+            and all(one.requires_grad and one.is_contiguous() and not one.is_neg() for one in self._parameters)
             and all(one.shape == shape for one, shape in zip(self._parameters, self._shapes, strict=True))
             and all(members.get(name) is member for members, name, member in self._members)
             and not (numbers is not None and numbers.requires_grad)
@@ -339,7 +339,7 @@ class NetworkPasses:
         else has one of them. (That a view of one exists is not seen.)
         """
         layout = self._layout
-        of_logits = of_logits.to(torch.float32).contiguous()
+        of_logits = of_logits.to(torch.float32).resolve_neg().contiguous()
         if of_logits.numel() != layout.rows * self._outputs:
             raise ValueError(f"the gradient of logits must be [{layout.rows}, {self._outputs}], got {of_logits.shape}")
         of_embeddings = self._begin_backward(of_logits)
@@ -367,7 +367,7 @@ class NetworkPasses:
                 raise ValueError(f"{name} must be [{len(embeddings)}], got {list(one.shape)}")
         logits = self._begin(embeddings, numbers)
         layout, of_logits = self._layout, torch.empty_like(logits)
-        labels, factors = (one.to(torch.float32).contiguous() for one in (labels, factors))
+        labels, factors = (one.to(torch.float32).resolve_neg().contiguous() for one in (labels, factors))
         layout.bases[LABELS], layout.bases[FACTORS] = labels.data_ptr(), factors.data_ptr()
         of_embeddings = self._begin_backward(of_logits)
         self._share(layout.both, self._flat.data_ptr(), residuals, keeps=False)
@@ -381,7 +381,8 @@ class NetworkPasses:
         if self._rounds:
             with torch.no_grad():
                 torch._foreach_copy_(self._rounded, list(self._parameters))
-        self._inputs = embeddings.contiguous(), None if numbers is None else numbers.contiguous()
+        numbers = None if numbers is None else numbers.resolve_neg().contiguous()
+        self._inputs = embeddings.resolve_neg().contiguous(), numbers
         logits = _memory(len(embeddings) * self._outputs).view(-1, self._outputs)
         bases[EMBEDDINGS], bases[LOGITS] = self._inputs[0].data_ptr(), logits.data_ptr()
         if self._inputs[1] is not None:

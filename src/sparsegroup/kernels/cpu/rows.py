@@ -194,7 +194,7 @@ def mean_squares_of_rows(gradient: Tensor) -> Tensor:
     """The mean of g² over its row for each element of `gradient`, `[n, d]`, shaped as it; of any device."""
     if gradient.device.type != "cpu" or gradient.dtype not in NUMPY_DTYPES:
         return mean_square(gradient, grouping("rows", gradient.shape, gradient.device))
-    values = gradient.contiguous()
+    values = gradient.resolve_neg().contiguous()
     out = torch.empty_like(values)
     _mean_squares(array_of(values), array_of(out))
     return out

@@ -24,7 +24,7 @@ class Watch:
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(3, dtype=torch.int64, device=device)
-        self._arrived = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._arrived = torch.zeros(3, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         self._event: Any = None
 
     def send(self) -> None:
@@ -83,7 +83,7 @@ class Transfer:
             places.append(slice(size, size + array.nbytes))
             size += -(-array.nbytes // 16) * 16
         on_gpu = self.device.type == "cuda"
-        block = self._next_buffer(size) if on_gpu else torch.empty(size, dtype=torch.uint8)
+        block = self._next_buffer(size) if on_gpu else torch.empty(size, dtype=torch.uint8, device="cpu")
         memory = block.numpy()
         for place, array in zip(places, arrays, strict=True):
             memory[place] = array.reshape(-1).view(np.uint8)
@@ -103,7 +103,8 @@ class Transfer:
             self._events[turn].synchronize()  # the buffer's last content has left it
         buffer = self._buffers[turn]
         if buffer is None or len(buffer) < size:
-            buffer = self._buffers[turn] = torch.empty(2 * size, dtype=torch.uint8, pin_memory=True)
+            buffer = torch.empty(2 * size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self._buffers[turn] = buffer
         return buffer
 
     def _copy_of(self, buffer: Tensor) -> Tensor:
@@ -175,8 +176,8 @@ class GpuBackend(Backend):
 
         dense: list[TensorPlan] = []
         for plan in plans:
-            plan.gradient = plan.gradient.contiguous()
-            plan.hessian = None if plan.hessian is None else plan.hessian.contiguous()
+            plan.gradient = plan.gradient.resolve_neg().contiguous()
+            plan.hessian = None if plan.hessian is None else plan.hessian.resolve_neg().contiguous()
             if plan.rows is None:
                 dense.append(plan)
             elif len(plan.rows):

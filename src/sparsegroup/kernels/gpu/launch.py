@@ -134,7 +134,7 @@ class TensorTable:
         programs = [-(-line[0] // groups_of_program(width)) for line in lines]
         firsts = [sum(programs[:i]) for i in range(len(lines))]
         firsts += [1 << 62] * (padded(len(lines)) - len(lines))
-        flat = torch.tensor([*firsts, *(number for line in lines for number in line)], dtype=torch.int64)
+        flat = torch.tensor([*firsts, *(n for line in lines for n in line)], dtype=torch.int64, device="cpu")
         if device.type == "cuda":
             flat = flat.pin_memory().to(device, non_blocking=True)
         self.firsts, self.table = flat[: len(firsts)], flat[len(firsts) :]
@@ -209,7 +209,7 @@ def runs_of(values: Tensor, rows: Tensor) -> GradientRuns:
     torch.ne(ordered[1:], ordered[:-1], out=begins[1:])
     run = begins.cumsum(0) - 1
     starts = torch.full((count + 2,), count, dtype=torch.int64, device=rows.device)
-    lines = torch.arange(count, device=rows.device)
+    lines = torch.arange(count, dtype=torch.int64, device=rows.device)
     starts.scatter_(0, torch.where(begins, run, count + 1), lines)  # the last place is for lines that begin none
     return GradientRuns(values, rows, None, order, starts[: count + 1])
 

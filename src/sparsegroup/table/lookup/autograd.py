@@ -268,7 +268,8 @@ def _sparse(info: LookupInfo, values: Tensor) -> Tensor:
     info.numbering.note_gradient(info, lines)
     if lines is not None:
         attach(rows, lines)
-    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, (HEIGHT, values.shape[1]), check_invariants=False)
+    size = HEIGHT, values.shape[1]
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, device=values.device, check_invariants=False)
 
 
 class _Sum(Function):

@@ -15,7 +15,7 @@ EMBEDDINGS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.6 has none
 
-_ANCHOR = torch.empty(0, requires_grad=True)
+_ANCHOR = torch.empty(0, dtype=torch.float32, device="cpu", requires_grad=True)
 """What the operator's result depends on, so that its backward is called: a graph cannot hold a table's parameter."""
 
 
@@ -55,7 +55,7 @@ def look_up(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> 
     embedding = EMBEDDINGS[number]
     with torch.set_grad_enabled(wants_gradient):
         result = embedding.table.look_up(keys, embedding.is_trained)
-    ticket = torch.empty(1)
+    ticket = torch.empty(1, dtype=torch.float32, device="cpu")
     storage: Any = ticket.untyped_storage()
     storage.sparsegroup_info = result.info
     return result.vectors.view(*keys.shape, embedding.dim), ticket
@@ -65,7 +65,7 @@ def look_up(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> 
 def _(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> tuple[Tensor, Tensor]:
     table = EMBEDDINGS[number].table
     vectors = keys.new_empty(*keys.shape, table.dim, dtype=table.weight_dtype, device=table.device)
-    return vectors, torch.empty(1)
+    return vectors, torch.empty(1, dtype=torch.float32, device="cpu")
 
 
 @look_up.register_vmap
@@ -85,12 +85,12 @@ def add_gradient(gradient: Tensor, ticket: Tensor, number: int) -> Tensor:
         vectors = for_autograd(EMBEDDINGS[number].weight, storage.sparsegroup_info, gradient.detach())
     if vectors.requires_grad:
         torch.autograd.backward(vectors, gradient)
-    return torch.empty(0)
+    return torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @add_gradient.register_fake
 def _(gradient: Tensor, ticket: Tensor, number: int) -> Tensor:
-    return torch.empty(0)
+    return torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

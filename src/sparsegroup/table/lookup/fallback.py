@@ -61,7 +61,8 @@ class _Replaced(Function):
         array, (count, dim) = key_array(keys, may_be_on_device=False), (keys.numel(), fallback.shape[1])
         places, fields = np.empty(count + 1, np.int64), np.empty(count + 1, np.int32)
         shift, mask = min(64 - field_bits, 63), (1 << field_bits) - 1
-        flat, by_field = array_of(vectors.detach()).reshape(count, dim), array_of(fallback.detach().contiguous())
+        flat = array_of(vectors.detach()).reshape(count, dim)
+        by_field = array_of(fallback.detach().resolve_neg().contiguous())
         replaced = kernels.replace_zeros(array, flat, by_field, shift, mask, places, fields)
         ctx.mark_dirty(vectors)
         ctx.places, ctx.fields = torch.from_numpy(places[:replaced]), fields[:replaced]

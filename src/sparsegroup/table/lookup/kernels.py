@@ -545,7 +545,7 @@ def distinct_of_many(keys: Any) -> tuple[Any, Any]:
 
 def expanded(inverse: Any, vectors: Tensor, bags: BagPooling | None = None) -> Tensor:
     """vectors[inverse[i]] for each key i, `[len(inverse), dim]`, or their pools by `bags`, `[bags, dim]`."""
-    vectors, count = vectors.contiguous(), len(inverse) if bags is None else bags.num_bags
+    vectors, count = vectors.resolve_neg().contiguous(), len(inverse) if bags is None else bags.num_bags
     out = vectors.new_empty(count, vectors.shape[1])
     expand_into(inverse, array_of(vectors), out, bags)
     return out
@@ -558,7 +558,7 @@ def expand_into(inverse: Any, vectors: Any, out: Tensor, bags: BagPooling | None
 
 def added_up(inverse: Any, values: Tensor, count: int, bags: BagPooling | None = None) -> Tensor:
     """The adjoint of `expanded`: the sums of `values` `[…, dim]` over inverse[i] = k for each k, `[count, dim]`."""
-    values, dim = values.contiguous(), values.shape[-1]
+    values, dim = values.resolve_neg().contiguous(), values.shape[-1]
     out = values.new_empty(count, dim)
     if bags is None:
         add_up(inverse, values.data_ptr(), out.data_ptr(), count, dim, NUMPY_DTYPES[values.dtype].type(0))

@@ -111,7 +111,7 @@ def field_keys(ids: Tensor, field: int | None = None, *, field_bits: int = 8) ->
                 f"ids must be [..., fields] with at most {most:,} fields for field_bits={field_bits}, got shape "
                 f"{list(ids.shape)}; or give the field of all of them"
             )
-        top = torch.arange(ids.shape[-1], device=ids.device) << shift
+        top = torch.arange(ids.shape[-1], dtype=torch.int64, device=ids.device) << shift
     return ids & (1 << shift) - 1 | top
 
 
@@ -310,7 +310,7 @@ class RowLookup:
         if self._storage.is_on_device:
             return None
         try:
-            return torch.empty(count, self._starts.dim, dtype=TORCH_DTYPES[self._starts.dtype])
+            return torch.empty(count, self._starts.dim, dtype=TORCH_DTYPES[self._starts.dtype], device="cpu")
         except RuntimeError as error:  # as torch says that there is no memory
             raise MemoryError(str(error)) from error
 
@@ -366,7 +366,7 @@ class RowLookup:
         scratch = self._scratch
         if scratch.size < n:
             scratch = self._scratch = kernels.Scratch(n, self._starts.dim, self._starts.dtype)
-        inverse, rows = np.empty(n, np.int32), torch.empty(n, dtype=torch.int64)
+        inverse, rows = np.empty(n, np.int32), torch.empty(n, dtype=torch.int64, device="cpu")
         count = np.array([int(scratch.share * n) + 1])
         absent = self._run(keys, inverse, count, rows, scratch.vectors, out, bags, finds=True, alone=alone)
         distinct = count.item()

@@ -164,7 +164,7 @@ class DeviceRows(Rows):
         for piece in pieces_of(len(kept), self.row_bytes, first, _PIECE_BYTES):
             # A row comes from its own place or one behind it, so that no piece reads what one before has written.
             rows = launch.gather(layout, self._on_device(kept[piece]), torch.float32, 0)
-            target = torch.arange(piece.start, piece.stop, device=self.device)
+            target = torch.arange(piece.start, piece.stop, dtype=torch.int64, device=self.device)
             launch.scatter(layout, target, rows, torch.float32, 0)
         pages = -(-len(kept) >> self.shift)
         self._set_pages(self._pages[:pages])
@@ -179,7 +179,7 @@ class DeviceRows(Rows):
         other.reserve(min(max(pages, 1) << other.shift, count))
 
     def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.tensor(np.ascontiguousarray(array), device=self.device)
+        return torch.from_numpy(np.array(array, order="C")).to(self.device)
 
     def _place(self, part: str) -> tuple[torch.dtype, int]:
         """Dtype, and bytes from where a row begins."""
@@ -215,7 +215,7 @@ class DeviceRows(Rows):
 
     def _set_pages(self, pages: list[Tensor]) -> None:
         # An address where there is none: kernels load it for negative rows, and do not follow it.
-        addresses = torch.tensor([page.data_ptr() for page in pages] or [0])
+        addresses = torch.tensor([page.data_ptr() for page in pages] or [0], dtype=torch.int64, device="cpu")
         if self.device.type == "cuda":
             addresses = addresses.pin_memory().to(self.device, non_blocking=True)
         self._addresses = addresses
@@ -250,7 +250,8 @@ class DeviceStorage(RowStorage):
         while self._waiting:
             first, starts = self._waiting[0]
             (values,) = self._transfer.send(starts)
-            self._rows.scatter(torch.arange(first, first + len(starts), device=self.config.device), values)
+            rows = torch.arange(first, first + len(starts), dtype=torch.int64, device=self.config.device)
+            self._rows.scatter(rows, values)
             self._waiting.pop(0)
         return self._rows
 
@@ -340,9 +341,9 @@ class DeviceStorage(RowStorage):
 
 def _runs_of(gradient: RowGradient) -> launch.GradientRuns:
     """The runs of a gradient; sorted on the device if the lookup has not sorted it."""
-    values, rows, lines = gradient.values.contiguous(), gradient.rows.contiguous(), gradient.lines
+    values, rows, lines = gradient.values.resolve_neg().contiguous(), gradient.rows.contiguous(), gradient.lines
     if gradient.hessian is not None:
-        return launch.GradientRuns(values, rows, gradient.hessian.contiguous())
+        return launch.GradientRuns(values, rows, gradient.hessian.resolve_neg().contiguous())
     if lines is None or lines.order is None or lines.on_host is None:
         return launch.runs_of(values, rows)
     memory, count = gradient.rows.untyped_storage(), len(lines.on_host)

@@ -343,8 +343,8 @@ class HostStorage(RowStorage):
         )
 
     def step(self, gradient: RowGradient, step: GroupStep, scalars: StepScalars, num_rows: Callable[[], int]) -> None:
-        rows, values = gradient.rows.contiguous(), gradient.values.contiguous()
-        hessian = None if gradient.hessian is None else gradient.hessian.contiguous()
+        rows, values = gradient.rows.contiguous(), gradient.values.resolve_neg().contiguous()
+        hessian = None if gradient.hessian is None else gradient.hessian.resolve_neg().contiguous()
         memory, rule = self._rows, step.rule
         if self._layout is None or self._layout[:2] != (memory, rule):
             self._layout = memory, rule, memory.layout(_parts(rule, "u" in memory.initial))

@@ -257,7 +257,7 @@ class RowStorage(ABC):
             eager.survival_l21(step.rule, block, *self._constants(step, scalars, block))
             for _, block in self._blocks(np.arange(count) if rows is None else rows, step, scalars)
         ]
-        return torch.cat([torch.empty(0, 1), *norms]).flatten().double().numpy()
+        return np.concatenate([np.empty(0), *(norm.flatten().double().numpy() for norm in norms)])
 
     def sweep(self, count: int, step: GroupStep, scalars: StepScalars, *, drops: bool) -> Int64s:
         """Apply the closed form to the `count` rows without a gradient; gives the rows that have changed.

@@ -16,7 +16,7 @@ from sparsegroup.kernels.cpu.jit import kernel
 from sparsegroup.kernels.cpu.rows import are_finite, mean_squares_of_rows
 from sparsegroup.kernels.step import StepScalars, check_rows, compute_dtype
 from sparsegroup.optim.arguments import check_device
-from sparsegroup.optim.state import UncastTensor, check_names
+from sparsegroup.optim.state import UncastTensor, as_count, check_names
 from sparsegroup.optim.step import KEY_BYTES, Entry, GroupCensus, GroupStep, ParameterSite
 from sparsegroup.optim.table_parameter import KEYS, LINES, StateOwner, store_of
 from sparsegroup.rules import Rule
@@ -325,7 +325,7 @@ class RowSteps:
     def restore(self, parameter: Tensor, entry: Entry, rule: Rule, group: Mapping[str, Any]) -> None:
         """See `Stepper.restore`. An entry that has its owner is there already (a copied optimizer's)."""
         if "step" in entry:
-            entry["step"] = entry["step"].cpu()
+            entry["step"] = as_count(entry["step"], "cpu")
         if not entry or isinstance(entry[KEYS], StateOwner):
             return
         loaded = {name: value for name, value in entry.items() if isinstance(value, UncastTensor)}

@@ -465,7 +465,7 @@ class Shards:
         what = f"{kind} of {exchange.name}"
         asked, own = exchange.counts, exchange.own.counts.tolist()
         sent, got = (own, asked) if back else (asked, own)
-        packed = lines.to(lines.dtype if self.wire_dtype is None else self.wire_dtype).contiguous()
+        packed = lines.to(lines.dtype if self.wire_dtype is None else self.wire_dtype).resolve_neg().contiguous()
         with self.waiting():
             if meets:
                 self._run(self._collectives.meet, what)
