@@ -1,6 +1,7 @@
 """How commands start and end, and what a run leaves."""
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -8,12 +9,15 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import yaml
 
 from cli_cases import click_log, points_of, summary_of
 from command import Run
+from over import over
+from sparsegroup.cli import runs
 from sparsegroup.cli.app import COMMANDS, load_command, main, starting
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.training import load_model
@@ -147,3 +151,28 @@ def test_an_interrupt_later_is_an_error_in_one_line(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit, match="130"):
         main(run)
     assert capsys.readouterr().err == "error: interrupted\n"
+
+
+@over(
+    "error",
+    [
+        MemoryError(),
+        pa.lib.ArrowMemoryError("malloc of size 64 failed"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_without_memory_a_command_says_what_would_need_less(
+    error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(runs, "launched", fail)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    done = run("train", "log.csv")
+    assert done.returncode == 1
+    assert all(
+        word in done.stderr for word in ("out of memory", "--dim", "--batch-size", "--max-table-bytes", "prepare")
+    )
+    assert done.stderr.count("\n") == 1

@@ -7,6 +7,7 @@ it runs.
 import errno
 import gc
 import os
+import re
 import shlex
 import signal
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from time import sleep
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -163,8 +164,8 @@ class UsageError(UserError):
 def main(run: Callable[[], None] = app) -> None:
     """Run the command line; an error is one line on stderr.
 
-    The exit status is 2 if the user can mend the error, 1 if the machine ends: a full disk, or an output that nobody
-    reads.
+    The exit status is 2 if the user can mend the error, 1 if the machine ends: a full disk, no memory, or an output
+    that nobody reads.
     """
     mend_streams()
     status = _status_of(run)
@@ -193,7 +194,9 @@ def _status_of(run: Callable[[], None]) -> int:
         return 128 + signal.SIGINT
     except OSError as error:
         return _end_of(error)
-    except RuntimeError as error:
+    except (MemoryError, RuntimeError) as error:
+        if _is_out_of_memory(error):
+            _end_without_memory(error)
         from sparsegroup.table import ExchangeError
 
         if not isinstance(error, ExchangeError):
@@ -201,6 +204,23 @@ def _status_of(run: Callable[[], None]) -> int:
         fail(str(error))
         return 1
     return 2
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether Python, NumPy, Arrow, Numba or torch, on a CPU or a GPU, could not get memory."""
+    return isinstance(error, MemoryError) or bool(re.search(r"can't allocate memory|out of memory", str(error)))
+
+
+def _end_without_memory(error: Exception) -> NoReturn:
+    """Report that memory is exhausted, and end before another thread's library notices and aborts the process."""
+    what = str(error).partition("\n")[0]
+    fail(
+        f"out of memory{f' ({what})' if what else ''}: give this process more memory, or let it need less: shorter "
+        "vectors (--dim), smaller batches (--batch-size), a limit of the table (--max-table-bytes), fewer threads "
+        "(--threads); `sparsegroup prepare` writes a raw log as a folder that takes less memory to read"
+    )
+    flush_streams()
+    os._exit(1)
 
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EPIPE)
