@@ -61,21 +61,26 @@ CASES: dict[str, tuple[str, list[str], str]] = {
     "numbers, one padded": ("place", column(lambda i: "007" if i == 3 else i % 211), "category"),
     "hex": ("sum", column(lambda i: f"{i % 90 * 7919:08x}"), "category"),
     "hashes that look like powers": ("digest", column(lambda i: f"{i % 40}e{i % 90}"), "category"),
-    "large hashes": ("bucket", column(lambda i: 2**60 + i % 90), "category"),
-    "ids by name": ("user_id", column(lambda i: i * 7919 % 211), "category"),
+    "large hashes": ("bucket", column(lambda i: 2**60 + i % 90), "category of numbers"),
+    "ids by name": ("user_id", column(lambda i: i * 7919 % 211), "category of numbers"),
     "amounts by name": ("user_count", column(lambda i: i * 7919 % 211), "category, number"),
     "either": ("x", column(lambda i: i * 7919 % 211), "category, number"),
     "whole numbers that never repeat": ("cents", shuffled([i * 7919 for i in range(ROWS)]), "number"),
     "whole numbers as decimals": ("item", column(lambda i: f"{i % 211}.0"), "category of numbers"),
+    "versions, which numbers would merge": ("os", column(lambda i: ["1.1", "1.10", "1.9"][i % 3]), "category"),
+    "versions by name": ("app_version", column(lambda i: ["4.4", "5.0", "5.1"][i % 3]), "category"),
+    "prices of two digits": ("fee", column(lambda i: f"{i % 7 / 10 + 1:.2f}"), "category, number"),
+    "one number so far, or none": ("grade", column(lambda i: "7.0" if i % 2 else ""), "category of numbers"),
+    "ids beyond 64 bits": ("place", column(lambda i: 2**70 + i % 90), "category of numbers"),
     "row numbers": ("n", column(lambda i: i), "ignore"),
     "uuids": ("session", shuffled([f"u{i:x}-{i}" for i in range(ROWS)]), "ignore"),
     "an id": ("id", column(lambda i: 10**12 + i * 17), "ignore"),
-    "an id that repeats": ("id", column(lambda i: i % 50), "category"),
+    "an id that repeats": ("id", column(lambda i: i % 50), "category of numbers"),
     "a constant": ("version", ["7"] * ROWS, "ignore"),
     "one value, or none": ("flag", column(lambda i: "x" if i % 2 else ""), "category"),
     "nothing": ("empty", [""] * ROWS, "ignore"),
     "true and false": ("mobile", column(lambda i: ["True", "false", "TRUE"][i % 3]), "boolean"),
-    "0, 1 and 2": ("mobile", column(lambda i: i % 3), "category"),
+    "0, 1 and 2": ("mobile", column(lambda i: i % 3), "category of numbers"),
     "0 and 1": ("mobile", column(lambda i: i % 2), "boolean"),
     "seconds": ("created", shuffled(range(START, START + 90 * ROWS, 90)), "timestamp s"),
     "seconds of a name that says nothing": ("visits", shuffled(range(START, START + 90 * ROWS, 90)), "number"),
@@ -182,7 +187,7 @@ def test_ids_among_whole_numbers_are_told_from_amounts_by_how_often_neighbours_c
     popular = generator.permutation(3_000)[generator.zipf(1.3, 60_000) % 3_000]
     amounts = np.abs(generator.normal(2_000, 500, 60_000)).astype(int)
     ids, spent = findings(a=[str(value) for value in popular], b=[str(value) for value in amounts])
-    assert (ids.kind, spent.kind) == ("category", "category, number")
+    assert (ids.kind, spent.kind) == ("category of numbers", "category, number")
 
 
 def test_a_clock_that_has_not_come_round_is_left_out() -> None:
@@ -198,7 +203,7 @@ def test_a_clock_that_has_not_come_round_is_left_out() -> None:
     found = {one.name: one for one in findings(**{name: [str(one) for one in of] for name, of in columns.items()})}
     kinds = {name: one.kind for name, one in found.items()}
     assert kinds.pop("month") == kinds.pop("day") == "ignore"
-    assert set(kinds.values()) == {"category"}
+    assert set(kinds.values()) == {"category of numbers"}
     assert found["month"].why.startswith("a clock: 3 values in 3 ")
     assert found["day"].why.startswith("a clock: ")
 

@@ -111,10 +111,10 @@ def test_a_cell_that_no_kind_names_is_bad_in_a_log_a_frame_and_a_request(tmp_pat
     [
         (["1" if i % 3 else "" for i in range(3_000)], "boolean"),
         (["True" if i % 3 else "" for i in range(3_000)], "boolean"),
-        (["5" if i % 3 else "" for i in range(3_000)], "category"),
+        (["5" if i % 3 else "" for i in range(3_000)], "category of numbers"),
         (["yes" if i % 3 else "" for i in range(3_000)], "boolean"),
         (["ab"[i // 2_000] if i % 7 == 0 else "" for i in range(3_000)], "category"),
-        ([str(i // 2_000 + 3) if i % 7 == 0 else "" for i in range(3_000)], "category"),
+        ([str(i // 2_000 + 3) if i % 7 == 0 else "" for i in range(3_000)], "category of numbers"),
     ],
 )
 def test_a_flag_of_one_value_or_nothing_is_a_feature_and_no_clock(values: list[str], kind: str) -> None:

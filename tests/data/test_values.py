@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from over import over
-from sparsegroup.data import Batch, ClickLogError, FrameLog, hash_keys, open_log
+from sparsegroup.data import Batch, ClickLogError, FrameLog, columns_of, frames, hash_keys, open_log
+from sparsegroup.data import open as opening
 from sparsegroup.data.batches import concatenated
 from sparsegroup.data.frames import feature_format
 from sparsegroup.data.kinds import MISSING
@@ -372,3 +374,47 @@ def test_a_type_that_cannot_be_the_kind_is_refused_in_every_form(
         rows = frame_of([(number, record_of(text), text) for number, text in enumerate(texts)], reader.log, bad)
         encode_frame(rows, reader.log, bad)
         assert any("'x'" in reason for _, reason, _ in bad)
+
+
+FIFTHS = pl.Enum([f"1.{i}" for i in range(5)])
+
+TYPES: dict[str, tuple[pl.Series, str]] = {
+    "digits that are categories": (pl.Series([str(i % 50) for i in range(400)], dtype=pl.Categorical), "category"),
+    "decimals that are an enum": (pl.Series([f"1.{i % 5}" for i in range(400)], dtype=FIFTHS), "category"),
+    "true and nothing": (pl.Series([True if i % 2 else None for i in range(400)]), "boolean"),
+    "floats, none so far": (pl.Series([None] * 300 + [i / 8 for i in range(100)]), "number"),
+    "whole numbers, none so far": (pl.Series([None] * 300 + list(range(100))), "category, number"),
+    "booleans, none so far": (pl.Series([None] * 399 + [True]), "boolean"),
+    "lists, none so far": (pl.Series([None] * 399 + [["a"]]), "list json"),
+    "times, none so far": (pl.Series([None] * 399 + [MOMENTS[0]]), "timestamp iso"),
+    "empty lists": (pl.Series([[] if i % 2 else ["a"] for i in range(400)]), "list json"),
+    "lists of lists": (pl.Series([[[1]]] * 400), "ignore"),
+    "texts of digits": (pl.Series([str(i % 9) for i in range(400)]), "category of numbers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_a_type_decides_what_a_column_is_where_its_texts_do_not_show_it(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "SAMPLE_ROWS", 300)
+    monkeypatch.setattr(frames, "SAMPLE_ROWS", 300)
+    values, kind = TYPES[case]
+    frame = pl.DataFrame({"x": values, "other": ["a", "b"] * 200, "label": [0, 1] * 200})
+    frame.write_parquet(tmp_path / "log.parquet", row_group_size=100)
+    assert open_log(tmp_path / "log.parquet").columns["x"] == kind
+    assert {one.name: one.kind for one in columns_of(frame.drop("label"))}["x"] == kind
+
+
+def test_categories_of_numbers_in_pandas_and_arrow_are_categories_and_pandas_index_is_no_column(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": pd.Categorical([i % 7 for i in range(200)]), "label": [0, 1] * 100})
+    frame = frame.sample(frac=1.0, random_state=0)
+    feather.write_feather(pa.Table.from_pandas(frame), tmp_path / "log.feather")
+    assert open_log(tmp_path / "log.feather").columns == {"x": "category", "label": "label"}
+    frame.to_parquet(tmp_path / "log.parquet")
+    assert set(open_log(tmp_path / "log.parquet").columns) == {"x", "label"}
+    expected = hash_keys(pl.DataFrame({"x": frame["x"].astype(int)}), {"x": "category"}).keys.tolist()
+    for given_frame in (frame, pa.Table.from_pandas(frame)):
+        assert hash_keys(given_frame, {"x": "category"}).keys.tolist() == expected
+        assert {one.name: one.kind for one in columns_of(given_frame)}["x"] == "category"
+        assert "__index_level_0__" not in {one.name for one in columns_of(given_frame)}

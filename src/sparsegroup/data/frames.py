@@ -18,7 +18,7 @@ from sparsegroup.data.log import Log
 from sparsegroup.data.raw.encode import encode_frame
 from sparsegroup.data.raw.files import LINE, BadRow
 from sparsegroup.data.schema import LogFormat, format_for_kinds
-from sparsegroup.data.values import leaves, texts_of, without_empty
+from sparsegroup.data.values import is_pandas_index, leaves, texts_of, without_empty
 from sparsegroup.errors import ClickLogError
 from sparsegroup.objectives import LOGISTIC
 
@@ -86,14 +86,10 @@ def columns_of(frame: Any, *, exclude: Collection[str] = ()) -> tuple[ColumnFind
         exclude: Columns to leave out.
     """
     data = polars_frame(frame)
-    known = {
-        name: ("category", "of a categorical type")
-        for name, dtype in data.schema.items()
-        if isinstance(dtype, pl.Categorical | pl.Enum)
-    }
-    known |= dict.fromkeys(exclude, ("ignore", "left out, as requested"))
-    texts = texts_of(columns_in(data.head(SAMPLE_ROWS), data.columns), data.columns)
-    return infer_columns(texts, whole=len(data) <= SAMPLE_ROWS, known=known)
+    known = dict.fromkeys(exclude, ("ignore", "left out, as requested"))
+    rows = columns_in(data.head(SAMPLE_ROWS), data.columns)
+    types = dict(rows.schema)
+    return infer_columns(texts_of(rows, rows.columns), whole=len(data) <= SAMPLE_ROWS, known=known, types=types)
 
 
 def feature_format(kinds: Mapping[str, str]) -> LogFormat:
@@ -109,13 +105,24 @@ def polars_frame(frame: Any) -> pl.DataFrame:
         ClickLogError: Types are mixed.
     """
     try:
+        categories = _categories_of(frame)
         if type(frame).__module__.partition(".")[0] == "pandas":
             frame = pl.from_pandas(frame)
         data = pl.DataFrame(pl.from_arrow(frame) if isinstance(frame, pa.Table | pa.RecordBatch) else frame)
-        opened = leaves(data.schema)
+        data = data.with_columns(without_empty(name, data.schema[name], is_category=True) for name in categories)
+        opened = {name: column for name, column in leaves(data.schema).items() if not is_pandas_index(name)}
         return data if list(opened) == data.columns else data.select(opened.values())
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise ClickLogError(f"a data frame is expected, each column of one type: {error}") from error
+
+
+def _categories_of(frame: Any) -> list[str]:
+    """Return the columns of a pandas or Arrow frame that are of a categorical type."""
+    if isinstance(frame, pa.Table | pa.RecordBatch):
+        return [field.name for field in frame.schema if pa.types.is_dictionary(field.type)]
+    if type(frame).__module__.partition(".")[0] == "pandas":
+        return [name for name, dtype in frame.dtypes.items() if str(dtype) == "category"]
+    return []
 
 
 class FrameLog(Log):

@@ -461,10 +461,10 @@ def _headed(
             known[split_column] = ("split", "marks the test rows, by its name")
         if weigher is not None:
             known[weigher] = ("weight", "how much a row counts, as requested")
-        rows, whole = _first_rows(files, {*exclude} - {*labels})
+        rows, types, whole = _first_rows(files, {*exclude} - {*labels})
         if needs_label and len(readers) == 1:
             reader.check(rows[found], where)
-        findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None)
+        findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None, types=types)
         if found in rows.columns and reader.is_binary and len(readers) == 1:
             findings = with_aucs(findings, rows, reader)
         inferred = {name: ColumnFinding(name, *known[name]) for name in exclude if name in known}
@@ -506,8 +506,10 @@ def _proposed(rows: pl.DataFrame) -> str:
     return f", such as {proposed} (0 or 1 in each row)" if found else ""
 
 
-def _first_rows(files: Sequence[RawFile], exclude: Collection[str]) -> tuple[pl.DataFrame, bool]:
-    """The first rows of a log that names its columns, as texts, and whether these are all of them.
+def _first_rows(
+    files: Sequence[RawFile], exclude: Collection[str]
+) -> tuple[pl.DataFrame, dict[str, pl.DataType], bool]:
+    """Return the first rows of a log that names its columns, as texts; their types; and whether these are all rows.
 
     Rows that cannot be read, columns without a name and columns to `exclude` are left out. Columns that folders add
     have the values of all files, spread over the rows.
@@ -517,18 +519,21 @@ def _first_rows(files: Sequence[RawFile], exclude: Collection[str]) -> tuple[pl.
     kinds = dict.fromkeys(names, "category")
     log = LogFormat("log", "", names, labelled=False, separator=head.separator or ",", kinds=kinds)
     frames, rows, size, whole = [pl.DataFrame(schema=dict.fromkeys(names, pl.String))], 0, 0, True
+    types: dict[str, pl.DataType] = {}
     for file, chunk, read in _chunks(files, log):
         if rows >= SAMPLE_ROWS or size >= _SAMPLE_BYTES:
             whole = False
             break
-        frames.append(texts_of(file.full_frame(chunk, log, []), names).select(names))
+        typed = file.full_frame(chunk, log, []).select(names)
+        types = {name: dtype for name, dtype in typed.schema.items() if (types or typed.schema).get(name) == dtype}
+        frames.append(texts_of(typed, names))
         rows += len(frames[-1])
         size += read if head.separator else 0
     frame, count = pl.concat(frames).head(SAMPLE_ROWS), min(rows, SAMPLE_ROWS)
     for name in (name for name in head.added if name in names):
         spread = [files[row * len(files) // count].partition[name] for row in range(count)]
         frame = frame.with_columns(pl.Series(name, spread, pl.String))
-    return frame, whole and rows <= SAMPLE_ROWS
+    return frame, types, whole and rows <= SAMPLE_ROWS
 
 
 def _chunks(files: Sequence[RawFile], log: LogFormat) -> Iterator[tuple[RawFile, Chunk, int]]:

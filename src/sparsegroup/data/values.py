@@ -5,6 +5,7 @@ A column of a CSV has texts; one of Parquet, Arrow or a data frame has a type; a
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from math import isfinite
@@ -70,19 +71,31 @@ def leaves(schema: Mapping[str, Any]) -> dict[str, pl.Expr]:
     return found
 
 
-def without_empty(name: str, dtype: pl.DataType) -> pl.Expr:
-    """Return a column of a frame: texts of categorical and binary types as texts, empty ones as null."""
+def without_empty(name: str, dtype: pl.DataType, *, is_category: bool = False) -> pl.Expr:
+    """Return a column of a frame, empty texts as null.
+
+    Binary texts become texts. If `is_category`, because the column is a dictionary in Arrow or a categorical in pandas,
+    numbers become categories too.
+    """
     column = pl.col(name)
-    if isinstance(dtype, pl.Categorical | pl.Enum | pl.Binary):
+    if is_category and dtype.is_numeric():
+        return text_of(column, dtype).cast(pl.Categorical).alias(name)
+    if dtype == pl.Binary:
         column, dtype = column.cast(pl.String), TEXT
-    return pl.when(column != "").then(column).alias(name) if dtype == pl.String else column
+    is_text = isinstance(dtype, pl.String | pl.Categorical | pl.Enum)
+    return pl.when(column != "").then(column).alias(name) if is_text else column
+
+
+def is_pandas_index(name: str) -> bool:
+    """Whether pandas writes its index, which numbers the rows, in a column of this name."""
+    return re.fullmatch(r"__index_level_\d+__", name) is not None
 
 
 def size_of(values: pl.Series) -> pl.Series:
     """Return the bytes `[n]` of the texts of each value, and 8 for each other element of a list."""
     dtype = values.dtype
-    if dtype == pl.String:
-        return values.str.len_bytes()
+    if isinstance(dtype, pl.String | pl.Categorical | pl.Enum):
+        return values.cast(pl.String).str.len_bytes()
     if not isinstance(dtype, pl.List | pl.Array):
         return pl.Series([0]).new_from_index(0, len(values))
     lists = values.arr.to_list() if isinstance(dtype, pl.Array) else values

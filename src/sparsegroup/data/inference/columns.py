@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
 from operator import or_
+from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +27,7 @@ from sparsegroup.data.kinds import (
     ColumnFinding,
     ColumnKind,
 )
-from sparsegroup.data.values import as_seconds, json_list, words_of
+from sparsegroup.data.values import TEXT, as_seconds, json_list, words_of
 
 Float64s = npt.NDArray[np.float64]
 
@@ -54,6 +56,9 @@ TIME_WORDS = frozenset({
     "requested", "when", "epoch", "unixtime",
 })
 """In the name of numbers that are times, if they are large enough."""
+
+VERSION_WORDS = frozenset({"version", "versions", "ver", "release", "build"})
+"""In the name of decimals that are versions."""
 
 CYCLE_WORDS = frozenset({"hour", "hr", "minute", "weekday", "dow", "wday"})
 """In the name of a clock that soon returns to the same value."""
@@ -169,6 +174,7 @@ def infer_columns(
     whole: bool,
     known: Mapping[str, tuple[str, str]] | None = None,
     finds_weight: bool = False,
+    types: Mapping[str, pl.DataType] = MappingProxyType({}),
 ) -> tuple[ColumnFinding, ...]:
     """What the columns are, by some rows; a finding for each, in order.
 
@@ -176,9 +182,10 @@ def infer_columns(
         frame: The first rows, as columns of texts; null where there is no value.
         whole: Whether these are all rows of the log.
         known: Column → its kind, and why it is that; these are not inferred.
+        types: Column → its type in the log, where the log has types.
         finds_weight: Whether a column of numbers >= 0 with one of the names in `WEIGHTS` is the rows' weight.
     """
-    columns = [_Column(name, frame[name]) for name in frame.columns]
+    columns = [_Column(name, frame[name], types.get(name, TEXT)) for name in frame.columns]
     found = {name: (kind, why, "") for name, (kind, why) in (known or {}).items()}
     others = [column for column in columns if column.name not in found]
     if finds_weight and (weight := _weight_among(others)) is not None:
@@ -201,9 +208,9 @@ class _Column:
         values, counts: Different values, the most frequent first, and how often each occurs.
     """
 
-    def __init__(self, name: str, texts: pl.Series) -> None:
+    def __init__(self, name: str, texts: pl.Series, dtype: pl.DataType = TEXT) -> None:
         stripped = texts.str.strip_chars()
-        self.name = name
+        self.name, self.dtype = name, dtype
         self._texts = stripped.set(stripped.is_in(list(MISSING)).fill_null(True), None)
         self.present = self._texts.drop_nulls()
         counted = self.present.alias("value").value_counts(sort=True)
@@ -232,9 +239,35 @@ class _Column:
         """Whether all values match."""
         return bool(self.values.str.contains(pattern).all())
 
+    @property
+    def kind_of_ids(self) -> str:
+        """The kind of a category whose values are these."""
+        is_number = self.is_numeric and not self.has(_PADDED) and not self.has_versions
+        return "category of numbers" if is_number else "category"
+
+    @property
+    def kind_by_type(self) -> str:
+        """The kind of a column without values, by its type."""
+        if self.dtype.is_float() or isinstance(self.dtype, pl.Decimal | pl.Duration):
+            return "number"
+        if self.dtype.is_integer():
+            return "category, number"
+        roles = {pl.Boolean: "boolean", pl.Date: "timestamp date", pl.Datetime: "timestamp iso", pl.List: "list json"}
+        return roles.get(self.dtype.base_type(), "category")
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether numbers are versions, in which zeros at the end count: 1.10 follows 1.9."""
+        if self.is_named(VERSION_WORDS):
+            return self.has(r"\.")
+        decimals = self.values.str.extract(r"\.(\d+)$").drop_nulls()
+        lengths = decimals.str.len_chars()
+        is_kept = (decimals.str.contains(r"[1-9]0+$") & (lengths > (lengths.min() or 0))).any()
+        return bool(is_kept) and self.distinct <= _FEW and self.rows >= _OFTEN * self.distinct
+
     def without(self, odd: Sequence[str]) -> "_Column":
         """The column in which some texts mean that there is no value."""
-        return _Column(self.name, self._texts.set(self._texts.is_in(list(odd)).fill_null(False), None))
+        return _Column(self.name, self._texts.set(self._texts.is_in(list(odd)).fill_null(False), None), self.dtype)
 
     def share(self, fits: pl.Series) -> float:
         """Share of the rows with a value whose value, one of `values`, fits."""
@@ -405,14 +438,21 @@ def _kind_of(column: _Column, whole: bool) -> tuple[str, str]:
     if column.is_empty:
         return "category", "no rows to infer it from"
     if not column.rows:
-        return ("ignore", "no value at all") if whole else ("category", "no value so far")
-    if column.distinct == 1 and not column.missing:
-        useless = whole and column.rows >= _ENOUGH
-        return "ignore" if useless else "category", f"always {column.examples[0]}{'' if whole else ' so far'}"
-    if column.distinct == 1 and column.values[0].lower() in BOOLEANS:
+        return ("ignore", "no value at all") if whole else (column.kind_by_type, "no value so far")
+    if column.distinct == 1 and not column.missing and whole and column.rows >= _ENOUGH:
+        return "ignore", f"always {column.examples[0]}"
+    if isinstance(column.dtype, pl.Categorical | pl.Enum):
+        return "category", f"{column.often}; of a categorical type"
+    if column.dtype == pl.Boolean:
+        return "boolean", "true and false, by the column's type"
+    if isinstance(column.dtype, pl.List | pl.Array):
+        is_nested = cast("pl.DataType", column.dtype.inner).is_nested()
+        return ("ignore", _NESTED) if is_nested else (str(ColumnKind("list", JSON)), "lists, by the column's type")
+    if column.distinct == 1 and column.values[0].lower() in BOOLEANS and (column.missing or not column.is_numeric):
         return "boolean", f"{column.values[0]}, or nothing"
     if column.distinct == 1:
-        return "category", f"{column.examples[0]}, or nothing"
+        why = f"{column.examples[0]}, or nothing" if column.missing else f"always {column.examples[0]}"
+        return column.kind_of_ids, why + ("" if whole or column.missing else " so far")
     if column.name.lower() == "id" and column.rows < _REPEATS * column.distinct:  # in a log too small for the rest
         return "ignore", "names the row, and hardly repeats"
     lower = set(column.values.head(len(BOOLEANS) + 1).str.to_lowercase())
@@ -439,27 +479,28 @@ def _kind_of_numbers(column: _Column) -> tuple[str, str]:
         if is_day and not column.times("%Y%m%d").null_count():
             return "timestamp %Y%m%d", "dates, written as numbers"
     if not column.is_whole:
+        if column.has_versions:
+            return "category", f"versions, {often}: 1.1 is not 1.10"
         if distinct <= 20 and rows >= _OFTEN * distinct:
             return "category, number", f"decimals, of which only {distinct} differ"
         return "number", "decimals"
-    as_written = "category of numbers" if column.has(r"\.") else "category"
     if np.abs(numbers).max() >= 2.0**53:
-        return "category", f"{often}; too large for amounts"
+        return column.kind_of_ids, f"{often}; too large for amounts"
     if distinct == rows >= _ENOUGH and (np.diff(numbers) > 0).all():
         return "ignore", "counts the rows: no value repeats"
     if column.is_named(ID_WORDS) and not column.is_named(AMOUNT_WORDS):
-        return as_written, f"{often}; treated as IDs because of the column name"
+        return "category of numbers", f"{often}; treated as IDs because of the column name"
     # The month and day of nycflights13; not its dow and hour, nor globo_clicks', which return soon.
     runs = column.runs
     if rows >= _LONG * runs and runs < _OFTEN * distinct and not column.is_named(CYCLE_WORDS):
         came = f"{distinct:,} values in {runs:,} runs of {rows / runs:,.0f} rows"
         return "ignore", f"a clock: {came}; later rows have other values"
     if rows < _ENOUGH or (distinct <= _FEW and rows >= _OFTEN * distinct):
-        return as_written, often
+        return "category of numbers", often
     if rows < _REPEATS * distinct:
         return "number", f"whole numbers that rarely repeat: {often}"
     if distinct >= 1_000 and column.smoothness < 0.1:  # nycflights13's flight, and not its sched_arr
-        return as_written, f"{often}; neighbouring numbers differ in how often they occur, as IDs do"
+        return "category of numbers", f"{often}; neighbouring numbers differ in how often they occur, as IDs do"
     return "category, number", f"{often}; may be IDs or amounts, so both"
 
 

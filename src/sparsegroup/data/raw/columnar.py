@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from sparsegroup.data.kinds import PER_SECOND
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow, Chunk, RawFile
 from sparsegroup.data.schema import Head, LogFormat
-from sparsegroup.data.values import leaves, size_of, without_empty
+from sparsegroup.data.values import is_pandas_index, leaves, size_of, without_empty
 from sparsegroup.errors import ClickLogError
 
 LONGEST_VALUE = 1 << 20
@@ -134,7 +134,8 @@ class ColumnarFile(RawFile):
     def _read_head(self) -> Head:
         with self._opened() as file:
             schema = file.schema_arrow if isinstance(file, pq.ParquetFile) else file.schema
-            named = [(leaf, field.name) for field in schema for leaf in _leaf_names(field)]
+            fields = [field for field in schema if not is_pandas_index(field.name)]
+            named = [(leaf, field.name) for field in fields for leaf in _leaf_names(field)]
             self._column_of = dict(named)
             return Head(self.source, tuple(leaf for leaf, _ in named))
 
@@ -200,7 +201,9 @@ class ColumnarFile(RawFile):
                 raise ClickLogError(f"{column} is {values.type}; write it as text, with a separator")
             if any(_beyond(inner) is not None for inner in _inner(values)):
                 raise ClickLogError(f"{column} has a time in it that {_NO_YEAR}")
-            found = frame.select(without_empty(name, dtype)).to_series()
+            found = frame.select(
+                without_empty(name, dtype, is_category=pa.types.is_dictionary(values.type))
+            ).to_series()
         except (*_UNREADABLE, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             why = " ".join(str(error).split())[:SAMPLE]
             raise ClickLogError(

@@ -161,7 +161,9 @@ def encode_frame(
 
     `bad` has the rows that were left out before. Raises ClickLogError if a column's type cannot be what its kind is.
     """
-    of_texts = (*log.label_columns, log.weight, log.split_column, log.time) if log.kinds else frame.columns
+    of_texts = (
+        (*log.label_columns, log.weight, log.split_column, log.time) if log.kinds and log.derive else frame.columns
+    )
     frame = texts_of(frame, [name for name in of_texts if name in frame.columns and name != LINE], plain=not log.kinds)
     frame = _with_valid_labels(frame, log, bad)
     frame = _with_valid_weights(frame, log, bad)
