@@ -3,9 +3,10 @@
     python examples/score_onnx.py EXPORT LOG [--rows N] [--out scores.csv]
 
 EXPORT is a folder that `sparsegroup export` has written; LOG has a header that names the export's columns, may be
-compressed (.gz, .xz), and may have a label column, for the log loss. What the columns were taken for in training, the
-manifest says, and they are read so here. Of Criteo's and Avazu's logs training derives others (see "Preparing a log" in
-docs/logs.md): their values must be as it hashed them.
+compressed (.gz, .xz), and may have a label column, for the log loss. The manifest has the kind of each column of the
+training log, and this script reads values as training does. It refuses a kind that it does not know. Training derives
+the columns of Criteo's, Avazu's and iPinYou's logs from others (see "Preparing a log" in docs/logs.md): give --hashed
+if the values of LOG are the derived ones.
 """
 
 import argparse
@@ -18,8 +19,10 @@ import lzma
 import math
 import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,69 +31,217 @@ import onnxruntime
 import xxhash
 
 BATCH = 4096
-MISSING = ("", "NA", "N/A", "n/a", "null", "NULL", "Null", "None", "none", "NaN", "nan", "\\N", "?", "-")
-BOOLEANS = {"true": "1", "yes": "1", "t": "1", "y": "1", "false": "0", "no": "0", "f": "0", "n": "0"}
+MISSING = {
+    *("", "NA", "N/A", "n/a", "na", "n.a.", "null", "NULL", "Null", "None", "none", "nil", "NaN", "nan", "-nan", "NaT"),
+    *("<NA>", "<na>", "(null)", "<null>", "\\N", "?", "-", "--", ".", "#N/A", "#NA", "#N/A N/A", "#DIV/0!", "#VALUE!"),
+    *("#REF!", "#NUM!", "#NAME?", "#NULL!", "1.#QNAN", "-1.#IND", "1.#IND"),
+}
+BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), "1") | dict.fromkeys(("false", "no", "f", "n", "0"), "0")
 SEPARATORS = {"space": " ", "comma": ",", "tab": "\t"}
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+AMOUNTS = {
+    "": r"[+-]?(?:\d{1,3}(?:[,'’\s]\d{3})+|\d*)(?:\.\d+)?",
+    "comma": r"[+-]?(?:\d{1,3}(?:[.'’\s]\d{3})+|\d*)(?:,\d+)?",
+}
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)"
+ISO = r"\s*(\d{4}-\d\d-\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,]\d+)?)?\s*(?:Z|UTC|[+-]\d\d(?::?\d\d)?)?)?\s*"  # local
 OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+DETAILED = ("timestamp ", "time ", "list ", "category, amount ", "amount ")
+"""Beginnings of kinds with a detail, such as a unit or a separator."""
+
+UNREAD = ("label", "split", "weight", "ignore")
+"""Kinds that are not read to score a row."""
+
+
+class UnreadableError(ValueError):
+    """A value that cannot be read."""
 
 
 def key_of(field: int, value: str) -> int:
-    """The key of a value: field · 2⁵⁶ + (XXH3_64(value) mod 2⁵⁶), as a signed 64-bit number."""
-    key = field << 56 | xxhash.xxh3_64_intdigest(value.encode()) & (1 << 56) - 1
+    """The key of a value: field · 2⁵⁶ + (XXH3_64(value in NFC) mod 2⁵⁶), as a signed 64-bit number."""
+    text = unicodedata.normalize("NFC", value).encode()
+    key = field << 56 | xxhash.xxh3_64_intdigest(text) & (1 << 56) - 1
     return key - (1 << 64) if key >> 63 else key
 
 
+def spelled(value: float) -> str:
+    """A number in the spelling that is hashed: 7 for 7.0; powers of ten below .00001."""
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value.is_integer() and abs(value) < 1e38:
+        return str(int(value))
+    if 1e-5 <= abs(value) < 1e15:
+        return f"{Decimal(repr(value)):f}"
+    return re.sub(r"e([+-])0", r"e\1", repr(value))
+
+
 def numeral(text: str) -> str:
-    """The one spelling of a number: 1 for 1.0 and 01."""
-    if re.fullmatch(r"[+-]?\d+", text):
-        return str(int(text))
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    whole = value.is_integer() and abs(value) < 2**53
-    return str(int(value)) if whole else re.sub(r"e([+-])0*", r"e\1", repr(value))
+    """The one spelling of a number: 7 for 7.0, +7 and 007; another text is unchanged."""
+    if whole := re.fullmatch(r"([+-]?[0-9]+)(?:\.0*)?", text):
+        return str(int(whole[1]))
+    return spelled(float(text)) if re.fullmatch(NUMBER, text, re.IGNORECASE | re.ASCII) else text
 
 
 def number(text: str) -> float:
-    return math.nan if text in MISSING or math.isinf(float(text)) else float(text)
+    if text in MISSING:
+        return math.nan
+    if not re.fullmatch(NUMBER, text, re.IGNORECASE | re.ASCII):
+        raise UnreadableError
+    return finite(float(text))
 
 
-def clock(text: str, unit: str) -> datetime.datetime:
-    if unit in PER_SECOND:
-        seconds = math.floor(float(text)) // PER_SECOND[unit] if "." in text else int(text) // PER_SECOND[unit]
-        return datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=seconds)
-    return datetime.datetime.fromisoformat(text)
+def amount(text: str, detail: str) -> float:
+    """The number of an amount, without its currency."""
+    if text in MISSING:
+        return math.nan
+    text = re.sub(r"[^\W\d_]+\.?|[^\w\s.,'’+-]", "", text).strip()
+    if not re.fullmatch(AMOUNTS[detail], text):
+        raise UnreadableError
+    digits = re.sub(r"[^\d,+-]" if detail else r"[^\d.+-]", "", text).replace(",", ".")
+    if not re.search(r"\d", digits):
+        raise UnreadableError
+    return finite(float(digits))
 
 
-def made_of(row: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """What training made of a row: texts, numbers and lists of texts by the names of fields and numbers."""
+def finite(value: float) -> float:
+    return float(np.float32(value)) if abs(value) < 3.4028235677973366e38 else math.nan
+
+
+def clock(text: str, detail: str) -> datetime.datetime:
+    """The time in the zone that is written, else in UTC."""
+    if detail in PER_SECOND:
+        value = int(text) if re.fullmatch(r"[+-]?\d+", text) else math.floor(number(text))
+        return datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=value // PER_SECOND[detail])
+    if "%" not in detail:
+        if not (parts := re.fullmatch(ISO, text, re.ASCII)):
+            raise UnreadableError
+        if int(parts[4] or 0) > 60:
+            raise UnreadableError
+        return datetime.datetime.fromisoformat(f"{parts[1]}T{parts[2] or '00'}:{parts[3] or '00'}:00")
+    if "%.f" in detail:
+        text, detail = re.sub(r"(:\d\d)\.\d+", r"\1", text), detail.replace("%.f", "")
+    try:
+        return datetime.datetime.strptime(text, detail)
+    except ValueError:
+        return datetime.datetime.strptime(text, detail.replace("%b", "%B"))
+
+
+def json_values(text: str) -> list[str]:
+    values = json.loads(text)
+    if not isinstance(values, list):
+        raise UnreadableError
+    return [part_of(value) for value in values]
+
+
+def part_of(value: object) -> str:
+    """A value within a JSON array, in the spelling that is hashed."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value) if isinstance(value, int) else spelled(value)
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def domain(text: str) -> str:
+    lower = text.lower()
+    host = re.match(r"[a-z][a-z0-9+.-]*://(?:[^/@]*@)?([^/:?#]*)", lower) or re.search(r"@([^@]+)$", lower)
+    return "" if text in MISSING else host[1] if host else lower
+
+
+def words(raw: str) -> list[str]:
+    found = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", raw).lower())[:64]
+    return [] if raw.strip() in MISSING else list(dict.fromkeys(found))
+
+
+def values_of(name: str, kind: str, raw: str, made: str = "") -> dict[str, Any]:
+    """What training makes of a value: texts, numbers and lists of texts by the names of fields and numbers.
+
+    `made` is the name of the column's own field or number, if it is not the column's.
+    """
+    kind, _, others = kind.partition(" except ")
+    prefix = next((one for one in DETAILED if kind.startswith(one)), kind)
+    role, detail, made = prefix.strip(), kind.removeprefix(prefix), made or name
+    if others and raw.strip() in json.loads(others):
+        raw = ""
+    text = raw.strip()
+    is_missing = text in MISSING
+    match role:
+        case "category":
+            return {made: raw}
+        case "category of numbers":
+            return {made: "" if is_missing else numeral(text)}
+        case "number":
+            return {made: number(text)}
+        case "category, number":
+            return {made: "" if is_missing else numeral(text), f"{name}.number": number(text)}
+        case "amount":
+            return {made: amount(text, detail)}
+        case "category, amount":
+            value = amount(text, detail)
+            return {made: "" if math.isnan(value) else spelled_float32(value), f"{name}.number": value}
+        case "boolean":
+            return {made: "" if is_missing else BOOLEANS.get(text.lower()) or numeral(text)}
+        case "words":
+            return {made: words(raw) or [""]}
+        case "domain":
+            return {made: domain(text)}
+        case "category, domain":
+            return {made: raw, f"{name}.domain": domain(text)}
+        case "list" if detail == "json":
+            return {made: [] if is_missing else json_values(text)}
+        case "list":
+            return {made: [] if is_missing else raw.split(SEPARATORS.get(detail, detail))}
+        case "time" | "timestamp":
+            at = None if is_missing else clock(text, detail)
+            has_hour = detail != "date" and ("%" not in detail or "%H" in detail or "%I" in detail)
+            parts = {f"{name}.hour": "" if at is None else str(at.hour)} if has_hour else {}
+            return parts | {f"{name}.weekday": "" if at is None else str(at.isoweekday())}
+    raise KeyError(kind)
+
+
+def spelled_float32(value: float) -> str:
+    """A float32 in the spelling that is hashed."""
+    if value.is_integer():
+        return spelled(value)
+    return spelled(float(str(np.float32(value))))
+
+
+def made_of(row: Mapping[str, str], kinds: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """What training makes of a row; exits where a value cannot be read."""
     made: dict[str, Any] = {}
-    for name, kind in kinds.items():
-        role, _, detail = kind.partition(" ") if kind.startswith(("time", "list")) else (kind, "", "")
-        if role in ("label", "split", "ignore") or name not in row or (role == "time" and not detail):
-            continue
-        own, raw, text = f"{name}.value" if name in ("label", "time") else name, row[name], row[name].strip()
-        missing = text in MISSING
-        if role in ("timestamp", "time"):
-            at = None if missing else clock(text, detail)
-            made[f"{name}.hour"] = "" if at is None else str(at.hour)
-            made[f"{name}.weekday"] = "" if at is None else str(at.isoweekday())
-        elif role == "list" and detail == "json":
-            values = json.loads(text) if not missing else []
-            made[own] = [value if isinstance(value, str) else numeral(json.dumps(value)) for value in values] or [""]
-        elif role == "list":
-            made[own] = [""] if missing else raw.split(SEPARATORS.get(detail, detail))
-        elif role == "boolean":
-            made[own] = "" if missing else BOOLEANS.get(text.lower(), text)
-        elif role == "number":
-            made[own] = number(text)
-        elif role == "category":
-            made[own] = raw
-        else:  # a category of numbers, and perhaps the number, too
-            made[own], made[f"{name}.number"] = "" if missing else numeral(text), number(text)
+    for name, (kind, own) in kinds.items():
+        try:
+            made |= values_of(name, kind, row[name], own)
+        except (ValueError, OverflowError):
+            sys.exit(f"error: {name!r} cannot be read as {kind}: {row[name]!r}")
     return made
+
+
+def kinds_to_read(manifest: Mapping[str, Any], hashed: bool) -> dict[str, tuple[str, str]]:
+    """Column that the model needs → its kind and the name of its field; exits if this script cannot read one."""
+    data, columns = manifest["config"]["data"], manifest["columns"]
+    kinds = data.get("columns")
+    if not isinstance(kinds, dict):
+        if data.get("schema") is not None or (kinds != "categorical" and not hashed):
+            sys.exit("error: the manifest has no kinds of columns; give --hashed if the log has the derived values")
+        return {}
+    needed, read = {*columns["fields"], *columns["numbers"]}, {}
+    for name, kind in kinds.items():
+        if kind.partition(" ")[0].rstrip(",") in UNREAD or kind == "time":
+            continue
+        own = name if name in needed or f"{name}.value" not in needed else f"{name}.value"
+        try:
+            made = {*values_of(name, kind, "", own)}
+        except KeyError:
+            sys.exit(f"error: column {name!r} is of the kind {kind!r}, which this script does not know")
+        if made <= needed:
+            read[name] = (kind, own)
+            needed -= made
+    if needed:
+        sys.exit(f"error: the manifest does not say which column {min(needed)!r} is made of")
+    return read
 
 
 def inputs_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], separator: str) -> dict[str, np.ndarray]:
@@ -104,7 +255,7 @@ def inputs_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], sep
             [[float(row[name] or 0) for name in columns["numbers"]] for row in rows], np.float32
         )
     for name in columns["lists"]:
-        bags = [[key_of(numbers[name], value) for value in parts(row[name], separator)] for row in rows]
+        bags = [[key_of(numbers[name], value) for value in parts(row[name], separator) or [""]] for row in rows]
         inputs[f"{name}.keys"] = np.array(list(itertools.chain(*bags)), np.int64)
         inputs[f"{name}.offsets"] = np.cumsum([0, *map(len, bags)], dtype=np.int64)
     return inputs
@@ -115,12 +266,17 @@ def parts(values: str | list[str], separator: str) -> list[str]:
 
 
 def read(file: IO[str], wanted: Sequence[str]) -> Iterator[list[dict[str, str]]]:
-    """The rows, some thousand at a time."""
-    rows = csv.DictReader(file)
+    """The rows, some thousand at a time; a tab in the header separates the columns, and then quotes mean nothing."""
+    header = file.readline()
+    lines = itertools.chain([header], file)
+    is_tsv = "\t" in header
+    rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_tsv else csv.DictReader(lines)
     missing = [name for name in wanted if name not in (rows.fieldnames or ())]
     if missing:
         sys.exit(f"error: the log has no column {missing[0]!r}; it has {', '.join(rows.fieldnames or ())}")
     while batch := list(itertools.islice(rows, BATCH)):
+        if any(None in row or None in row.values() for row in batch):
+            sys.exit("error: a row has more or fewer values than the header has columns")
         yield batch
 
 
@@ -130,17 +286,21 @@ def main() -> None:
     parser.add_argument("log", type=Path, metavar="LOG")
     parser.add_argument("--rows", type=int, help="only so many rows, from the start")
     parser.add_argument("--out", type=Path, help="write row and probability to this CSV")
-    parser.add_argument("--separator", default="|", help="between the values of a list (default: |)")
+    parser.add_argument("--hashed", action="store_true", help="the log has the values that training hashed")
+    parser.add_argument("--separator", default="|", help="with --hashed, between the values of a list (default: |)")
     given = parser.parse_args()
     manifest = json.loads((given.export / "manifest.json").read_text(encoding="utf-8"))
     columns = manifest["columns"]
     if columns["hash"] != "xxh3_64":
         sys.exit(f"error: the export's keys are made with {columns['hash']}, this script knows xxh3_64")
+    kinds = kinds_to_read(manifest, given.hashed)
     session = onnxruntime.InferenceSession(given.export / "model.onnx", providers=["CPUExecutionProvider"])
+    outputs = [one.name for one in session.get_outputs()]
+    if outputs != ["probability"]:
+        sys.exit(f"error: the model gives {', '.join(outputs)}; this script writes probabilities")
     data = manifest["config"]["data"]
-    kinds = data.get("columns") if isinstance(data.get("columns"), dict) else {}
-    wanted = [name for name, kind in kinds.items() if kind not in ("label", "split", "ignore", "time")]
-    label = data.get("label") or next((name for name, kind in kinds.items() if kind == "label"), None)
+    kind_of = data["columns"] if kinds else {}
+    label = data.get("label") or next((name for name, kind in kind_of.items() if kind == "label"), None)
     done, labelled, loss, shown = 0, 0, 0.0, []
     opener = OPENERS.get(given.log.suffix, open)
     with (
@@ -149,16 +309,18 @@ def main() -> None:
     ):
         if out:
             out.write("row,probability\n")
-        for rows in read(file, wanted or (*columns["fields"], *columns["numbers"])):
+        for rows in read(file, [*kinds] or (*columns["fields"], *columns["numbers"])):
             if given.rows is not None:
                 rows = rows[: given.rows - done]
             if not rows:
                 break
             inputs = [made_of(row, kinds) for row in rows] if kinds else rows
             (probabilities,) = session.run(["probability"], inputs_of(inputs, columns, given.separator))
+            if not np.isfinite(probabilities).all():
+                sys.exit("error: a number is missing that the model needs")
             if label is None:
                 label = next((name for name in ("label", "click") if name in rows[0]), "")
-            if label in rows[0]:
+            if isinstance(label, str) and label in rows[0]:
                 labelled += len(rows)
                 loss -= sum(
                     math.log(max(float(p if row[label].lower() in ("1", "1.0", "true", "yes") else 1 - p), 1e-15))

@@ -396,7 +396,7 @@ def test_other_columns_are_features(name: str, weight: Any, tmp_path: Path) -> N
 def test_the_weight_is_the_requested_column_and_by_name_the_plainer_one_is_a_feature(tmp_path: Path) -> None:
     path = log_of(tmp_path / "log.csv", "weight,sample_weight", lambda i: f" {i % 3},{i % 4}")
     log = open_log(path)
-    assert (log.columns["weight"], log.columns["sample_weight"]) == ("category", "weight")
+    assert (log.columns["weight"], log.columns["sample_weight"]) == ("category of numbers", "weight")
     assert log.fields == ("a", "b", "weight.value")
     by_name, other = [i % 4 for i in range(ROWS)], [i % 3 for i in range(ROWS)]
     schema = written(tmp_path / "schema.yaml", "columns: {clicked: label, a: category, weight: weight}")

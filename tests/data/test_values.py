@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import math
+import runpy
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -14,19 +15,21 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from over import over
 from sparsegroup.data import Batch, ClickLogError, FrameLog, columns_of, frames, hash_keys, open_log
 from sparsegroup.data import open as opening
-from sparsegroup.data.batches import concatenated
+from sparsegroup.data.batches import Bags, concatenated
 from sparsegroup.data.frames import feature_format
 from sparsegroup.data.kinds import MISSING
 from sparsegroup.data.raw.encode import encode_frame
 from sparsegroup.server import BadRowsError, RowReader
 from sparsegroup.streaming.sources.records import frame_of, record_of
 
+SCORE = Path(__file__).parents[2] / "examples" / "score_onnx.py"
 DAY = dt.date(2026, 1, 31)
 DAYS = pl.Series([DAY, DAY, None])
 MOMENTS = [dt.datetime(2026, 1, 31, 9, 30), dt.datetime(2026, 12, 1, 23, 59, 59), None]
@@ -248,9 +251,24 @@ def of_kafka_one_by_one(folder: Path) -> Batch:
     return concatenated(parts)
 
 
+def of_onnx_script(folder: Path) -> Batch:
+    """The inputs of `examples/score_onnx.py`, which knows the kinds by the manifest alone."""
+    script = runpy.run_path(str(SCORE))
+    columns = {"fields": FORMAT.fields, "lists": tuple(FORMAT.lists), "numbers": FORMAT.numbers}
+    kinds = script["kinds_to_read"]({"config": {"data": {"columns": KINDS}}, "columns": columns}, False)
+    rows = [script["made_of"](row, kinds) for row in TEXTS.iter_rows(named=True)]
+    inputs = script["inputs_of"](rows, columns, "|")
+    bags = [
+        Bags(torch.from_numpy(inputs[f"{name}.keys"]), torch.from_numpy(inputs[f"{name}.offsets"]))
+        for name in FORMAT.lists
+    ]
+    keys, numbers, zeros = torch.from_numpy(inputs["keys"]), torch.from_numpy(inputs["numbers"]), torch.zeros(3)
+    return Batch(keys, numbers, zeros, zeros.long(), bags=tuple(bags))
+
+
 FORMS: Sequence[Callable[[Path], Batch]] = (
     of_tsv, of_parquet, of_feather, of_polars, of_pandas, of_texts_in_pandas, of_json, of_arrow_requests, of_kafka,
-    of_kafka_one_by_one,
+    of_kafka_one_by_one, of_onnx_script,
 )  # fmt: skip
 
 
@@ -418,3 +436,64 @@ def test_categories_of_numbers_in_pandas_and_arrow_are_categories_and_pandas_ind
         assert hash_keys(given_frame, {"x": "category"}).keys.tolist() == expected
         assert {one.name: one.kind for one in columns_of(given_frame)}["x"] == "category"
         assert "__index_level_0__" not in {one.name for one in columns_of(given_frame)}
+
+
+def test_the_onnx_script_refuses_what_it_does_not_know_by_the_manifest() -> None:
+    script = runpy.run_path(str(SCORE))
+
+    def kinds_of(columns: Any, fields: list[str], **data: Any) -> Any:
+        described = {"config": {"data": {"columns": columns, **data}}, "columns": {"fields": fields, "numbers": []}}
+        return script["kinds_to_read"](described, False)
+
+    assert kinds_of("categorical", ["a"]) == {}
+    assert [*kinds_of({"a": "category", "b": "ignore", "c": "label"}, ["a"])] == ["a"]
+    for columns, fields, data in (
+        ({"a": "colour"}, ["a"], {}),
+        ({"a": "category"}, ["a", "b"], {}),
+        (None, ["a"], {"schema": "s.yaml"}),
+        (None, ["I1"], {}),
+    ):
+        with pytest.raises(SystemExit, match=r"error: .*(kind|does not say)"):
+            kinds_of(columns, fields, **data)
+    with pytest.raises(SystemExit, match="'p' cannot be read as number: 'cheap'"):
+        script["made_of"]({"p": "cheap"}, {"p": ("number", "p")})
+
+
+@pytest.mark.parametrize("moment", ["NaN", "\t", "", "NA", None])
+def test_a_missing_time_is_missing_in_every_form_of_a_row_to_score(moment: str | None, tmp_path: Path) -> None:
+    kinds = {"ts": "time iso", "a": "category"}
+    reader = RowReader(feature_format(kinds).for_scoring())
+    (tmp_path / "log.csv").write_text(f"ts,a\n{moment or ''},x\n")
+    expected = next(open_log(tmp_path / "log.csv", columns=kinds, whole=True).batches(0, 1, 1)).keys.tolist()
+    row = {"ts": moment, "a": "x"}
+    assert reader.batch([row]).keys.tolist() == expected
+    assert reader.with_values([row])[0].keys.tolist() == expected
+    frame = pl.DataFrame([row], schema={"ts": pl.String, "a": pl.String})
+    assert reader.batch_of_frame(frame).keys.tolist() == expected
+    assert hash_keys(frame, {"ts": "timestamp iso", "a": "category"}).keys.tolist() == expected
+
+
+def test_objects_of_a_request_are_columns_as_in_kafka() -> None:
+    reader = RowReader(feature_format({"user.id": "category", "tags.name": "list json"}).for_scoring())
+    row = {"user": {"id": 7}, "tags": [{"name": "a"}, {"name": "b"}]}
+    found = reader.batch([row])
+    flat = reader.batch([{"user.id": "7", "tags.name": ["a", "b"]}])
+    assert found.keys.tolist() == flat.keys.tolist()
+    assert found.bags[0].keys.tolist() == flat.bags[0].keys.tolist()
+    text = json.dumps(row).encode()
+    kafka = encode_frame(frame_of([(0, record_of(text), text)], reader.log, []), reader.log, []).batch
+    assert kafka.keys.tolist() == flat.keys.tolist()
+
+
+def test_classes_that_differ_by_blanks_only_are_one_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "".join(f"{label},x{i % 3}\n" for i in range(20) for label in ("bad", "bad ", "good"))
+    (tmp_path / "log.csv").write_text(f"label,a\n{rows}")
+    log = open_log(tmp_path / "log.csv", labels="classes")
+    assert log.classes == ("bad", "good")
+    assert "'bad' and 'bad '" in caplog.text
+    caplog.clear()
+    (tmp_path / "log.csv").write_text(f"label,a\n{rows.replace('bad ', 'bad').replace('good', 'good ')}")
+    open_log(tmp_path / "log.csv", labels="classes")
+    assert not caplog.text

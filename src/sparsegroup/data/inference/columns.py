@@ -448,7 +448,7 @@ def _kind_of(column: _Column, whole: bool) -> tuple[str, str]:
     if isinstance(column.dtype, pl.List | pl.Array):
         is_nested = cast("pl.DataType", column.dtype.inner).is_nested()
         return ("ignore", _NESTED) if is_nested else (str(ColumnKind("list", JSON)), "lists, by the column's type")
-    if column.distinct == 1 and column.values[0].lower() in BOOLEANS and (column.missing or not column.is_numeric):
+    if column.distinct == 1 and column.values[0].lower() in (BOOLEANS if column.missing else ("true", "false")):
         return "boolean", f"{column.values[0]}, or nothing"
     if column.distinct == 1:
         why = f"{column.examples[0]}, or nothing" if column.missing else f"always {column.examples[0]}"
