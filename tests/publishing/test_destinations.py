@@ -104,7 +104,8 @@ def test_releases_go_there_and_come_back(place: str, tmp_path: Path) -> None:
         assert stored(place) == expected_files(publisher.destination)
     if not place.startswith(str(tmp_path)):
         releases = {release.folder for release in publisher.destination.releases()}
-        assert {path.name for path in (tmp_path / "cache").iterdir()} <= {*releases, "releases.json"}
+        (cache,) = (tmp_path / "cache").iterdir()
+        assert {path.name for path in cache.iterdir()} <= {*releases, "releases.json"}
     publisher.close()
 
 

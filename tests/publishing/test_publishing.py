@@ -17,6 +17,8 @@ from publishing_cases import content, publish, small_model
 from serving_cases import batch_of, train
 from sparsegroup.publishing import Publisher, PublishError, Release, Served, Subscriber
 from sparsegroup.publishing import publisher as publisher_module
+from sparsegroup.publishing import subscriber as subscriber_module
+from sparsegroup.publishing.destinations import StoreDestination
 from sparsegroup.serving import export_trained, read_export
 from sparsegroup.serving.onnx import OnnxModel, with_rows
 from sparsegroup.serving.rows import ExportError
@@ -224,14 +226,19 @@ def test_a_destination_that_was_removed_is_an_error_for_a_server_that_has_a_rele
 
 def test_a_cache_loses_releases_only(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    (cache / "photos").mkdir(parents=True)
-    (cache / "notes.txt").write_text("mine")
-    (cache / "00000009-export").mkdir()
-    with Publisher(tmp_path / "there", formats=()) as publisher:
+    with Publisher("memory://tidy/models", formats=()) as publisher:
         publish(publisher, small_model())
-    Subscriber(tmp_path / "there", cache).catch_up(None)
-    assert {path.name for path in cache.iterdir()} >= {"photos", "notes.txt"}
-    assert not (cache / "00000009-export").exists()
+    Subscriber("memory://tidy/models", cache).catch_up(None)
+    (inside,) = cache.iterdir()
+    for folder in (cache, inside):
+        (folder / "photos").mkdir(parents=True)
+        (folder / "notes.txt").write_text("mine")
+    (inside / "00000009-export").mkdir()
+    Subscriber("memory://tidy/models", cache).catch_up(None)
+    assert {path.name for path in cache.iterdir()} == {inside.name, "photos", "notes.txt"}
+    assert publisher.latest is not None
+    names = {"photos", "notes.txt", "releases.json", publisher.latest.folder}
+    assert {path.name for path in inside.iterdir()} == names
 
 
 def test_tracing_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,29 +250,36 @@ def test_tracing_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_cache_survives_an_outage_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the publisher has removed since: the newest complete release of the cache is served."""
+    """The last release is served, although the publisher has removed what the first ones were made of."""
     opened, cache = small_model(), tmp_path / "cache"
     publisher = Publisher("memory://outage/models", formats=(), keep=1, compact_after=0.9)
-    follows, have, contents = Subscriber("memory://outage/models", cache), None, {}
+    follows, have, kinds = Subscriber("memory://outage/models", cache), None, set()
+
+    def away(*_: Any) -> Any:
+        raise PublishError("it is away")
+
     for seed in range(8):
         publish(publisher, opened)
         have = follows.catch_up(have)
-        contents[have.release.number] = content(have.export)
+        kinds.add(have.release.kind)
         with monkeypatch.context() as patch:
-            starting, bare = Subscriber("memory://outage/models", cache), Subscriber("memory://outage/models")
-            for one in (starting, bare, follows):
-                patch.setattr(one.destination, "releases", lambda: (_ for _ in ()).throw(PublishError("it is away")))
+            patch.setattr(StoreDestination, "releases", away)
+            starting = Subscriber("memory://outage/models", cache)
             assert (first := starting.newer(None)) is not None
             served = starting.catch_up(None)
             assert served.release == first
-            assert content(served.export) == contents[first.number]
-            for one, known in ((bare, None), (follows, have)):
+            assert content(served.export) == content(have.export)
+            for one, known in ((Subscriber("memory://outage/models"), None), (follows, have)):
                 with pytest.raises(PublishError, match="it is away"):
                     one.newer(known)
+            patch.setattr(subscriber_module, "open_destination", away)
+            assert content(Subscriber("memory://outage/models", cache).catch_up(None).export) == content(have.export)
+            with pytest.raises(PublishError, match="it is away"):  # another destination has another cache
+                Subscriber("memory://outage/others", cache).newer(None)
+        assert starting.newer(served) == (None if served.release == have.release else have.release)
         train(opened, seed)
-    assert Subscriber("memory://outage/models", cache).catch_up(None).release == have.release
-    (cache / "releases.json").write_text("{")
-    with monkeypatch.context() as patch:
-        patch.setattr(follows.destination, "releases", lambda: (_ for _ in ()).throw(PublishError("it is away")))
-        with pytest.raises(PublishError, match="it is away"):
-            follows.newer(None)
+    assert kinds == {"export", "delta"}
+    next(cache.glob("*/releases.json")).write_text("{")
+    monkeypatch.setattr(StoreDestination, "releases", away)
+    with pytest.raises(PublishError, match="it is away"):
+        follows.newer(None)

@@ -2,13 +2,16 @@
 
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
+from sparsegroup.addresses import public_address
 from sparsegroup.artifact.folder import remove_folder, remove_leftovers
-from sparsegroup.publishing.destinations import Destination, open_destination
+from sparsegroup.artifact.manifest import digest
+from sparsegroup.publishing.destinations import Destination, FolderDestination, open_destination
 from sparsegroup.publishing.releases import RELEASES, PublishError, Release, ReleaseIndex, is_folder_of, ways_to
 from sparsegroup.serving.manifest import ONNX
 from sparsegroup.serving.onnx import graph_of, has_onnx
@@ -42,10 +45,10 @@ class Subscriber:
 
     Args:
         destination: A destination, or what `open_destination` takes.
-        cache: A folder in which fetched files remain, so that a process that starts again fetches less, and begins with
-            the newest complete release there while the destination cannot be reached. The files of older releases that
-            are no longer published are removed. None: files are removed when they have been read. A local destination
-            is read in its place.
+        cache: A folder in which fetched files remain, in a folder for each destination, so that a process that starts
+            again fetches less, and begins with the release of the last time if the destination cannot be reached. The
+            files of releases that are no longer published are removed. None: files are removed when they have been
+            read. A local destination is read in its place, and not cached.
 
     Examples:
         >>> from sparsegroup.publishing import Subscriber
@@ -55,16 +58,29 @@ class Subscriber:
     """
 
     def __init__(self, destination: Destination | str | Path, cache: Path | None = None) -> None:
-        self.destination = destination if isinstance(destination, Destination) else open_destination(destination)
-        self.cache = cache
+        self._given = destination
+        name = destination.name if isinstance(destination, Destination) else public_address(str(destination))
+        self.cache = None if cache is None else cache / digest(name)
+
+    @cached_property
+    def destination(self) -> Destination:
+        """The destination. An address is opened at the first use, which may need a network."""
+        return self._given if isinstance(self._given, Destination) else open_destination(self._given)
 
     def newer(self, have: Served | None) -> Release | None:
         """The latest release, unless it is that of `have`; None if nothing is published yet. One small read.
 
         Raises:
-            PublishError: The index is damaged or has been removed, or the destination cannot be reached.
+            PublishError: The index is damaged or has been removed, or the destination cannot be reached; without
+                `have` also only if the cache has no release.
         """
-        releases = self._releases(have)
+        try:
+            releases = self.destination.releases()
+        except (PublishError, OSError) as error:
+            if have is not None or (cached := self._cached()) is None:
+                raise
+            releases = cached.releases()
+            _logger.warning("%s; until then release %s of the cache is used", error, releases[-1].number)
         if not releases and have is not None:
             raise PublishError(
                 f"{self.destination.name}: nothing is published there any more; was it moved or removed?"
@@ -83,13 +99,21 @@ class Subscriber:
 
         Raises:
             PublishError: Nothing is published there; `to` is no longer kept; a file is missing or damaged, by name; the
-                destination cannot be reached.
+                destination cannot be reached; without `have` and `to` also only if the cache has no release.
             OSError: The disk is full.
         """
+        try:
+            return self._caught_up(have, to)
+        except (PublishError, OSError):
+            if have is not None or to is not None or (cached := self._cached()) is None:
+                raise
+            return Subscriber(cached).catch_up(None)
+
+    def _caught_up(self, have: Served | None, to: Release | None) -> Served:
         seen: Release | None = None
         failed: PublishError | ExportError | None = None
         for _ in range(_PATIENCE):
-            releases = self._releases(have)
+            releases = self.destination.releases()
             wanted = self._wanted(releases, to)
             if seen is not None and _is_same(wanted, seen):
                 break
@@ -100,36 +124,19 @@ class Subscriber:
                 except (PublishError, ExportError) as error:
                     failed = error
                 else:
-                    self._tidy(releases)
+                    self._keep(wanted, releases)
                     return served
         raise PublishError(f"{self.destination.name}: release {wanted.number} cannot be read: {failed}") from failed
 
-    def _releases(self, have: Served | None) -> tuple[Release, ...]:
-        """The published releases; if they cannot be read and there is no model yet, those in the cache."""
+    def _cached(self) -> Destination | None:
+        """Return the cache as a destination; None if it holds no release."""
+        if self.cache is None:
+            return None
+        cached = FolderDestination(self.cache)
         try:
-            return self.destination.releases()
-        except PublishError as error:
-            if have is not None or not (cached := self._cached()):
-                raise
-            _logger.warning("%s; until then release %s of the cache is used", error, cached[-1].number)
-            return cached
-
-    def _cached(self) -> tuple[Release, ...]:
-        """The releases in the cache that can be read without the destination."""
-        try:
-            known = () if self.cache is None else RELEASES.read(self.cache).releases
+            return cached if cached.releases() else None
         except PublishError:
-            return ()
-        return tuple(self._readable(known))
-
-    def _readable(self, releases: Iterable[Release]) -> Iterator[Release]:
-        """The releases whose files are in the cache, from a whole export on."""
-        found = set[int]()
-        for release in releases:
-            is_linked = release.kind == "export" or release.parent in found
-            if is_linked and self.cache is not None and (self.cache / release.folder).is_dir():
-                found.add(release.number)
-                yield release
+            return None
 
     def _wanted(self, releases: Sequence[Release], to: Release | None) -> Release:
         if not releases:
@@ -164,24 +171,28 @@ class Subscriber:
         self.cache.mkdir(parents=True, exist_ok=True)
         return nullcontext(self.cache)
 
-    def _tidy(self, releases: Sequence[Release]) -> None:
-        """Remove from the cache what is no longer published, and what a killed process has left.
+    def _keep(self, wanted: Release, releases: Sequence[Release]) -> None:
+        """Complete the cache, so that a release can be read from it alone; remove what is no longer published.
 
-        The newest release that the cache holds completely remains, for a start without the destination.
+        A model may be published as a delta and as a whole: what takes the fewest bytes to complete is cached.
         """
         if self.cache is None or not self.cache.is_dir():
             return
-        remove_leftovers(self.cache)
-        known = {one.number: one for one in self._cached() if one.number <= releases[-1].number}
-        known |= {one.number: one for one in releases}
-        readable = list(self._readable(known[number] for number in sorted(known)))
-        last = next(iter(ways_to(readable[-1], readable, None)), []) if readable else []
-        wanted = {release.folder for release in (*releases, *last)}
-        kept = tuple(one for one in readable if one.folder in wanted)
-        with suppress(OSError):  # a full disk: the next start needs the destination
-            RELEASES.write(self.cache, ReleaseIndex(releases=kept))
-        for path in self.cache.iterdir():
-            if is_folder_of(path.name) and path.name not in wanted:
+        cache = self.cache
+        ways = [way for one in releases if one.id == wanted.id for way in ways_to(one, releases, None)]
+        way = min(ways, key=lambda way: sum(one.bytes for one in way if not (cache / one.folder).is_dir()))
+        try:
+            for one in way:
+                if not (cache / one.folder).is_dir() and self.destination.fetch(one, cache).parent != cache:
+                    return  # a local destination, whose files are in their place
+            RELEASES.write(cache, ReleaseIndex(releases=tuple(way)))
+        except (PublishError, OSError) as error:  # the next release is another attempt
+            _logger.warning("%s: does not hold release %s (%s)", cache, wanted.number, error)
+            return
+        remove_leftovers(cache)
+        published = {release.folder for release in releases}
+        for path in cache.iterdir():
+            if is_folder_of(path.name) and path.name not in published:
                 remove_folder(path)
 
 

@@ -95,8 +95,9 @@ class Releases:
 
     def fetch(self, have: Fetched | None, to: int | None = None) -> Fetched:
         """See `ReleaseSource`."""
-        wanted, place = None, self._subscriber.destination
+        wanted = None
         if to is not None:
+            place = self._subscriber.destination
             releases = {one.number: one for one in place.releases()}
             if (wanted := releases.get(to)) is None:
                 kept = f"releases {min(releases)} to {max(releases)} are kept" if releases else "there is none"
