@@ -315,6 +315,7 @@ def open_trained(path: str | Path, *, sweep: bool = False) -> TrainedModel:
 
 
 def _open_checkpoint(path: Path, kind: Kind, checkpoint: Path, vocabulary: Path, sweep: bool) -> TrainedModel:
+    RunFolder(vocabulary.parent).check_names()
     saved = saved_state(checkpoint)
     extra = CheckpointMetadata.of(saved.extra, checkpoint)
     config, columns = checked(Config, extra.config, str(checkpoint)), extra.columns

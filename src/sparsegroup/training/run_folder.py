@@ -231,6 +231,11 @@ class RunFolder:
         """The figures of a finished run."""
         return RUN.read(self.path).summary
 
+    def check_names(self) -> None:
+        """Raise RunError if the run is finished and the names of its features are not those that were written."""
+        if (names := [name for name in (NAMES, VOCABULARY) if (self.path / name).is_file()]) and RUN.is_in(self.path):
+            RUN.read(self.path).check_files(self.path, RunError, *names)
+
     def last_checkpoint(self) -> Path:
         """The checkpoint that a finished run ended with."""
         paths = Checkpoints(self.path / CHECKPOINTS).paths()
@@ -316,7 +321,9 @@ class RunFolder:
                 write_atomically(self.path / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
             write_names(named, self.path / NAMES)
             self._write_text(REPORT, render_report(config.effective(log.train_rows), history, summary))
-            RUN.write(self.path, RunManifest(files={COLUMNS: facts_of(self.path / COLUMNS)}, summary=summary))
+            written = (self.path / name for name in (COLUMNS, NAMES, VOCABULARY))
+        files = {path.name: facts_of(path) for path in written if path.is_file()}
+        RUN.write(self.path, RunManifest(files=files, summary=summary))
 
     def _write_json(self, name: str, content: object) -> None:
         self._write_text(name, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
@@ -484,7 +491,7 @@ def load_run(
     if run.follows_a_stream:
         raise RunError(f"{run.path}: follows a stream and has no end; `follow` continues it", "follow")
     manifest = RUN.read(run.path)
-    manifest.check_files(run.path, RunError)
+    manifest.check_files(run.path, RunError, COLUMNS)
     config = config or before
     columns, path = run.columns(), run.last_checkpoint()
     model, optimizer = config.build_for(columns, process_group)
