@@ -68,7 +68,7 @@ WRONG = [
     # prepare
     ("prepare . out", "out: lies in ., all of whose files are the log; give another folder"),
     ("prepare log.csv log.csv", "log.csv: File exists"),
-    ("prepare log.csv full", "full: holds mine.txt, which is no part of a prepared log; give an empty folder"),
+    ("prepare log.csv full", "full: holds mine.txt, of no unfinished prepared log; give an empty folder"),
     ("prepare log.csv out --exclude C1 --dataset criteo",
      "--exclude is for logs whose columns come from a header; the format 'criteo' is fixed"),
     ("prepare log.csv out --schema missing.yaml", "no schema missing.yaml; say with --schema what the"),
