@@ -312,8 +312,8 @@ def _check_the_same(config: "Config", values: Mapping[str, Any], out: Path) -> N
         ours, theirs = (getattr(getattr(one, section), name) for one in (config, asked))
         if ours != theirs:
             raise UsageError(
-                f"{key} is {theirs}, but the run in {out} has {ours}; leave it out, or give another --out, "
-                "with --continue if the model is to be kept"
+                f"{key} is {theirs}, but the run in {out} has {ours}; leave it out, or begin another run with another "
+                "--out"
             )
 
 
