@@ -6,7 +6,7 @@ from numba import njit
 
 from over import over
 from sparsegroup.table.directory.buckets import hash_of, home, mixed, secret_of
-from sparsegroup.table.directory.index import Index, keep_rows
+from sparsegroup.table.directory.index import Index, Removal
 from sparsegroup.table.sharded.routing import Routing, Sorter
 
 NO_SECRET = (0, 1)
@@ -69,7 +69,9 @@ def test_an_index_loses_rows_in_place(count: int, share: float) -> None:
     index.insert(keys, np.arange(count))
     kept = rng.random(count) < share
     buckets = index.buckets
-    gone, rows = keep_rows(index, kept)
+    removal = Removal(index, kept)
+    gone, rows = removal.keys, removal.rows
+    removal.run()
     assert (index.num_keys, index.buckets) == (kept.sum(), buckets)
     np.testing.assert_array_equal(keys[rows], gone)
     np.testing.assert_array_equal(np.sort(rows), np.flatnonzero(~kept))
@@ -86,7 +88,7 @@ def test_keys_that_crowd_are_found_in_a_copy_and_after_a_removal() -> None:
     index.insert(keys, np.arange(300))
     np.testing.assert_array_equal(index.with_buckets(index.buckets * 2).find(keys), np.arange(300))
     kept = np.arange(300) % 2 == 0
-    keep_rows(index, kept)
+    Removal(index, kept).run()
     np.testing.assert_array_equal(index.find(keys[kept]), np.arange(150))
     assert (index.find(keys[~kept]) == -1).all()
 

@@ -15,7 +15,7 @@ from sparsegroup.table import AdmissionPolicy, EvictionPolicy, RowBlock
 from sparsegroup.table.directory.admission import OccurrenceSketch
 from sparsegroup.table.directory.buckets import NEW, OLD
 from sparsegroup.table.directory.seen import HyperLogLog
-from table_cases import as_keys, random_keys
+from table_cases import as_keys, everything, random_keys
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -116,6 +116,34 @@ def test_wrong_answers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"WrongAnswer.evicts must give bool \[2\], got bool \[3\]"):
         table.shrink()
     assert table.num_rows == 2
+
+
+class Refusing(EvictionPolicy):
+    """Raises, until it is told otherwise."""
+
+    every, unit, fails = 1, "steps", True
+
+    def evicts(self, rows: RowBlock) -> Bools:
+        if self.fails:
+            raise ArithmeticError("of the policy")
+        return rows.keys < 3
+
+
+def test_a_policy_that_raises_in_a_lookup_changes_nothing_and_is_called_again() -> None:
+    policy = Refusing()
+    table = HashEmbedding(3, eviction=policy)
+    optimizer = GroupAdam(table.parameters())
+    table(torch.arange(8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = everything(table, optimizer)
+    for _ in range(2):
+        with pytest.raises(ArithmeticError, match="of the policy"):
+            table(torch.arange(5, 20))
+        assert_identical(everything(table, optimizer), before)
+    policy.fails = False
+    table(torch.arange(5, 20))
+    assert (table.num_rows, table.num_evicted) == (17, 3)
 
 
 def test_small_rows_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:

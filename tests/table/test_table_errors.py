@@ -206,6 +206,33 @@ def test_shrink_waits_for_pending_gradients() -> None:
     assert table.shrink() == 0
 
 
+@over("set_to_none", [True, False])
+def test_a_gradient_that_was_set_to_zero_is_not_pending(set_to_none: bool) -> None:
+    table, optimizer = edges_trained()
+    other, reference = edges_trained()
+    learn(table, optimizer, pull(as_keys(EDGES), DIM))
+    learn(other, reference, pull(as_keys(EDGES), DIM))
+    optimizer.zero_grad(set_to_none)
+    with torch.no_grad():
+        for one in (table, other):
+            one.assign(as_keys(EDGES[:4]), torch.zeros(4, DIM, dtype=torch.float64))
+    reference.zero_grad()
+    assert table.shrink() == other.shrink() == 4
+    for one, its in ((table, optimizer), (other, reference)):
+        learn(one, its, pull(as_keys(EDGES), DIM))
+    assert_identical(table.lookup(as_keys(EDGES)), other.lookup(as_keys(EDGES)))
+
+
+def test_sharing_the_memory_of_a_table_is_refused() -> None:
+    """Otherwise each process would train a copy, and none of it would come back."""
+    table = edges_trained()[0]
+    before = table.state_dict()
+    for share in (table.share_memory, nn.Sequential(table, nn.Linear(1, 1)).share_memory):
+        with pytest.raises(RuntimeError, match="share_memory"):
+            share()
+    assert_identical(table.state_dict(), before)
+
+
 def test_a_lookup_from_before_shrink_has_no_way_back() -> None:
     table, optimizer = edges_trained()
     loss = table(as_keys([5, 1])).square().sum()

@@ -3,7 +3,10 @@
 Workers have copies of a table: they may look keys up, however they were started.
 """
 
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +22,8 @@ from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from over import over
 from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding, UnusedFor
 from sparsegroup.kernels.cpu import threads
+from sparsegroup.table.lookup.compile import register
+from sparsegroup.table.table import Table, tables_at_rest
 from table_cases import everything, learn, pull, random_keys, stream, take_step
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -223,6 +228,67 @@ def test_tables_train_in_threads_of_their_own_and_losses_of_several_threads_add_
         return [everything(*one) for _, one in pairs]
 
     assert_identical(all_of_it(together), all_of_it(lambda *jobs: [job() for job in jobs]))
+
+
+class Named:
+    """What a number is for."""
+
+
+def test_what_is_registered_in_several_threads_has_different_numbers() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        named = [[Named() for _ in range(300)] for _ in range(4)]
+        numbers = together(*(lambda some=some: [register(one) for one in some] for some in named))  # type: ignore[misc]
+    finally:
+        sys.setswitchinterval(interval)
+    assert len({number for some in numbers for number in some}) == 1200  # type: ignore[attr-defined]
+
+
+def ends(*jobs: Callable[[], object]) -> bool:
+    """Whether jobs in threads end; threads that wait for each other are left to wait."""
+    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
+def test_a_fork_does_not_wait_for_a_thread_that_waits_for_a_table() -> None:
+    """A thread holds one of two tables, in either order, and takes the other one while a process is forked."""
+    one, other = new_table().table, new_table().table
+    for first, second in ((one, other), (other, one)):
+        has_first = threading.Event()
+
+        def take_both(first: Table = first, second: Table = second, event: threading.Event = has_first) -> None:
+            with first.at_rest():
+                event.set()
+                time.sleep(0.05)
+                with second.at_rest():
+                    pass
+
+        def fork(event: threading.Event = has_first) -> None:
+            event.wait()
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+        assert ends(take_both, fork)
+
+
+def test_threads_that_take_the_same_tables_in_different_orders_do_not_wait_for_each_other() -> None:
+    tables = [new_table().table for _ in range(3)]
+
+    def take_all(order: list[Table]) -> None:
+        for _ in range(300):
+            with tables_at_rest(order):
+                time.sleep(0)
+
+    assert ends(lambda: take_all(tables), lambda: take_all(tables[::-1]))
 
 
 class Vectors(Dataset[Tensor]):

@@ -41,6 +41,7 @@ from sparsegroup.optim.state import LAST_STEP, TARGET
 from sparsegroup.optim.step import GroupStep
 from sparsegroup.optim.table_parameter import RowStore, StateOwner, rows_left_out, store_of
 from sparsegroup.penalties import Penalty
+from sparsegroup.signals import signals_deferred
 from sparsegroup.table.files.read import ALL, read_table
 from sparsegroup.table.table import Table
 from sparsegroup.tensors import shape_of
@@ -126,7 +127,7 @@ def load_checkpoint(
         for table, read in rows.items():
             table.adopt(read, owners.get(table))
 
-    with _undone_if_it_fails(model, optimizers, scheduler):
+    with signals_deferred(), _undone_if_it_fails(model, optimizers, scheduler):
         ranks.do(load_dense)
         ranks.do(adopt_rows)
     for table in rows:

@@ -32,6 +32,7 @@ from sparsegroup.checkpoint.plain import as_plain, rng_state
 from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.table_parameter import rows_left_out
 from sparsegroup.table.files.write import TableFacts, write_table
+from sparsegroup.table.table import tables_at_rest
 
 
 def save_checkpoint(
@@ -102,9 +103,7 @@ def save_checkpoint(
         unfinished.close()
         return manifest
 
-    with ExitStack() as at_rest:
-        for table in ranks.tables.values():
-            at_rest.enter_context(table.at_rest())
+    with tables_at_rest(ranks.tables.values()):
         with ExitStack() as unfinished:
             enter = unfinished.enter_context
             place = ranks.all_of(ranks.do(lambda: folder if ranks.rank else enter(atomic_folder(folder))))[0]

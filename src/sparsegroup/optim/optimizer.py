@@ -35,6 +35,7 @@ from sparsegroup.optim.table_parameter import store_of
 from sparsegroup.optim.tensor_parameter import stepper_of
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
+from sparsegroup.signals import signals_deferred
 from sparsegroup.tensors import plain
 
 
@@ -227,12 +228,13 @@ class GroupOptimizer(Optimizer):
         def adapt(_: Optimizer, state_dict: StateDict) -> StateDict:
             return adapt_state_dict(state_dict, self.param_groups, self.rule, type(self).__name__, self._check_group)
 
-        # Registered last, it sees what the user's own hooks have made of the state.
-        handle = self.register_load_state_dict_pre_hook(adapt)
-        try:
-            plain(super().load_state_dict)(state_dict)
-        finally:
-            handle.remove()
+        with signals_deferred():
+            # Registered last, it sees what the user's own hooks have made of the state.
+            handle = self.register_load_state_dict_pre_hook(adapt)
+            try:
+                plain(super().load_state_dict)(state_dict)
+            finally:
+                handle.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -288,8 +290,8 @@ class GroupOptimizer(Optimizer):
 
     def _take_step(self, closure: Callable[[], float] | None = None) -> float | None:
         is_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # which `torch.no_grad` takes ten times as long for
         try:
+            torch._C._set_grad_enabled(False)  # which `torch.no_grad` takes ten times as long for
             self._check_ready()
             loss = None
             if closure is not None:

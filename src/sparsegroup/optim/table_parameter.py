@@ -171,11 +171,12 @@ ROWS_LEFT_OUT: ContextVar[bool] = ContextVar("ROWS_LEFT_OUT", default=False)
 @contextmanager
 def rows_left_out() -> Iterator[None]:
     """While it lasts, state dicts of modules and optimizers hold nothing of rows, which are kept elsewhere."""
-    token = ROWS_LEFT_OUT.set(True)
+    before = ROWS_LEFT_OUT.get()
     try:
+        ROWS_LEFT_OUT.set(True)  # in the block: a signal's handler may raise as soon as it is set
         yield
     finally:
-        ROWS_LEFT_OUT.reset(token)
+        ROWS_LEFT_OUT.set(before)
 
 
 class StateOwner:

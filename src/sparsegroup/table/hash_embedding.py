@@ -534,7 +534,8 @@ class HashEmbedding(TableCounts, nn.Module):
         Raises:
             RuntimeError: A gradient is pending: call it between `step()`, `zero_grad()` and the next forward.
         """
-        if self.weight.grad is not None:
+        gradient = self.weight.grad
+        if gradient is not None and (gradient.layout is not torch.sparse_coo or gradient._nnz()):
             raise RuntimeError("a gradient for the table is pending: call step() and zero_grad() before shrink()")
         return self.table.shrink()
 
@@ -551,6 +552,12 @@ class HashEmbedding(TableCounts, nn.Module):
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         sample = torch.empty(0, dtype=self.weight.dtype, device=self.table.device)
         moved = function(sample)
+        if moved.is_cpu and moved.is_shared():  # type: ignore[no-untyped-call]
+            raise RuntimeError(
+                "the rows of a HashEmbedding grow and belong to one process, so share_memory() cannot share them: each "
+                "process would train a separate copy. Train one table in several processes with "
+                "HashEmbedding(..., process_group=torch.distributed.group.WORLD) and torchrun, or in threads"
+            )
         if moved.device != sample.device:
             raise ValueError(
                 f"a HashEmbedding stays where it is, on {sample.device}; it cannot move to {moved.device}. Make it "

@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,10 @@ from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.step import array_of
 from sparsegroup.optim.averaging import with_zeros_of
 from sparsegroup.optim.table_parameter import ROWS_LEFT_OUT, StateOwner
+from sparsegroup.signals import signals_deferred
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.admission import SET_KEYS
+from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.directory.directory import Directory, Evictor, RowLimit
 from sparsegroup.table.directory.eviction import LFU, ROWS_AT_A_TIME
 from sparsegroup.table.files.snapshot import TableSnapshot
@@ -151,15 +153,14 @@ class Table:
         self._evictor.fit_index()
 
     def _compose(self, directory: Directory, storage: RowStorage, owner: StateOwner | None = None) -> None:
-        self.directory, self.storage = directory, storage
-        self._evictor = Evictor(self.config.eviction, self.config.ranking or LFU(), self._limit, directory, storage)
-        on_step = self._evictor.note_step if self._evictor.notes_steps else None
-        self.stepper.use(directory, storage, on_step, self._limit, owner)
-        self._lookup = RowLookup(
+        evictor = Evictor(self.config.eviction, self.config.ranking or LFU(), self._limit, directory, storage)
+        lookup = RowLookup(
             *(directory, storage, self.starts, self.stepper.mark, self._limit),
             scratch_bytes=self.config.scratch_bytes,
             keeps_distinct=self.config.has_fallback and not self.config.on_device and self.ranks is None,
         )
+        self.directory, self.storage, self._evictor, self._lookup = directory, storage, evictor, lookup
+        self.stepper.use(directory, storage, evictor.note_step if evictor.notes_steps else None, self._limit, owner)
 
     # Lookup
 
@@ -214,7 +215,7 @@ class Table:
         with self._lock.held, self._lock:
             directory = self.directory
             seen = directory.num_seen if directory.seen.is_exact else directory.num_rows + directory.counters.evicted
-            return self.storage.num_live, seen
+            return self.storage.num_live(directory.num_rows), seen
 
     def prefetch(self, keys: Int64s, insert: bool) -> None:
         """Let another thread find `keys` for a later `look_up`; any thread that uses the table finds that done.
@@ -253,6 +254,9 @@ class Table:
         """What a prefetch of the same lookup has found, for one lookup only; None if it was another, or failed."""
         assert self._prefetched is not None
         was_inserting, search = self._prefetched
+        if not search.done():  # a signal has cut it off
+            self._prefetched = None
+            return None
         if was_inserting != insert or search.exception() is not None or not np.array_equal(search.result().keys, keys):
             return None
         self._prefetched = None
@@ -276,15 +280,27 @@ class Table:
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
     ) -> StateOwner:
         """Load what `export_state` gave; rows without an entry get `initial`. Gives the state's owner."""
-        owner = StateOwner()
+        owner, keys = StateOwner(), state["keys"]
         with self._lock.held, self._lock:
-            self.stepper.lay_out(owner, initial, "u" in state, state_dtype)
-            keys = state["keys"]
+            self._lock.check_process("load a table")
             own = slice(None) if self.ranks is None else self.ranks.routing.ranks_of(keys) == self.ranks.rank
-            self.load(TableSnapshot(keys[own], {name: part[own] for name, part in state.items() if name != "keys"}))
+            keys = keys[own]
+            self._evictor.check_room(len(keys))
+            with signals_deferred():
+                self._set(keys, None, as_they_are=True)
+                self.stepper.lay_out(owner, initial, "u" in state, state_dtype)
+                rows = self.directory.find(keys)
+                for part in self.rows.initial.keys() & state.keys():
+                    self.rows.write(part, rows, state[part][own])
+            self._evictor.note_load()
         return owner
 
     # Content and counts
+
+    @property
+    def lock_number(self) -> int:
+        """A thread takes several tables in the order of these numbers."""
+        return self._lock.number
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -302,7 +318,7 @@ class Table:
     def num_live(self) -> int:
         """Rows that are not zero."""
         with self._lock.held, self._lock:
-            return self.storage.num_live
+            return self.storage.num_live(self.directory.num_rows)
 
     @property
     def num_seen(self) -> int:
@@ -376,16 +392,27 @@ class Table:
         Under a limit there must be room for what training will add to rows, unless they stay `as_they_are`.
         """
         with self._lock.held, self._lock:
-            rows = self._rows_for(keys, as_they_are=as_they_are)
-            self.stepper.mark(rows)
-            self.rows.write(WEIGHT, rows, weights)
-            self.storage.recount(self.directory.num_rows)
+            self._set(keys, weights, as_they_are=as_they_are)
 
-    def _rows_for(self, keys: Int64s, *, as_they_are: bool) -> Int64s:
+    def _set(self, keys: Int64s, weights: Floats | None, *, as_they_are: bool) -> None:
+        """`assign`; without weights, only new rows get theirs: where they start."""
         self._lock.check_process("insert keys")
         self._evictor.make_room(keys, parts_may_come=not as_they_are)
-        self._lookup.look_up(keys, SET_KEYS)
-        return self.directory.find(keys)
+        directory, rows = self.directory, self.directory.find(keys)
+        new = keys[rows == ABSENT]
+        decision = directory.decide(len(new), lambda: new, SET_KEYS)
+        rows[rows == ABSENT] = np.arange(directory.num_rows, directory.num_rows + len(new))
+
+        def write(numbers: Int64s) -> None:
+            if weights is None:
+                self._lookup.write_starts(numbers, new)
+                return
+            self.storage.forget_live()
+            self.stepper.mark(rows)
+            self.rows.write(WEIGHT, rows, weights)
+
+        with signals_deferred():
+            self._lookup.append(new, decision, write)
 
     def shrink(self) -> int:
         """Drop the rows that the policy evicts; gives how many."""
@@ -399,22 +426,27 @@ class Table:
             if not self.directory.numbering.has_pending_gradient:
                 self._lock.check_process("drop rows")
                 self._evict(self._evictor.surviving())
+                self._evictor.note_eviction()
 
     def _evict(self, surviving: npt.NDArray[np.bool_] | None) -> None:
         if surviving is not None:
-            self.directory.counters.evicted += self._retain(surviving)
+            with signals_deferred():
+                self.directory.counters.evicted += self._retain(surviving)
         self._evictor.fit_index()
 
     def _retain(self, surviving: npt.NDArray[np.bool_]) -> int:
-        """Drop the rows that are not in the mask `[num_rows]`; gives how many."""
+        """Drop the rows that are not in the mask `[num_rows]`; gives how many. MemoryError changes nothing."""
         if surviving.all():
             return 0
-        gone, rows = self.directory.retain(surviving)
-        self.stepper.keep(surviving, gone, rows)
-        self.rows.compact(surviving)
-        self._evictor.fit_index()
-        self.storage.recount(self.directory.num_rows)
-        return len(gone)
+        removal = self.directory.removal(surviving)
+        changes = self.stepper.changes_without(surviving, removal.keys, removal.rows)
+        with signals_deferred():
+            self.directory.remove(removal, surviving)
+            self.storage.compact(surviving)
+            self.stepper.changes = changes
+        with suppress(MemoryError):  # then it is larger than it must be
+            self._evictor.fit_index()
+        return len(removal.keys)
 
     def reset_rows(self) -> None:
         """Give all rows the vectors that they started from. No gradient may be pending.
@@ -424,12 +456,12 @@ class Table:
         """
         with self._lock.held, self._lock:
             self.track(None)
+            self.storage.forget_live()
             count = self.directory.num_rows
             for first in range(0, count, ROWS_AT_A_TIME):
                 last = min(first + ROWS_AT_A_TIME, count)
                 starts = self.starts.of(self.directory.index.keys_of_rows(first, last))
                 self.rows.write(WEIGHT, np.arange(first, last), starts)
-            self.storage.recount(count)
 
     # Checkpoints, copies and averages
 
@@ -453,8 +485,12 @@ class Table:
         other.cut_to_limit()
         with self._lock.held, self._lock:
             self._lock.check_process("load a table")
+            self._replace(other.directory, other.storage, owner)
+
+    def _replace(self, directory: Directory, storage: RowStorage, owner: StateOwner | None) -> None:
+        with signals_deferred():
             self.directory.renumber()
-            self._compose(other.directory, other.storage, owner)
+            self._compose(directory, storage, owner)
 
     def become(self, other: "Table") -> None:
         """Become a copy of another table: rows, the optimizer's state and its owner."""
@@ -490,39 +526,40 @@ class Table:
             return TableSnapshot.taken(self.directory, self.rows, parts, self.skipped_rows)
 
     def load(self, snapshot: TableSnapshot) -> None:
-        """Have what a snapshot holds.
-
-        With weights in it, the table has exactly its rows from now on; the optimizer's state of rows that were there is
-        kept. With an optimizer's state in it, rows that it does not name start afresh in that.
-        """
+        """Have exactly the rows of a snapshot with weights; see `_loaded`. If that fails, nothing has changed."""
         with self._lock.held, self._lock:
             self._lock.check_process("load a table")
-            self.stepper.track(None)
-            parts = dict(snapshot.parts)
-            weight = parts.pop(WEIGHT, None)
             self._evictor.check_room(len(snapshot.keys))
-            if weight is not None:
-                self._replace(snapshot, weight)
-            if parts:
-                rows = self._rows_for(snapshot.keys, as_they_are=True)
-                for part, initial in self.rows.initial.items():
-                    self.rows.fill(part, 0, self.directory.num_rows, initial)
-                    if part in parts:
-                        self.rows.write(part, rows, parts[part])
-            if snapshot.skipped_rows is not None:
-                self.storage.count_skipped(snapshot.skipped_rows)
-            self._evictor.note_load()
+            self._replace(*self._loaded(snapshot), self.stepper.owner)
+            self._evictor.fit_index()
 
-    def _replace(self, snapshot: TableSnapshot, weight: Floats) -> None:
-        staying = ~self.directory.masked_without(snapshot.keys)
-        self._retain(staying)
-        self.directory.renumber()
-        self.directory.seen.clear()
-        self.directory.load_state(snapshot.directory)
-        self.directory.seen.drop(snapshot.dropped)
-        self.assign(snapshot.keys, weight, as_they_are=True)
-        self.directory.set_uses(snapshot.directory, self.directory.find(snapshot.keys))
-        self.directory.count_seen(snapshot.num_seen)
+    def _loaded(self, snapshot: TableSnapshot) -> tuple[Directory, RowStorage]:
+        """A directory and a storage with the rows of a snapshot.
+
+        The optimizer's state is the snapshot's, else that of the key's present row; without either it starts afresh.
+        """
+        keys, memory, buckets = snapshot.keys, self.rows, None if self._limit is None else self.directory.index.buckets
+        directory, storage = Directory(self.config, buckets), new_storage(self.config)
+        storage.lay_out(memory.initial, 0, memory.state_dtype)
+        directory.load_state(snapshot.directory)
+        directory.seen.drop(snapshot.dropped)
+        directory.begin(len(keys))
+        storage.rows.begin(0, len(keys))
+        for first in range(0, len(keys), ROWS_AT_A_TIME):
+            some = slice(first, min(first + ROWS_AT_A_TIME, len(keys)))
+            rows, present = np.arange(some.start, some.stop), self.directory.find(keys[some])
+            is_present = present != ABSENT
+            for part in (WEIGHT, *memory.initial):
+                if part in snapshot.parts:
+                    storage.rows.write(part, rows, snapshot.parts[part][some])
+                elif is_present.any():
+                    storage.rows.write(part, rows[is_present], memory.read(part, present[is_present]))
+        directory.index.insert(keys, np.arange(len(keys)))
+        directory.set_uses(snapshot.directory, np.arange(len(keys)))
+        directory.count_seen(snapshot.num_seen)
+        storage.forget_live()
+        storage.count_skipped(self.skipped_rows if snapshot.skipped_rows is None else snapshot.skipped_rows)
+        return directory, storage
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock.held, self._lock:
@@ -541,3 +578,12 @@ class Table:
         self.storage.lay_out(state["initial"], 0, state["state_dtype"])
         self.load(state["snapshot"])
         self._compose(self.directory, self.storage, state["owner"])
+
+
+@contextmanager
+def tables_at_rest(tables: Iterable[Table]) -> Iterator[None]:
+    """As `Table.at_rest`, of several tables. All threads take these in one order, so that none waits for another."""
+    with ExitStack() as stack:
+        for table in sorted(tables, key=lambda table: table.lock_number):
+            stack.enter_context(table.at_rest())
+        yield

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from sparsegroup.kernels.cpu.jit import Kernel, fetch_and_add, jitted, kernel, load_now, relax
+from sparsegroup.signals import signals_deferred
 
 Int64s = npt.NDArray[np.int64]
 
@@ -158,13 +159,23 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
         kernel(state, *arguments)
         return int(state[RESULT])
     jobs = _team_of(helpers).jobs
-    for _ in range(helpers - jobs.qsize()):  # jobs still waiting: no thread has a core to spare
-        jobs.put(partial(kernel, state, *arguments))
+    try:
+        for _ in range(helpers - jobs.qsize()):  # jobs still waiting: no thread has a core to spare
+            jobs.put(partial(kernel, state, *arguments))
+        _work(kernel, state, arguments)
+    except BaseException:  # of a signal's handler: the other threads use memory of this one until they are done
+        with signals_deferred():
+            _work(kernel, state, arguments)
+        raise
+    backoff.note(was_shared(state))
+    return int(state[RESULT])
+
+
+def _work(kernel: Kernel, state: Int64s, arguments: tuple[Any, ...]) -> None:
+    """Take pieces until none is left, and wait for the threads that have taken others."""
     kernel(state, *arguments)
     while not is_settled(state):
         time.sleep(0)
-    backoff.note(was_shared(state))
-    return int(state[RESULT])
 
 
 def submit(job: _Job) -> None:

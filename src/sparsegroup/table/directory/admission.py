@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.kernels.cpu.jit import kernel
+from sparsegroup.signals import signals_deferred
 from sparsegroup.table.directory.buckets import ABSENT, mix
-from sparsegroup.table.directory.index import Index, keep_rows
+from sparsegroup.table.directory.index import Index, Removal
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -44,7 +45,7 @@ class ExactOccurrences:
     def _clear(self) -> None:
         self._index = Index(self._huge_pages, 16)
         self._counts: Int64s = np.zeros(0, np.int64)
-        self._num_admitted = 0  # whose count is 0, and which are still in the index
+        self._num_admitted: int | None = 0  # None: to be counted again
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +54,13 @@ class ExactOccurrences:
     @property
     def has_candidates(self) -> bool:
         """Whether a key is remembered to be forgotten when it gets a row."""
-        return self._index.num_keys > self._num_admitted
+        return self._index.num_keys > self._admitted()
+
+    def _admitted(self) -> int:
+        """Keys that are still in the index although they were admitted: their count is 0."""
+        if self._num_admitted is None:
+            self._num_admitted = int(np.count_nonzero(self._counts[: self._index.num_keys] == 0))
+        return self._num_admitted
 
     def stored(self, keys: Int64s) -> Int64s:
         """How often each of some keys `[n]` has come, int64 `[n]`; 0 for one that is no candidate."""
@@ -72,10 +79,12 @@ class ExactOccurrences:
         counts = np.where(admitted, 0, counts)
         places = self._index.find(keys)
         known = places != ABSENT
-        self._num_admitted += int(np.count_nonzero(self._counts[places[known]]) - np.count_nonzero(counts[known]))
+        change = int(np.count_nonzero(self._counts[places[known]]) - np.count_nonzero(counts[known]))
+        now, self._num_admitted = self._admitted() + change, None
         self._counts[places[known]] = counts[known]
+        self._num_admitted = now
         self._add(keys[~known & ~admitted], counts[~known & ~admitted])
-        if self._num_admitted > max(_FEW, self._index.num_keys // 2):
+        if now > max(_FEW, self._index.num_keys // 2):
             self._drop_admitted()
 
     def _add(self, keys: Int64s, counts: Int64s) -> None:
@@ -85,14 +94,16 @@ class ExactOccurrences:
             grown = np.zeros(max(2 * len(self._counts), end), np.int64)
             grown[: len(self._counts)] = self._counts
             self._counts = grown
+        self._counts[first:end] = counts
         self._index.settle(len(keys))  # before, for it may be as many as there are
         self._index.insert(keys, np.arange(first, end))
-        self._counts[first:end] = counts
 
     def _drop_admitted(self) -> None:
         counts = self._counts[: self._index.num_keys]
-        keep_rows(self._index, counts > 0)
-        self._counts, self._num_admitted = counts[counts > 0], 0
+        removal, counts = Removal(self._index, counts > 0), counts[counts > 0]
+        with signals_deferred():
+            removal.run()
+            self._counts, self._num_admitted = counts, 0
         self._index = self._index.shrunk()
 
     def keys(self) -> Int64s:
@@ -161,8 +172,8 @@ class OccurrenceSketch:
         self._lookups += not again
         self._since_halving += int(np.count_nonzero(waiting))
         if self._since_halving >= self._counters.shape[1]:
+            self._since_halving = 0  # before, so that they are halved once at most
             np.right_shift(self._counters, 1, out=self._counters)
-            self._since_halving = 0
 
     def keys(self) -> Int64s:
         """None: a sketch does not know the keys that it has counted."""

@@ -12,7 +12,7 @@ from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey, ExactOccurrences, OccurrenceSketch, answer
 from sparsegroup.table.directory.buckets import ABSENT, BUCKET_BYTES, MOST_ROWS, SLACK
 from sparsegroup.table.directory.eviction import BYTES, ROWS_AT_A_TIME, EvictionPolicy, RankingPolicy, RowBlock, RowUses
-from sparsegroup.table.directory.index import KEYS_PER_BUCKET, Index, keep_rows
+from sparsegroup.table.directory.index import KEYS_PER_BUCKET, Index, Removal
 from sparsegroup.table.directory.seen import HyperLogLog, RememberedKeys
 from sparsegroup.table.lookup.autograd import Int64s, RowNumbering
 from sparsegroup.table.rows.rows import Rows, RowStorage
@@ -59,6 +59,8 @@ class Directory:
         self.counters = Counters()
         self._is_watched = config.drops_rows
         self.numbering = RowNumbering(self._is_watched)
+        # Whether `seen` has counted all keys, now and before the present insertion. If that is cut off: False.
+        self._is_counted = self._was_counted = True
 
     @property
     def num_rows(self) -> int:
@@ -67,6 +69,8 @@ class Directory:
 
     @property
     def num_seen(self) -> int:
+        if not self._is_counted:
+            self.count_seen(None if self.seen.is_exact else self.seen.total(self.num_rows))
         return self.seen.total(self.num_rows)
 
     @property
@@ -77,7 +81,7 @@ class Directory:
     @property
     def noted_bytes(self) -> int:
         """Memory of what is known in addition to key and row."""
-        return self.occurrences.nbytes + self.seen.nbytes + (0 if self.uses is None else self.uses.nbytes)
+        return self.occurrences.nbytes + self.seen.nbytes + (0 if self.uses is None else BYTES * self.num_rows)
 
     @property
     def time(self) -> int:
@@ -137,19 +141,29 @@ class Directory:
         places = decision.count if room is None else min(decision.count, room)
         return decision if places == decision.count else _cut(decision, keys(), places)
 
-    def rows_added(self, count: int) -> None:
-        """This many rows have been added to the index."""
+    def begin(self, count: int) -> None:
+        """Have memory for `count` more rows, which are new from now on, or raise MemoryError.
+
+        If that, or what follows until `note`, is cut off, only the number of keys seen is unknown; it is counted again.
+        """
+        first = self.num_rows
+        self.index.reserve(first + count)
+        self.index.settle(count)
         if self.uses is not None:
-            self.uses.add(count)
+            self.uses.begin(first, first + count)
+        self._was_counted, self._is_counted = self._is_counted, False
 
     def note(self, decision: Admission) -> None:
         """Count the keys of a decision that has been carried out."""
         keys, again = decision.keys, decision.again
-        if not again:
-            self.counters.refused += decision.refused
+        is_counted = self._was_counted if decision.count else self._is_counted
+        self._is_counted = False
         self.seen.add(keys, decision.count if keys is None else len(keys), self.occurrences.stored)
         if keys is not None and decision.admitted is not None and decision.counts is not None:
             self.occurrences.note(keys, decision.counts, decision.admitted, again=again)
+        self._is_counted = is_counted
+        if not again:
+            self.counters.refused += decision.refused
 
     # Time
 
@@ -166,14 +180,18 @@ class Directory:
 
     # Rows that go
 
-    def retain(self, surviving: Bools) -> tuple[Int64s, Int64s]:
-        """Drop all rows outside of a mask and renumber the others; gives keys and rows of the dropped ones."""
-        gone, rows = keep_rows(self.index, surviving)
+    def removal(self, surviving: Bools) -> Removal:
+        """The removal of all rows outside of a mask. Nothing is changed, but what it takes memory for is done."""
+        removal = Removal(self.index, surviving)
+        self.seen.drop(removal.keys)
+        return removal
+
+    def remove(self, removal: Removal, surviving: Bools) -> None:
+        """Drop the rows outside of the mask and renumber the others. To be called while signals are deferred."""
+        removal.run()
         if self.uses is not None:
             self.uses.retain(surviving)
         self.renumber()
-        self.seen.drop(gone)
-        return gone, rows
 
     def masked_without(self, keys: Int64s) -> Bools:
         """`[num_rows]`, a mask without the rows of `keys`."""
@@ -193,7 +211,7 @@ class Directory:
         """What is known in addition to key and row, by name; of some rows, or of all, what is known of rows."""
         result = self.occurrences.content() | self.seen.content()
         if self.uses is not None:
-            result |= self.uses.content(rows)
+            result |= self.uses.content(slice(self.num_rows) if rows is None else rows)
         if any(counters := astuple(self.counters)):
             result["counters"] = np.array(counters, np.int64)
         return result
@@ -212,6 +230,7 @@ class Directory:
     def count_seen(self, total: int | None = None) -> None:
         """Have seen `total` keys; None: the known keys."""
         self.seen.recount(lambda: np.concatenate([self.keys(), self.keys_without_row()]), total)
+        self._is_counted = True
 
     def keys_without_row(self) -> Int64s:
         """Keys that training has seen and that have no row now, as far as known: dropped, or not admitted."""
@@ -276,7 +295,7 @@ _FULL, _EVICTED = 0.02, 0.1
 class Evictor:
     """Decides which rows survive between two steps: asks the eviction policy, and makes room where little is left.
 
-    `is_due` says whether a step has been taken, or rows were loaded, since `surviving` was asked.
+    `is_due` says whether a step has been taken, or rows were loaded, since `note_eviction` was called.
     """
 
     def __init__(
@@ -304,14 +323,21 @@ class Evictor:
     def note_load(self) -> None:
         self.is_due = self._evicts
 
+    @property
+    def _asks_policy(self) -> bool:
+        directory, every = self._directory, self._eviction.every
+        return every is not None and directory.time - directory.counters.last_check >= every
+
+    def note_eviction(self) -> None:
+        """Note that the rows which do not survive are gone: until the next step none is due."""
+        if self._asks_policy:
+            self._directory.counters.last_check = self._directory.time
+        self.is_due = False
+
     def surviving(self) -> Bools | None:
         """Which rows survive, `[num_rows]`; None for all."""
-        self.is_due = False
-        mask: Bools | None = None
-        directory, every = self._directory, self._eviction.every
-        if every is not None and directory.time - directory.counters.last_check >= every:
-            directory.counters.last_check = directory.time
-            mask = self.surviving_policy()
+        directory = self._directory
+        mask = self.surviving_policy() if self._asks_policy else None
         if self._limit is not None:
             most = self._limit.most_rows(self._storage.rows)
             staying = directory.num_rows if mask is None else int(np.count_nonzero(mask))

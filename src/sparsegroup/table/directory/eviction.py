@@ -32,12 +32,7 @@ class RowUses:
 
     def __init__(self, by_steps: bool) -> None:
         self.by_steps, self.now = by_steps, 0
-        self._uses = np.zeros((0, 2), np.uint32)
-        self._count = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self._count * BYTES
+        self._uses = np.zeros((0, 2), np.uint32)  # of all rows at least
 
     @property
     def _moment(self) -> int:
@@ -52,13 +47,11 @@ class RowUses:
         """How often each of the rows first, …, last - 1 has been used."""
         return self._uses[first:last, 1].astype(np.int64)
 
-    def add(self, count: int) -> None:
-        """This many new rows are there, from now on."""
-        first, last = self._count, self._count + count
+    def begin(self, first: int, last: int) -> None:
+        """The rows first, …, last - 1 are new, from now on. To be called before keys have them."""
         if last > len(self._uses):
             self._uses.resize((max(last, len(self._uses) * 5 // 4), 2), refcheck=False)  # in place, where it can
         self._uses[first:last] = self._moment, 0
-        self._count = last
 
     def mark(self, rows: Int64s) -> None:
         """The distinct `rows`, `[n]`, are used now; negative ones are none."""
@@ -66,19 +59,11 @@ class RowUses:
 
     def retain(self, surviving: npt.NDArray[np.bool_]) -> None:
         """Keep the rows of the mask `[rows]`, renumbered in their order."""
-        end = 0
-        for first in range(0, len(surviving), ROWS_AT_A_TIME):  # in place
-            mask = surviving[first : first + ROWS_AT_A_TIME]
-            some = self._uses[first : first + len(mask)][mask]
-            self._uses[end : end + len(some)] = some
-            end += len(some)
-        self._count = end
-        self._uses.resize((end, 2), refcheck=False)
+        self._uses.resize((_retain_kernel(surviving, self._uses), 2), refcheck=False)
 
-    def content(self, rows: Int64s | None = None) -> dict[str, npt.NDArray[Any]]:
-        """What is known of some rows, or of all, to be stored."""
-        uses = self._uses[: self._count] if rows is None else self._uses[rows]
-        last, times = uses.T.astype(np.int64, order="C")
+    def content(self, rows: Int64s | slice) -> dict[str, npt.NDArray[Any]]:
+        """What is known of some rows, to be stored."""
+        last, times = self._uses[rows].T.astype(np.int64, order="C")
         return {"last_used": last, "times_used": times, "clock": np.array([self.now], np.int64)}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
@@ -96,7 +81,17 @@ def _mark_all(rows: Any, now: Any, uses: Any) -> None:
             uses[row, 1] = min(np.int64(uses[row, 1]) + 1, np.int64(4294967295))
 
 
+def _retain_some(surviving: Any, uses: Any) -> int:
+    count = 0
+    for row in range(len(surviving)):
+        if surviving[row]:
+            uses[count, 0], uses[count, 1] = uses[row, 0], uses[row, 1]
+            count += 1
+    return count
+
+
 _mark_kernel = kernel(_mark_all, "the rows' uses")
+_retain_kernel = kernel(_retain_some, "the rows' uses (removal)")
 
 
 class RowBlock:

@@ -93,23 +93,28 @@ def _scan(first: int, last: int, state: Any, pages: Any, keys: Any, rows: Any) -
     return count
 
 
+@jitted
+def end_of_keys(state: Any, pages: Any) -> Any:
+    """One past the last bucket that may hold a key: behind the homes, a run of full ones and what follows it."""
+    end = state[NEW]
+    while end < state[PHYSICAL] and load(bucket_address(end - 1, pages) + 56) != 0:
+        end += 1
+    return end
+
+
+def _end(state: Any, pages: Any) -> Any:
+    return end_of_keys(state, pages)
+
+
 def _keys_of_rows(first: int, last: int, state: Any, pages: Any, keys: Any) -> None:
     """Write the keys of the rows first, …, last - 1 into `keys`."""
-    for bucket in range(state[PHYSICAL]):
+    for bucket in range(end_of_keys(state, pages)):
         slot = bucket_address(bucket, pages)
         for _ in range(4):
             row = load(slot + 8) - 1
             if first <= row < last:
                 keys[row - first] = load(slot)
             slot += 16
-
-
-def _end(state: Any, pages: Any) -> int:
-    """One past the last bucket that may hold a key: behind the homes, a run of full ones and what follows it."""
-    end = state[NEW]
-    while end < state[PHYSICAL] and load(bucket_address(end - 1, pages) + 56) != 0:
-        end += 1
-    return int(end)
 
 
 def _stretch(budget: int, state: Any, pages: Any) -> bool:
@@ -139,6 +144,11 @@ class Index:
         self._lay_out(buckets)
         self.state[OLD] = buckets
         self.state[FRONTIER] = self.state[PHYSICAL]
+
+    @property
+    def pages(self) -> int:
+        """The address of the pages' addresses, for kernels."""
+        return self._pages.place
 
     @property
     def num_keys(self) -> int:
@@ -201,12 +211,10 @@ class Index:
 
     def _lay_out(self, buckets: int) -> None:
         self._pages.reserve((buckets + SLACK) * BUCKET_BYTES)
-        self.state[NEW] = buckets
-        self.state[FRONTIER] = self.state[OLD]
         self._note_pages()
+        self.state[[NEW, FRONTIER]] = buckets, self.state[OLD]  # in one statement: a signal cuts none in two
 
     def _note_pages(self) -> None:
-        self.pages = self._pages.place
         self.state[PHYSICAL] = len(self._pages) * PAGE_BUCKETS
 
     def extend(self) -> None:
@@ -273,21 +281,29 @@ _WORD = 64
 """Rows of the mask in a word of bits, before each of which it is noted how many stay."""
 
 
-def keep_rows(index: Index, kept: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
-    """Keep the rows of the mask `[num_keys]`, renumbered in their order; gives keys and former rows of the others.
+class Removal:
+    """The removal of all rows of an index outside of the mask `[num_keys]`; `run` needs no more memory.
 
-    The index keeps its size.
+    Attributes:
+        keys, rows: `[gone]` int64, the rows that go, and their keys, in the order of the index.
     """
-    words = np.zeros(-(-len(kept) // _WORD), np.uint64)
-    bits = np.packbits(kept, bitorder="little")
-    words.view(np.uint8)[: len(bits)] = bits  # little-endian, as the machines are that the kernels are compiled for
-    before = np.zeros(len(words) + 1, np.int64)
-    if len(kept):
-        np.cumsum(np.add.reduceat(kept, np.arange(0, len(kept), _WORD), dtype=np.int64), out=before[1:])
-    gone = len(kept) - int(before[-1])
-    keys, rows = np.empty(gone, np.int64), np.empty(gone, np.int64)
-    _keep_kernel(words, before, index.state, index.pages, keys, rows)
-    return keys, rows
+
+    def __init__(self, index: Index, kept: npt.NDArray[np.bool_]) -> None:
+        self._index = index
+        words = np.zeros(-(-len(kept) // _WORD), np.uint64)
+        bits = np.packbits(kept, bitorder="little")
+        words.view(np.uint8)[: len(bits)] = bits  # little-endian, as the machines are that the kernels are compiled for
+        before = np.zeros(len(words) + 1, np.int64)
+        if len(kept):
+            np.cumsum(np.add.reduceat(kept, np.arange(0, len(kept), _WORD), dtype=np.int64), out=before[1:])
+        self._words, self._before = words, before
+        gone = len(kept) - int(before[-1])
+        self.keys, self.rows = np.empty(gone, np.int64), np.empty(gone, np.int64)
+        _gone_kernel(words, index.state, index.pages, self.keys, self.rows)
+
+    def run(self) -> None:
+        """Remove the rows, and renumber the others in their order. The index keeps its size."""
+        _keep_kernel(self._words, self._before, self._index.state, self._index.pages)
 
 
 @jitted
@@ -299,16 +315,33 @@ def ones(word: Any) -> Any:
     return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, gone_rows: Any) -> None:
+@jitted
+def _is_kept(row: Any, words: Any) -> Any:
+    return (words[row >> 6] >> np.uint64(row & 63)) & np.uint64(1)
+
+
+def _find_gone(words: Any, state: Any, pages: Any, keys: Any, rows: Any) -> None:
+    gone = 0
+    for bucket in range(end_of_keys(state, pages)):
+        slot = bucket_address(bucket, pages)
+        for _ in range(4):
+            row = load(slot + 8) - 1
+            if row >= 0 and not _is_kept(row, words):
+                keys[gone], rows[gone] = load(slot), row
+                gone += 1
+            slot += 16
+
+
+def _keep_all(words: Any, before: Any, state: Any, pages: Any) -> None:
     """Bucket after bucket is emptied, and what stays is put back.
 
     It goes where it lay or further down, never up: its home is at or below its bucket, which has room again. Buckets
     that have been passed lose nothing, so that what is behind full ones is found.
     """
     secret = secret_of(state)
-    gone = stayed = 0
+    stayed = 0
     taken = np.empty((4, 2), np.int64)
-    for bucket in range(state[PHYSICAL]):
+    for bucket in range(end_of_keys(state, pages)):
         slot = bucket_address(bucket, pages)
         count = 0
         for _ in range(4):
@@ -316,12 +349,9 @@ def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, g
             if row >= 0:
                 store(slot, 0)
                 store(slot + 8, 0)
-                if (words[row >> 6] >> np.uint64(row & 63)) & np.uint64(1):
+                if _is_kept(row, words):
                     taken[count, 0], taken[count, 1] = key, row
                     count += 1
-                else:
-                    gone_keys[gone], gone_rows[gone] = key, row
-                    gone += 1
             slot += 16
         for i in range(count):
             key, row = taken[i, 0], taken[i, 1]
@@ -332,4 +362,5 @@ def _keep_all(words: Any, before: Any, state: Any, pages: Any, gone_keys: Any, g
     state[COUNT] = stayed
 
 
+_gone_kernel = kernel(_find_gone, "the table's index (rows to remove)")
 _keep_kernel = kernel(_keep_all, "the table's index (removal)")

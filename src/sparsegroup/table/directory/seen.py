@@ -41,15 +41,15 @@ class RememberedKeys:
 
     def add(self, keys: Int64s | None, count: int, candidates: Callable[[Int64s], Int64s]) -> None:
         """Count `count` distinct keys that had no row: new ones if no `keys` are given; else some have been counted."""
-        self._total += count
-        if keys is not None:
-            self._total -= int(np.count_nonzero(self._were_dropped(keys) | (candidates(keys) > 0)))
+        again = 0 if keys is None else int(np.count_nonzero(self._were_dropped(keys) | (candidates(keys) > 0)))
+        self._total += count - again
 
     def drop(self, keys: Int64s) -> None:
-        """Remember keys that have lost their row."""
+        """Remember keys that lose their row; until they have lost it, that changes nothing."""
         new = np.unique(keys[~self._were_dropped(keys)].view(np.uint64))
-        self.dropped = np.concatenate([self.dropped, new])
-        self.dropped.sort(kind="stable")  # two ascending runs: a merge
+        dropped = np.concatenate([self.dropped, new])
+        dropped.sort(kind="stable")  # two ascending runs: a merge
+        self.dropped = dropped
 
     def _were_dropped(self, keys: Int64s) -> Bools:
         if not len(self.dropped):

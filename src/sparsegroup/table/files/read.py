@@ -77,7 +77,7 @@ class _Reader:
         buckets = sum(one.sensible_buckets for one in facts) if is_whole else Index.buckets_for(directory.num_rows)
         directory.index = directory.index.with_buckets(buckets)
         directory.count_seen(sum(one.seen for one in facts) if is_whole else None)
-        storage.recount(directory.num_rows)
+        storage.forget_live()
         storage.count_skipped(sum(file.facts.skipped_rows for file in last if file.buckets.start in self._wanted))
         return Table(self._config, directory, storage)
 
@@ -136,8 +136,8 @@ class _Reader:
         directory = self._directory
         kept = directory.masked_without(dropped)
         if not kept.all():
-            directory.retain(kept)
-            self._storage.rows.compact(kept)
+            directory.remove(directory.removal(kept), kept)
+            self._storage.compact(kept)
         directory.seen.drop(dropped)
 
     def _mask(self, keys: Int64s, file: TableFile) -> Bools:
@@ -178,12 +178,11 @@ class _Reader:
                     )
                 memory.reserve(directory.num_rows + came)
                 numbers[new] = np.arange(directory.num_rows, directory.num_rows + came)
-                directory.index.reserve(directory.num_rows + came)
+                directory.begin(came)
                 try:
                     directory.index.insert(some[new], numbers[new])
                 except ValueError as error:
                     raise ValueError(f"{file.path}: {error}") from error
-                directory.rows_added(came)
                 its = {name: array[piece][mask] if name in OF_ROWS else array for name, array in state.items()}
                 directory.set_uses(its, numbers)
                 values = rows[piece]

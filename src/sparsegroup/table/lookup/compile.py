@@ -1,5 +1,6 @@
 """The lookup as an operator that `torch.compile` and the transforms of `torch.func` take without looking inside."""
 
+import itertools
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -13,6 +14,8 @@ from sparsegroup.tensors import is_transformed
 EMBEDDINGS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """Number → `HashEmbedding`, whose module imports this one."""
 
+_numbers = itertools.count()  # `next` gives each thread another one
+
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.6 has none
 
 _ANCHOR = torch.empty(0, dtype=torch.float32, device="cpu", requires_grad=True)
@@ -21,7 +24,7 @@ _ANCHOR = torch.empty(0, dtype=torch.float32, device="cpu", requires_grad=True)
 
 def register(embedding: object) -> int:
     """A number under which the operator finds the `HashEmbedding`, as long as that lives."""
-    number = max(EMBEDDINGS, default=-1) + 1
+    number = next(_numbers)
     EMBEDDINGS[number] = embedding
     return number
 

@@ -1,9 +1,11 @@
 """The lookup: from keys to rows and vectors, now or ahead of time; new keys get a row on the way."""
 
+import itertools
 import os
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -16,14 +18,15 @@ from torch.utils.data import get_worker_info
 
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.step import TORCH_DTYPES, array_of
+from sparsegroup.signals import signals_deferred
 from sparsegroup.table.config import check_int
 from sparsegroup.table.directory.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.directory.buckets import ABSENT
-from sparsegroup.table.directory.directory import Directory, RowLimit
+from sparsegroup.table.directory.directory import Admission, Directory, RowLimit
 from sparsegroup.table.lookup import kernels
 from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
 from sparsegroup.table.lookup.kernels import GRAIN, NOT_POOLED, BagPooling, RowStarts
-from sparsegroup.table.rows.rows import RowStorage
+from sparsegroup.table.rows.rows import WEIGHT, RowStorage
 
 Int64s = npt.NDArray[np.int64]
 
@@ -115,15 +118,19 @@ def field_keys(ids: Tensor, field: int | None = None, *, field_bits: int = 8) ->
     return ids & (1 << shift) - 1 | top
 
 
+_numbers = itertools.count()
+
+
 class TableLock(nullcontext[None]):
     """To be taken by `with lock.held, lock:`, the first of which is a plain lock, which no signal can interrupt.
 
-    No process is forked while another thread holds the lock, or with a job waiting.
+    No process is forked while another thread holds the lock, or with a job waiting. A thread that takes several locks
+    takes them in the order of their numbers.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.held = threading.RLock()
+        self.held, self.number = threading.RLock(), next(_numbers)
         self._job: Callable[[], None] | None = None
         self._process = os.getpid()
         with _forking:
@@ -164,24 +171,44 @@ class TableLock(nullcontext[None]):
 
 
 _all: "WeakSet[TableLock]" = WeakSet()
-_taken: list[TableLock] = []
+_held: list[ExitStack] = []
+"""What the thread that forks holds."""
 _forking = threading.RLock()
 """Held by the thread that forks, and by one that makes a table: the fork would not know of that."""
 
 
+def _every_lock() -> Iterator[Any]:
+    yield _forking
+    yield from [lock.held for lock in list(_all)]
+
+
 def _take_all() -> None:
-    _forking.acquire()
-    for lock in list(_all):
-        lock.held.acquire()
-        _taken.append(lock)
-        with lock:
-            pass
+    """Take all locks, but wait for one only while no other is held: other threads take several in their own order."""
+    with ExitStack() as stack:
+        stack.enter_context(signals_deferred())  # until all are released
+        awaited: Any = _forking
+        while awaited is not None:
+            with ExitStack() as taken:
+                taken.enter_context(awaited)
+                awaited = next((lock for lock in _every_lock() if not _take_free(lock, taken)), None)
+                if awaited is None:
+                    stack.enter_context(taken.pop_all())
+        for lock in list(_all):
+            lock.run_scheduled()
+        _held.append(stack.pop_all())
+
+
+def _take_free(lock: Any, taken: ExitStack) -> bool:
+    """Take a lock that no other thread holds; gives whether it was free."""
+    is_free: bool = lock.acquire(blocking=False)
+    if is_free:
+        taken.callback(lock.release)
+    return is_free
 
 
 def _release_all() -> None:
-    while _taken:
-        _taken.pop().held.release()
-    _forking.release()
+    while _held:
+        _held.pop().close()
 
 
 if hasattr(os, "register_at_fork"):
@@ -206,8 +233,8 @@ def pays_ahead(count: int) -> bool:
 class RowLookup:
     """Looks keys up in a directory and a storage that belong together. Called by one thread at a time.
 
-    `on_used` is called with rows when it is noted that they were used. At most `scratch_bytes` of working memory are
-    kept for the next lookup. `keeps_distinct`: results know the distinct keys.
+    `on_used` is called with rows, negative for none, when it is noted that they were used. At most `scratch_bytes` of
+    working memory are kept for the next lookup. `keeps_distinct`: results know the distinct keys.
     """
 
     def __init__(
@@ -389,12 +416,11 @@ class RowLookup:
         new = distinct[rows == ABSENT]
         if admission is not None and len(new):
             decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission), again=is_counted)
-            admitted = new if decision.admitted is None else new[decision.admitted]
-            for first in range(0, len(admitted), CHUNK):
-                search = self._find(admitted[first : first + CHUNK], None, None)
-                self._give_rows(search, slice(0, search.absent))
-            directory.note(decision)
-            rows = directory.find(distinct)
+            admitted = slice(None) if decision.admitted is None else decision.admitted
+            places, keys_admitted = np.flatnonzero(rows == ABSENT)[admitted], new[admitted]
+            numbers = np.arange(before, before + len(places))
+            self.append(keys_admitted, decision, lambda numbers: self.write_starts(numbers, keys_admitted))
+            rows[places] = numbers
         if directory.uses is not None:
             self._note_use(rows, admission, is_counted=is_counted)
         absent = int(np.count_nonzero(rows == ABSENT))
@@ -402,11 +428,32 @@ class RowLookup:
         search.first_new, search.distinct = before, distinct
         return search
 
+    def append(self, keys: Int64s, decision: Admission, write: Callable[[Int64s], None]) -> None:
+        """Give rows to distinct keys that have none, after `write` has written the weights of rows of these numbers.
+
+        All memory is found, and all rows are written, before one kernel makes them the keys' rows.
+        """
+        directory = self._directory
+        first = directory.num_rows
+        numbers = np.arange(first, first + len(keys))
+        directory.begin(len(keys))
+        self._storage.rows.begin(first, first + len(keys))
+        write(numbers)
+        self._storage.forget_live()
+        directory.index.insert(keys, numbers)
+        directory.note(decision)
+
+    def write_starts(self, numbers: Int64s, keys: Int64s) -> None:
+        """Write where the rows of `keys`, which have these numbers, start."""
+        for first in range(0, len(keys), CHUNK):
+            some = slice(first, first + CHUNK)
+            self._storage.rows.write(WEIGHT, numbers[some], self._starts.of(keys[some]))
+
     def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> None:
         uses = self._directory.uses
         if uses is not None and not (admission is None or is_counted or admission is SET_KEYS):
             uses.mark(rows)
-            self._on_used(rows[rows != ABSENT])
+            self._on_used(rows)
 
     def _room_for(self, admission: AdmissionPolicy) -> int | None:
         """How many new rows there is room for; None if that is not limited, or has been checked."""
@@ -433,11 +480,12 @@ class RowLookup:
         some, vectors = rows[places], scratch.vectors[places]  # views of a slice, copies of single places
         count = search.absent if isinstance(places, slice) else len(places)
         index, before = self._directory.index, self._directory.num_rows
-        index.reserve(before + count)
+        self._directory.begin(count)
         space = self._storage.new_rows(before, count)
         new_keys, new_places, new_vectors = *np.empty((2, count), np.int64), np.empty(count * starts.dim, starts.dtype)
         while (inserted := index.num_keys - before) < count:
-            live = kernels.insert_rows(
+            insert = partial(
+                kernels.insert_rows,
                 scratch.distinct[places],
                 scratch.hashes[places],
                 some,
@@ -456,11 +504,9 @@ class RowLookup:
                 new_places,
                 new_vectors,
             )
-            self._storage.count_new(live)
+            self._storage.change(insert)
             if index.num_keys < before + count:
                 index.extend()
-        index.settle(count)
-        self._directory.rows_added(count)
         if not isinstance(places, slice):
             rows[places], scratch.vectors[places] = some, vectors
         search.absent -= count

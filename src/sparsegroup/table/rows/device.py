@@ -131,11 +131,18 @@ class DeviceRows(Rows):
                 self.fill(part, count, len(self._pages) << self.shift, value)
         self.initial = {part: initial[part] for part in self.initial}
 
-    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None = None) -> "DeviceRows":
+    def relaid(
+        self,
+        initial: Mapping[str, float],
+        count: int,
+        state_dtype: torch.dtype | None = None,
+        *,
+        keeps_state: bool = True,
+    ) -> "DeviceRows":
         state_dtype = state_dtype or self.state_dtype
         other = DeviceRows(self.dim, self.weight_dtype, self.device, initial, state_dtype, self.page_bytes)
         self._reserve_growth(other, count)
-        kept = [part for part in other.parts if part in self.parts]
+        kept = [part for part in other.parts if part == WEIGHT or (keeps_state and part in self.parts)]
         pages = self._pages[: -(-count >> self.shift)][::-1]
         self._set_pages([])
         for first in range(0, count, 1 << self.shift):
@@ -255,17 +262,14 @@ class DeviceStorage(RowStorage):
             self._waiting.pop(0)
         return self._rows
 
-    @property
-    def num_live(self) -> int:
-        return self._live + self._watch.now()[0]
+    def num_live(self, num_rows: int) -> int:
+        if self._live is None:
+            self._watch.clear(0)
+        return super().num_live(num_rows) + self._watch.now()[0]
 
     @property
     def skipped_rows(self) -> int:
         return self._skipped + self._watch.now()[1]
-
-    def recount(self, num_rows: int) -> None:
-        self._watch.clear(0)
-        super().recount(num_rows)
 
     def count_skipped(self, total: int) -> None:
         self._watch.clear(1)

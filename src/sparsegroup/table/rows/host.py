@@ -209,8 +209,9 @@ class HostRows(Rows):
     def _place(self, part: str) -> tuple[Any, ...]:
         return self.pages.addresses, self.shift, self.row_bytes, self._row.offset(part)
 
-    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype) -> "HostRows":
-        """See `Rows`. Where memory ends, nothing has changed."""
+    def relaid(
+        self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype, *, keeps_state: bool = True
+    ) -> "HostRows":
         other = HostRows(self.dim, self.dtype, self.huge_pages, initial, state_dtype == torch.bfloat16)
         other.reserve(count)
         step = 1 << self.shift
@@ -219,7 +220,7 @@ class HostRows(Rows):
             for start, target in other._views(first, first + len(source)):
                 rows = source[start - first : start - first + len(target)]
                 for part in other.parts:
-                    if part in self.parts:
+                    if part == WEIGHT or (keeps_state and part in self.parts):
                         target[part] = other._row.stored(part, self._row.numbers(part, rows[part]))
                     elif other.initial[part] != 0:
                         target[part] = other._row.stored(part, [other.initial[part]])
@@ -348,7 +349,8 @@ class HostStorage(RowStorage):
         memory, rule = self._rows, step.rule
         if self._layout is None or self._layout[:2] != (memory, rule):
             self._layout = memory, rule, memory.layout(_parts(rule, "u" in memory.initial))
-        self._live += cpu_step.advance_rows(
+        live, self._live = self._live, None  # as in `change`
+        change = cpu_step.advance_rows(
             rule,
             memory.dtype,
             rows.data_ptr(),
@@ -361,6 +363,7 @@ class HostStorage(RowStorage):
             step.constants,
             int(scalars.seed),
         )
+        self._live = None if live is None else live + change
 
     # Sweep
 
@@ -390,7 +393,9 @@ class HostStorage(RowStorage):
         applies: bool,
         drops: bool = False,
     ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        memory = self._rows
+        memory, live = self._rows, self._live
+        if applies:
+            self._live = None  # as in `change`
         norms, changed, live_change = cpu_step.sweep_rows(
             step.rule,
             memory.dtype,
@@ -404,7 +409,7 @@ class HostStorage(RowStorage):
             applies=applies,
             drops=drops,
         )
-        self._live += live_change
+        self._live = None if live is None else live + live_change
         return norms.astype(np.float64), changed
 
 

@@ -66,10 +66,11 @@ class MappedPages:
             mapping, address = self._map()
             mappings.append(mapping)
             addresses.append(address)
-        self._mappings, released = mappings, self._mappings[count:]
-        self._prefaulted = {place for place in self._prefaulted if place[0] < count}
-        self.addresses = np.array(addresses, np.int64)
-        self.place = int(self.addresses.ctypes.data)
+        released, prefaulted = self._mappings[count:], {place for place in self._prefaulted if place[0] < count}
+        array = np.array(addresses, np.int64)
+        place = int(array.ctypes.data)
+        # In one statement, which no signal cuts in two: kernels follow `place`, and `addresses` owns what is there.
+        self._mappings, self._prefaulted, self.addresses, self.place = mappings, prefaulted, array, place
         for mapping in released:
             mapping.close()
 

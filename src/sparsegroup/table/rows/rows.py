@@ -17,6 +17,7 @@ from sparsegroup.kernels.eager import Block
 from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars, array_of
 from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule
+from sparsegroup.signals import signals_deferred
 from sparsegroup.table.lookup.autograd import GradientLines, Int64s, KeySearch, LookupResult
 
 Floats = npt.NDArray[Any]
@@ -93,15 +94,23 @@ class Rows(ABC):
     def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
         """Which of the rows first, …, last - 1 have a non-zero vector."""
 
+    def begin(self, first: int, last: int) -> None:
+        """Have memory for the rows first, …, last - 1, which are new; their weights are to be written next."""
+        self.reserve(last)
+        for part, value in self.initial.items():
+            self.fill(part, first, last, value)
+
     @abstractmethod
     def compact(self, surviving: npt.NDArray[np.bool_]) -> None:
         """Move the rows of the mask to 0, 1, … in their order, and give the memory of the others back."""
 
     @abstractmethod
-    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype) -> "Rows":
-        """The first `count` rows with other parts after the weights; parts of the same name keep their values.
+    def relaid(
+        self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype, *, keeps_state: bool = True
+    ) -> "Rows":
+        """The first `count` rows with other parts after the weights; parts of the same name may keep their values.
 
-        Empties `self`.
+        Empties `self`; MemoryError changes nothing. To be called while signals are deferred.
         """
 
     def set_initial(self, initial: Mapping[str, float], count: int) -> None:
@@ -163,7 +172,8 @@ class RowStorage(ABC):
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._live = self._skipped = 0
+        self._live: int | None = 0  # None: to be counted
+        self._skipped = 0
 
     @property
     def rows(self) -> Rows:
@@ -175,24 +185,32 @@ class RowStorage(ABC):
         """The parts of a row after its weights."""
         return tuple(self._rows.initial)
 
-    @property
-    def num_live(self) -> int:
-        """Rows that are not zero; waits for a device."""
+    def num_live(self, num_rows: int) -> int:
+        """How many of the `num_rows` rows are not zero; waits for a device."""
+        if self._live is None:
+            edges = [*range(0, num_rows, _COUNTED_AT_A_TIME), num_rows]
+            self._live = sum(int(self.rows.live(first, last).sum()) for first, last in pairwise(edges))
         return self._live
+
+    def forget_live(self) -> None:
+        """Let the rows that are not zero be counted again when their number is read."""
+        self._live = None
+
+    def change(self, action: Callable[[], int]) -> None:
+        """Let an action change rows; it gives how many more of them are not zero. If it is cut off, that is unknown."""
+        live, self._live = self._live, None
+        change = action()
+        self._live = None if live is None else live + change
+
+    def compact(self, surviving: npt.NDArray[np.bool_]) -> None:
+        """Keep the rows of the mask only, renumbered in their order. To be called while signals are deferred."""
+        self._live = None
+        self.rows.compact(surviving)
 
     @property
     def skipped_rows(self) -> int:
         """Row updates omitted because of a non-finite gradient; waits for a device."""
         return self._skipped
-
-    def count_new(self, live: int) -> None:
-        """Count new rows that are not zero."""
-        self._live += live
-
-    def recount(self, num_rows: int) -> None:
-        """Count again how many of the `num_rows` rows are not zero."""
-        edges = [*range(0, num_rows, _COUNTED_AT_A_TIME), num_rows]
-        self._live = sum(int(self.rows.live(first, last).sum()) for first, last in pairwise(edges))
 
     def count_skipped(self, total: int) -> None:
         """Set the number of row updates omitted in all."""
@@ -233,13 +251,20 @@ class RowStorage(ABC):
         """Raise FloatingPointError if a device has reported that an earlier step met a non-finite gradient."""
         return  # a step on the host has raised before it changed anything
 
-    def lay_out(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None) -> bool:
-        """Give the `count` rows the parts `initial` after the weights; gives whether rows were changed or moved."""
+    def lay_out(
+        self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None, *, keeps_state: bool = True
+    ) -> bool:
+        """Give the `count` rows the parts `initial` after the weights; gives whether rows were changed or moved.
+
+        MemoryError changes nothing.
+        """
         rows, dtype = self.rows, self.dtype_of_state(state_dtype)
-        moves = tuple(rows.initial) != tuple(initial) or rows.state_dtype != dtype
+        differs = tuple(rows.initial) != tuple(initial) or rows.state_dtype != dtype
+        moves = differs or (len(rows.initial) > 0 and not keeps_state)
         if moves:
-            rows = self._rows = rows.relaid(initial, count, dtype)
-        rows.set_initial(initial, count)
+            with signals_deferred():
+                self._rows = rows.relaid(initial, count, dtype, keeps_state=keeps_state)
+        self._rows.set_initial(initial, count)
         return moves
 
     @abstractmethod
@@ -265,6 +290,7 @@ class RowStorage(ABC):
         With `drops`, rows that never had a non-zero gradient become zero where λ21 > 0.
         """
         memory = self.rows
+        self.forget_live()
         changed = [np.empty(0, np.int64)]
         for rows, block in self._blocks(np.arange(count), step, scalars):
             x, u, touched = eager.swept(
@@ -273,11 +299,11 @@ class RowStorage(ABC):
             if drops:
                 x = torch.where(touched, x, torch.zeros_like(x))
             after = x.to(block.x.dtype)
-            memory.write(WEIGHT, rows, after.numpy())
-            memory.write("u", rows, u.numpy())
             assert block.u is not None
             changed.append(rows[((after != block.x) | (u != block.u)).any(1).numpy()])
-        self.recount(count)
+            with signals_deferred():
+                memory.write(WEIGHT, rows, after.numpy())
+                memory.write("u", rows, u.numpy())
         return np.concatenate(changed)
 
     def _constants(self, step: GroupStep, scalars: StepScalars, block: Block) -> tuple[Any, Any, Any, Any]:

@@ -20,6 +20,7 @@ from sparsegroup.optim.state import UncastTensor, as_count, check_names
 from sparsegroup.optim.step import KEY_BYTES, Entry, GroupCensus, GroupStep, ParameterSite
 from sparsegroup.optim.table_parameter import KEYS, LINES, StateOwner, store_of
 from sparsegroup.rules import Rule
+from sparsegroup.signals import signals_deferred
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.directory import Directory, RowLimit
 from sparsegroup.table.lookup.autograd import GradientLines
@@ -32,22 +33,18 @@ Int64s = npt.NDArray[np.int64]
 class Changes:
     """Rows changed and keys removed since a table had `count` rows."""
 
-    def __init__(self, count: int, since: str) -> None:
-        self.known = count  # how many of those rows are left: still the first ones, in the same order
+    def __init__(self, changed: npt.NDArray[np.bool_], since: str, removed: tuple[Int64s, ...] = ()) -> None:
+        self.known = len(changed)  # how many of those rows are left: still the first ones, in the same order
         self.since = since
-        self._changed = np.zeros(count, np.bool_)
-        self._removed: list[Int64s] = []
+        self._changed, self._removed = changed, removed
 
     def mark(self, rows: Int64s) -> None:
-        """Some rows change."""
+        """Some rows change; negative ones are none."""
         _mark(rows, self._changed)
 
-    def keep(self, kept: npt.NDArray[np.bool_], keys: Int64s) -> None:
-        """Keep the rows of the mask `kept`, renumbered in their order; `keys` are the dropped ones'."""
-        before = kept[: self.known]
-        self._changed = self._changed[before]
-        self.known = len(self._changed)
-        self._removed.append(keys)
+    def without(self, kept: npt.NDArray[np.bool_], keys: Int64s) -> "Changes":
+        """The changes when only the rows of the mask `kept` are left, renumbered; `keys` are the dropped ones'."""
+        return Changes(self._changed[kept[: self.known]], self.since, (*self._removed, keys))
 
     @property
     def removed(self) -> Int64s:
@@ -61,7 +58,7 @@ class Changes:
 
 def _mark_rows(rows: Any, changed: Any) -> None:
     for i in range(len(rows)):
-        if rows[i] < len(changed):
+        if 0 <= rows[i] < len(changed):
             changed[rows[i]] = True
 
 
@@ -235,13 +232,15 @@ class RowSteps:
         parts = {**({"u": 0.0} if self._carries_u(owner, wants_u) else {}), **initial}
         self._laid_out_for = _no_step
         with self._lock.held, self._lock:
-            count = self._directory.num_rows
-            if self.owner is not owner:
-                self.changes = None
-                self._storage.lay_out({}, count, state_dtype)
+            count, changes = self._directory.num_rows, self.changes
+            self.changes = None  # unless nothing moves
+            if self.owner is owner:
+                if not self._storage.lay_out(parts, count, state_dtype):
+                    self.changes = changes
+                return
+            with signals_deferred():
+                self._storage.lay_out(parts, count, state_dtype, keeps_state=False)
                 self.owner = owner
-            if self._storage.lay_out(parts, count, state_dtype):
-                self.changes = None
 
     def _carries_u(self, owner: StateOwner | None, wants_u: bool) -> bool:
         has_u = owner is not None and self.owner is owner and "u" in self._storage.state_names
@@ -288,7 +287,10 @@ class RowSteps:
             self.lay_out(entry[KEYS], step.initial, True, step.group["state_dtype"])
             scalars = step.scalars(float(entry["step"]))
             zeroes = zero_untrained and step.regularizer.l21 > 0
-            self.mark(self._storage.sweep(self._directory.num_rows, step, scalars, drops=zeroes))
+            changes, self.changes = self.changes, None  # all may have changed, if this is cut off
+            swept = self._storage.sweep(self._directory.num_rows, step, scalars, drops=zeroes)
+            self.changes = changes
+            self.mark(swept)
 
     # The optimizer's state
 
@@ -337,15 +339,17 @@ class RowSteps:
 
     def track(self, since: str | None) -> None:
         """Note from now on what changes since `since`, by which it will be known; None: stop."""
-        self.changes = None if since is None else Changes(self._directory.num_rows, since)
+        self.changes = None if since is None else Changes(np.zeros(self._directory.num_rows, np.bool_), since)
 
     def mark(self, rows: Int64s) -> None:
         """Some rows have changed."""
         if self.changes is not None:
             self.changes.mark(rows)
 
-    def keep(self, kept: npt.NDArray[np.bool_], gone: Int64s, rows: Int64s) -> None:
-        """The rows of the mask stay, the keys `gone` of the former `rows` do not."""
-        if self.changes is not None:  # with exact keys, changes must also have the keys that were added and dropped
-            recorded = rows < self.changes.known if not self._directory.seen.is_exact else slice(None)
-            self.changes.keep(kept, gone[recorded])
+    def changes_without(self, kept: npt.NDArray[np.bool_], gone: Int64s, rows: Int64s) -> Changes | None:
+        """The changes when only the rows of the mask stay, without the keys `gone` of the former `rows`."""
+        if self.changes is None:
+            return None
+        # With exact keys, changes must also have the keys that were added and dropped.
+        recorded = rows < self.changes.known if not self._directory.seen.is_exact else slice(None)
+        return self.changes.without(kept, gone[recorded])
