@@ -12,31 +12,42 @@ from sparsegroup.optim.table_parameter import RowStore, store_of
 
 
 @torch.no_grad()
-def feature_rate(weight: Tensor, seen: Tensor | int | None = None) -> float:
-    """The paper's "sparsity": rows with a non-zero vector over distinct features ever seen in training.
+def feature_rate(weight: Tensor, seen: Tensor | int | GroupOptimizer | None = None) -> float:
+    """Return the paper's "sparsity": rows with a non-zero vector over distinct features ever seen in training.
 
     Args:
         weight: `[rows, …]`, an embedding table; or the weight of a `HashEmbedding`, which knows what it has seen. For a
             DTensor or a sharded table the result is that of all ranks, each of which must call this.
-        seen: `[rows]` bool, which rows training has seen (a row never seen keeps its random start and counts neither
-            above nor below); or the number of features ever seen; or None if all rows were.
+        seen: What training has seen of a tensor: `[rows]` bool, which rows (the others keep their random start and
+            count neither above nor below); the optimizer, which has seen the rows that had a non-zero gradient; or the
+            number of features ever seen. None counts all rows as seen, also those that still are as they were drawn.
 
     Returns:
         A number in [0, 1]; 0 if nothing was seen.
 
     Raises:
-        ValueError: `seen` is a mask of another length, or fewer than the live rows.
+        ValueError: `seen` is a mask of another length, fewer than the live rows, or an optimizer of other parameters.
 
     Examples:
         >>> import torch
-        >>> from sparsegroup import feature_rate
+        >>> from sparsegroup import GroupAdam, feature_rate
         >>> feature_rate(torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 1.0], [0.0, 0.0]]))
         0.5
+        >>> embedding = torch.nn.Embedding.from_pretrained(torch.full((100, 4), 0.05), freeze=False)
+        >>> optimizer = GroupAdam(embedding.parameters(), lr=0.1, l21=0.1)
+        >>> (embedding(torch.arange(4)) * torch.tensor([[1.0], [1.0], [1.0], [0.01]])).sum().backward()
+        >>> optimizer.step()
+        >>> feature_rate(embedding.weight, optimizer), feature_rate(embedding.weight)
+        (0.75, 0.99)
     """
     store = store_of(weight)
-    if store is not None and seen is None:
+    if store is not None and (seen is None or isinstance(seen, GroupOptimizer)):
         known, alive = _on_all_ranks(store, store.num_seen, store.num_live)
         return alive / known if known else 0.0
+    if isinstance(seen, GroupOptimizer):
+        censuses = seen.census_of(weight)
+        count = sum(one.seen for one in censuses)
+        return sum(one.live for one in censuses) / count if count else 0.0
     live = whole((weight != 0).flatten(1).any(dim=1) if weight.ndim > 1 else weight != 0)
     if isinstance(seen, Tensor):
         if seen.shape != live.shape or seen.dtype != torch.bool:

@@ -65,7 +65,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "sparse": lambda: nn.Embedding(6, 3, sparse=True),
     "bfloat16": lambda: nn.Embedding(6, 3, dtype=torch.bfloat16),
     "table": lambda: HashEmbedding(3),
-    "table that evicts": lambda: HashEmbedding(3, eviction=UnusedFor(steps=1, live=True, every=1), fallback=True),
+    "table that evicts": lambda: HashEmbedding(3, eviction=UnusedFor(steps=1, live=True, every=1)),
     "table of a size": lambda: HashEmbedding(3, max_bytes="3 MB"),
     "bags": bags,
     "fields": Fields,

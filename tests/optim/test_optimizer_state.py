@@ -21,6 +21,7 @@ from optimizer_cases import (
     snapshot,
     train,
     train_lookup,
+    wave,
 )
 from over import over
 from sparsegroup import (
@@ -30,6 +31,7 @@ from sparsegroup import (
     GroupAMSGrad,
     GroupMomentum,
     GroupSGD,
+    param_groups,
 )
 from table_cases import through_a_file
 
@@ -230,8 +232,8 @@ def group(**changes: Any) -> Any:
         (group(groups=torch.tensor([0, 1])), r"groups.*\[4\]"),
         (group(norm="t"), "norm"),
         (group(amsgrad=True), "amsgrad"),
-        (lambda s: s["param_groups"][0]["params"].pop(), "size"),
-        (lambda s: s["param_groups"].clear(), "number"),
+        (lambda s: s["param_groups"][0]["params"].pop(), "param groups of"),
+        (lambda s: s["param_groups"].clear(), "param groups of"),
     ],
 )
 def test_a_broken_state_is_refused_and_changes_nothing(change, match):
@@ -275,3 +277,66 @@ def test_distributed_checkpoint_knows_all_state_before_the_first_step(cls):
         return get_optimizer_state_dict(model, optimizer)["state"]["weight"].keys()
 
     assert entries(3) == entries(0)
+
+
+class TestStateOfParametersInOtherGroups:
+    @staticmethod
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 3, dtype=torch.float64), nn.Embedding(3, 3, dtype=torch.float64))
+
+    def trained(self, wrap: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = self.net()
+        optimizer = wrap(model)
+        train(optimizer, 3)
+        return model, optimizer
+
+    def test_adams_state_is_matched_by_names(self):
+        model, adam = self.trained(lambda model: Adam(model.named_parameters(), lr=0.1))
+        other = self.net()
+        other.load_state_dict(model.state_dict())
+        ours = GroupAdam(param_groups(other, l21=0.0), lr=0.3)
+        ours.load_state_dict(adam.state_dict())
+        assert [group["param_names"] for group in ours.param_groups] == [["1.weight"], ["0.weight", "0.bias"]]
+        assert [group["lr"] for group in ours.param_groups] == [0.1, 0.1]
+        for parameters, optimizer in ((dict(model.named_parameters()), adam), (dict(other.named_parameters()), ours)):
+            for t in range(3):
+                for number, x in enumerate(parameters.values()):
+                    x.grad = wave(x, t + number)
+                optimizer.step()
+        for x, y in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(y, x, rtol=1e-13, atol=1e-13)
+
+    def test_names_given_afterwards_are_enough(self):
+        model, adam = self.trained(lambda model: Adam(model.parameters()))
+        state = adam.state_dict()
+        ours = GroupAdam(param_groups(self.net(), l21=0.1))
+        with refused(ours, ValueError, "param_names"):
+            ours.load_state_dict(state)
+        state["param_groups"][0]["param_names"] = [name for name, _ in model.named_parameters()]
+        ours.load_state_dict(state)
+        (embedding,) = ours.param_groups[0]["params"]
+        assert torch.equal(ours.state[embedding]["exp_avg"], adam.state[model[1].weight]["exp_avg"])
+        assert ours.param_groups[0]["l21"] == 0.1
+
+    def test_equal_groups_in_another_order_are_matched_by_names(self):
+        """Both weights are 3 × 3: by place each would get the other's moments."""
+        model, ours = self.trained(lambda model: GroupAdam([(n, p) for n, p in model.named_parameters() if p.ndim > 1]))
+        other = self.net()
+        again = GroupAdam([("1.weight", other[1].weight), ("0.weight", other[0].weight)])
+        again.load_state_dict(ours.state_dict())
+        for number in (0, 1):
+            expected, found = ours.state[model[number].weight], again.state[other[number].weight]
+            assert torch.equal(found["exp_avg"], expected["exp_avg"])
+
+    def test_parameters_that_cannot_be_matched(self):
+        _, adam = self.trained(lambda model: Adam(model.named_parameters()))
+        small = nn.Sequential(nn.Linear(3, 3), nn.Embedding(3, 3), nn.Linear(2, 2))
+        for groups in (param_groups(small, l21=0.1), param_groups(nn.Sequential(nn.Embedding(3, 3)), l21=0.1)):
+            ours = GroupAdam(groups)
+            with refused(ours, ValueError, "matched by their names"):
+                ours.load_state_dict(adam.state_dict())
+        apart = Adam([{"params": [item]} | {"lr": 0.1 * n} for n, item in enumerate(self.net().named_parameters(), 1)])
+        ours = GroupAdam(list(self.net().named_parameters()))
+        with refused(ours, ValueError, "different options"):
+            ours.load_state_dict(apart.state_dict())

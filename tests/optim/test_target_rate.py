@@ -310,6 +310,42 @@ class TestItsStateIsPartOfTheOptimizers:
             optimizer.load_state_dict(state)
 
 
+@over("sparse", [False, True])
+def test_training_after_the_last_step_may_revive_rows_of_a_dense_embedding_until_the_target_settles(
+    sparse: bool,
+) -> None:
+    torch.manual_seed(0)
+    embedding = nn.Embedding(7, 4, sparse=sparse)
+    optimizer = GroupAdam(embedding.parameters(), lr=0.1, l21=1e-3, penalty="hard")
+    target = TargetRate(optimizer, 0.3, steps=40)
+    for step in range(45):
+        optimizer.zero_grad()
+        (embedding(torch.tensor([step % 7, (step * 3) % 7] if step < 40 else [0])) - 1).square().mean().backward()
+        optimizer.step()
+        if step < 40:
+            target.step()
+            at_the_end = int((embedding.weight != 0).any(1).sum())
+    revived = int((embedding.weight != 0).any(1).sum())
+    target.settle()
+    assert at_the_end == int((embedding.weight != 0).any(1).sum()) == 2
+    assert (revived > 2) == (not sparse)
+
+
+def test_a_target_of_less_than_one_row_keeps_none_and_warns() -> None:
+    embedding = nn.Embedding(7, 4, sparse=True)
+    optimizer = GroupAdam(embedding.parameters(), l21=1e-3, penalty="hard")
+    target = TargetRate(optimizer, 0.05, steps=3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        embedding(torch.arange(7)).square().sum().backward()
+        optimizer.step()
+        if target.count < 2:
+            target.step()
+    with pytest.warns(RuntimeWarning, match="nothing will be left"):
+        target.step()
+    assert not embedding.weight.any()
+
+
 class TestBadInput:
     @over(
         ("options", "message"),

@@ -112,7 +112,9 @@ def trained(new: Callable[[], nn.Module], cls: type[GroupOptimizer], folder: Pat
         options["generator"] = torch.Generator("cpu").manual_seed(1)
     torch.manual_seed(0)
     model = new()
-    groups = [{"params": list(model.parameters()), "l21": 1e-3}]
+    fallbacks = [parameter for name, parameter in model.named_parameters() if name.endswith("fallback")]
+    others = [parameter for name, parameter in model.named_parameters() if not name.endswith("fallback")]
+    groups = [{"params": others, "l21": 1e-3}, *({"params": [one]} for one in fallbacks)]
     optimizer = make(cls, groups, **options)
     target = TargetRate(optimizer, 0.5, steps=STEPS, interval=1, sample=2, param_groups=[0])
     for t in range(STEPS):

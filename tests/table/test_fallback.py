@@ -82,6 +82,19 @@ def test_it_learns_and_the_zero_row_goes_on_counting() -> None:
     assert torch.equal(with_it.fallback.grad, expected)
 
 
+@over("named", [True, False])
+def test_a_group_that_regularizes_it_is_warned_of(named: bool) -> None:
+    table = HashEmbedding(4, fallback=True, field_bits=2)
+    parameters = list(table.named_parameters()) if named else list(table.parameters())
+    for weight in ("l1", "l21", "l2"):
+        with pytest.warns(RuntimeWarning, match="fallback vectors"):
+            GroupAdam([{"params": parameters, weight: 0.1}])
+    optimizer = GroupAdam(parameters)
+    with pytest.warns(RuntimeWarning, match="fallback vectors.*"):
+        TargetRate(optimizer, 0.1)
+    GroupAdam(HashEmbedding(4).parameters(), l21=0.1)
+
+
 @over("by_module", [True, False])
 def test_it_is_trained_unregularized_and_a_target_counts_the_table_only(by_module: bool) -> None:
     torch.manual_seed(0)
@@ -91,7 +104,8 @@ def test_it_is_trained_unregularized_and_a_target_counts_the_table_only(by_modul
         optimizer = GroupAdam(param_groups(torch.nn.ModuleDict({"table": table}), **options), lr=1e-2)
         assert optimizer.param_groups[1]["l21"] == 0
     else:
-        optimizer = GroupAdam(table.parameters(), lr=1e-2, **options)
+        apart = [{"params": [table.weight], **options}, {"params": [table.fallback]}]
+        optimizer = GroupAdam(apart, lr=1e-2)
     target = TargetRate(optimizer, 0.05, steps=60)
     for _ in range(60):
         keys = torch.randint(500, (64,))

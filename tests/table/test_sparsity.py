@@ -43,6 +43,22 @@ def test_the_feature_rate_is_the_share_of_seen_rows_with_a_non_zero_vector(
     assert feature_rate(weight, seen) == rate
 
 
+@over("sparse", [False, True])
+def test_an_optimizer_knows_which_rows_training_has_seen(sparse: bool) -> None:
+    embedding = nn.Embedding.from_pretrained(torch.full((1000, 2), 0.05), freeze=False, sparse=sparse)
+    optimizer = GroupAdam(embedding.parameters(), lr=0.1, l21=0.1)
+    assert feature_rate(embedding.weight, optimizer) == 0
+    (embedding(torch.arange(10)) * torch.tensor([1.0] * 8 + [0.01] * 2)[:, None]).sum().backward()
+    optimizer.step()
+    assert feature_rate(embedding.weight, optimizer) == 0.8
+    assert feature_rate(embedding.weight) == 0.998
+    table = HashEmbedding(2)
+    table(torch.arange(4))
+    assert feature_rate(table.weight, optimizer) == 1
+    with pytest.raises(ValueError, match="not among those"):
+        feature_rate(TABLE, optimizer)
+
+
 @over("seen", [mask(1, 1, 1, 1), torch.ones(5), mask(1, 1, 1, 1, 1)[:, None], torch.tensor(5), -1, 2])
 def test_what_was_seen_must_be_a_mask_over_rows_or_a_count_of_all_live_ones_at_least(seen: Tensor | int) -> None:
     with pytest.raises(ValueError, match="seen"):

@@ -331,7 +331,8 @@ def _load_optimizer(
     stores = {number: store for number in saved.state if (store := store_of(parameters[number])) is not None}
     dense = {number: entry for number, entry in saved.state.items() if number not in stores}
     groups = Optimizer.state_dict(optimizer)["param_groups"] if keeps_settings else saved.param_groups
-    optimizer.load_state_dict({"param_groups": groups, "state": dense})
+    by_place = [{name: value for name, value in group.items() if name != "param_names"} for group in groups]
+    optimizer.load_state_dict({"param_groups": by_place, "state": dense})
     group_of = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     loaded = dict(optimizer.state)
     optimizer.state.clear()

@@ -51,11 +51,8 @@ def adapt_state_dict(
     Hyperparameters that it lacks (a state of torch.optim has no `l21`) are taken from `param_groups`; torch's own that
     have no meaning here are dropped, or refused if they are set. ValueError for another optimizer's state.
     """
-    groups, state = list(state_dict["param_groups"]), dict(state_dict["state"])
-    if len(groups) != len(param_groups) or any(
-        len(saved["params"]) != len(own["params"]) for saved, own in zip(groups, param_groups, strict=False)
-    ):
-        return dict(state_dict)  # torch's loader raises, with its own words
+    state = dict(state_dict["state"])
+    groups = _arranged(list(state_dict["param_groups"]), param_groups, optimizer)
 
     for index, (saved, own) in enumerate(zip(groups, param_groups, strict=True)):
         where = f"{optimizer}, loaded param group {index}"
@@ -77,9 +74,37 @@ def adapt_state_dict(
     return {**state_dict, "param_groups": groups, "state": state}
 
 
+def _arranged(groups: list[dict[str, Any]], param_groups: list[dict[str, Any]], optimizer: str) -> list[dict[str, Any]]:
+    """Return the saved groups as the optimizer's are: by the parameters' names if both have the same, else by place."""
+    named = {
+        name: (group, saved_id)
+        for group in groups
+        for name, saved_id in zip(group.get("param_names", ()), group["params"], strict=False)
+    }
+    own = [name for group in param_groups for name in group.get("param_names", ())]
+    sizes, own_sizes = ([len(group["params"]) for group in some] for some in (groups, param_groups))
+    if not (len(own) == len(named) == sum(sizes) == sum(own_sizes) and named.keys() == set(own)):
+        if sizes == own_sizes:
+            return groups
+        raise ValueError(
+            f"{optimizer}: the loaded state has param groups of {sizes} parameters, the optimizer of {own_sizes}. "
+            "Parameters in other groups are matched by their names, which both must have: make the optimizers from "
+            "model.named_parameters() or param_groups(model), or set the state's 'param_names'"
+        )
+    arranged = []
+    for number, group in enumerate(param_groups):
+        places = [named[name] for name in group.get("param_names", ())]
+        options = [{name: saved[name] for name in saved if name not in _PARAMS} for saved, _ in places]
+        if any(str(other) != str(options[0]) for other in options):
+            raise ValueError(f"{optimizer}: the loaded state has different options for parameters of group {number}")
+        arranged.append({**(options[0] if options else {}), "params": [saved_id for _, saved_id in places]})
+    return arranged
+
+
 ParamGroup: TypeAlias = dict[str, Any]
 Result = TypeVar("Result")
 
+_PARAMS = ("params", "param_names")
 _FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
 _FOR_OTHERS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "lr_scale", "name")
 """Entries of a param group that schedulers and other tools keep there."""
@@ -188,6 +213,8 @@ class GroupOptimizer(Optimizer):
         group = {**known_options(own, known, optimizer, f" ({where})"), **others}
         self._check_group({**self.defaults, **group}, where)
         _warn_of_decay({**self.defaults, **group}, where)
+        if any({**self.defaults, **group}[name] for name in ("l1", "l21", "l2")):
+            warn_of_fallback(group["params"], where)
         plain(super().add_param_group)(group)
 
     def _check_group(self, group: ParamGroup, where: str) -> None:
@@ -219,10 +246,12 @@ class GroupOptimizer(Optimizer):
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state of this optimizer, or of its counterpart in torch.optim (then u = 0).
 
-        State keeps the compute dtype for any parameter's: float32 for bfloat16 parameters.
+        State keeps the compute dtype for any parameter's: float32 for bfloat16 parameters. Where the parameters have
+        the same names here and there, they are matched by these, in whatever param groups they are; else by place.
 
         Raises:
-            ValueError: State that the rule has not or that it lacks, or of another shape; nothing is changed.
+            ValueError: State that the rule has not or that it lacks, of another shape, or of parameters that cannot be
+                matched; nothing is changed.
         """
 
         def adapt(_: Optimizer, state_dict: StateDict) -> StateDict:
@@ -404,6 +433,23 @@ class GroupOptimizer(Optimizer):
             for one in stepper_of(parameter).census(parameter, step, self.state[parameter], sample, draw)
         ]
 
+    @torch.no_grad()
+    def census_of(self, parameter: Tensor) -> list[GroupCensus]:
+        """Return the `census` of all groups of one parameter; an empty list if it has not been stepped.
+
+        Raises:
+            ValueError: The parameter is not the optimizer's.
+        """
+        for number, group in enumerate(self.param_groups):
+            if any(parameter is one for one in group["params"]):
+                step, entry = GroupStep.without_gradient(self.rule, group, number), self.state.get(parameter)
+                return (
+                    stepper_of(parameter).census(parameter, step, entry, 0, np.random.default_rng(0)) if entry else []
+                )
+        raise ValueError(
+            f"a parameter of shape {list(parameter.shape)} is not among those of this {type(self).__name__}"
+        )
+
     def _check_ready(self) -> None:
         """Raise where a step cannot be taken now."""
         started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -519,6 +565,21 @@ def _print_of(name: str, group: ParamGroup) -> Any:
     if isinstance(option, Tensor) and (name == "groups" or group["capturable"]):
         return id(option), option.data_ptr(), option._version if name == "groups" else None
     return option
+
+
+def warn_of_fallback(params: Any, where: str) -> None:
+    """Warn of fallback vectors among the parameters of a regularized param group: they are of many features."""
+    items = [params] if isinstance(params, Tensor) else params
+    tensors = [item[1] if isinstance(item, tuple) else item for item in items]
+    stores = [store for one in tensors if (store := store_of(one)) is not None and store.config.has_fallback]
+    shapes = {(1 << store.config.field_bits, store.dim) for store in stores}
+    if any(store_of(one) is None and not is_lazy(one) and tuple(one.shape) in shapes for one in tensors):
+        warnings.warn(
+            f"{where} regularizes the fallback vectors of a HashEmbedding, which stand for the features without a row: "
+            "take the groups of param_groups(model, …), which leaves them out, or give them a separate group",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
 
 def _warn_of_decay(group: ParamGroup, where: str) -> None:

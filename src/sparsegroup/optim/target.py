@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparsegroup.names import bytes_of
-from sparsegroup.optim.optimizer import GroupOptimizer
+from sparsegroup.optim.optimizer import GroupOptimizer, warn_of_fallback
 from sparsegroup.optim.state import TARGET, TargetState
 from sparsegroup.optim.step import SMALLEST, GroupCensus, l21_for
 from sparsegroup.optim.table_parameter import store_of
@@ -65,6 +65,8 @@ class SizeTarget(ABC):
             raise TypeError(f"a target needs an optimizer of sparsegroup, got {type(optimizer).__name__}")
         self.optimizer = optimizer
         self.param_groups = _chosen(optimizer, param_groups)
+        for number in self.param_groups:
+            warn_of_fallback(optimizer.param_groups[number]["params"], f"param group {number} of a size target")
         self.steps = steps
         self.ramp = ramp if ramp is not None else 0 if steps is None else math.ceil(RAMP * steps)
         self.interval = interval or (_INTERVAL if steps is None else max(1, steps // CONTROLS))
