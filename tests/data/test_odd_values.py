@@ -74,6 +74,15 @@ def test_no_single_text_among_numbers_makes_a_category_of_them(text: str) -> Non
     np.testing.assert_array_equal(numbers[others], np.float32(DECIMALS)[others])
 
 
+def test_identifiers_that_are_numbers_stay_such_beside_an_odd_text() -> None:
+    values = [str(i * 7919 % 53) for i in range(ROWS)]
+    plain, odd = finding(values, "user_id"), finding(with_one(values, "guest"), "user_id")
+    assert (odd.kind, odd.warning) == (plain.kind, "")
+    keys = hash_keys(pl.DataFrame({"user_id": ["7", "7.0", "guest", ""]}), {"user_id": odd.kind}).keys[:, 0].tolist()
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 3
+
+
 def test_odd_values_that_are_too_many_make_a_category_with_a_warning() -> None:
     some = finding(["unknown" if i % 20 == 0 else one for i, one in enumerate(DECIMALS)])
     assert some.kind == "category"
@@ -164,3 +173,32 @@ def test_dates_in_order_either_way_are_read_as_the_shorter_span_and_warned_of() 
 def test_amounts_in_several_units_are_warned_of_with_shares_and_values(values: list[str], words: tuple[str]) -> None:
     found = finding(values)
     assert all(word in found.warning for word in words), found
+
+
+SHUFFLED = [f"{day.isoformat()}T{i % 24:02d}:00:00" for i, day in enumerate(DAYS)]
+
+
+@over(
+    ("name", "values", "words"),
+    [
+        ("ts", SHUFFLED, ("not in the order", "sort")),
+        ("event_time", SHUFFLED, ("not in the order", "sort")),
+        ("clicked_at", ["", *sorted(SHUFFLED)[1:]], ("no value",)),
+        ("ts", sorted(SHUFFLED), ()),
+        ("release_date", SHUFFLED, ()),
+        ("account", [f"{1 + i % 9}.{i % 97:05d}E+15" for i in range(ROWS)], ("spreadsheet", "identifiers")),
+        ("order_ref", [f"{1 + i * 7 % 9}.2{i % 9}E+11" for i in range(ROWS)], ("spreadsheet",)),
+        ("power", [f"{1 + i % 9}.{i % 97:05d}e-15" for i in range(ROWS)], ()),
+    ],
+)
+def test_times_out_of_order_and_shortened_identifiers_are_warned_of(
+    name: str, values: list[str], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    frame = pl.DataFrame({"label": [i % 2 for i in range(ROWS)], "user": [f"u{i % 9}" for i in range(ROWS)]})
+    frame.with_columns(pl.Series(name, values)).write_csv(tmp_path / "log.csv")
+    (found,) = (one for one in open_log(tmp_path / "log.csv").findings if one.name == name)
+    assert bool(found.warning) == bool(words), found
+    assert all(word in found.warning for word in words), found
+    with_split = frame.with_columns(pl.Series(name, values), split=pl.lit("train"))
+    with_split.write_csv(tmp_path / "split.csv")
+    assert not any("test set" in one.warning for one in open_log(tmp_path / "split.csv").findings)

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from command import Run
-from sparsegroup.data import FrameLog, hash_keys, open_log
+from sparsegroup.data import ColumnFinding, FrameLog, hash_keys, open_log
 from sparsegroup.data.order import LogWithout
 from sparsegroup.models import LR
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import ClickModel, Config, importances, predict
+from sparsegroup.training.assessment import columns as assessment
 from sparsegroup.training.assessment.columns import assess_columns, interactions, with_values_of
 from sparsegroup.training.selection.columns import says, select_columns
 
@@ -112,12 +113,36 @@ def test_drift_and_segments_by_their_formulas() -> None:
     worst = found.segments[0]
     assert (worst.field, worst.rows) == ("color", (after == 1).sum())
     assert worst.high < 0.5
-    assert found.warnings == ()
+    (warning,) = found.warnings
+    assert "'color' (30%)" in warning
     fresh = frame.with_columns(pl.Series("color", [f"c{one}" for one in range(5_000)]))
     late = split(fresh, labels, 3_000, columns={"color": "category", "same": "category", "day": "number"})
     (warning,) = assess_columns(fitted(late), late).warnings
     assert "'color' (100%)" in warning
     assert "exclude" in warning
+    days = [f"2024-{one // 28 % 12 + 1:02}-{one % 28 + 1:02}" for one in range(5_000)]
+    times = split(frame.with_columns(day=pl.Series(days)), labels, 3_000, columns={"day": "timestamp date"})
+    assert not any("read as times" in one for one in assess_columns(fitted(times), times).warnings)
+
+
+def test_importances_of_a_wide_log_are_of_the_columns_that_predict_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=(3_000, 60))
+    labels = (draw.random(3_000) < 1 / (1 + np.exp(-2 * values[:, 50]))).astype(np.float32)
+    frame = pl.DataFrame({f"x{i}": values[:, i] for i in range(60)})
+    log = split(frame, labels, 2_000, columns=dict.fromkeys(frame.columns, "number"))
+    log.findings = tuple(ColumnFinding(f"x{i}", "number", "", auc=0.8 if i == 50 else 0.51) for i in range(60))
+    model, predicted = fitted(log), list[int]()
+    model.network.register_forward_hook(lambda network, given, scores: predicted.append(len(scores)))
+    assess_columns(model, log)
+    everything = sum(predicted)
+    predicted.clear()
+    monkeypatch.setattr(assessment, "MOST_WORK", 300 * 20 * sum(one.numel() for one in model.network.parameters()))
+    found = assess_columns(model, log).columns
+    assert sum(predicted) < everything / 6
+    measured = [one.name for one in found if not math.isnan(one.importance.loss)]
+    assert measured[0] == "x50"
+    assert 8 <= len(measured) < len(found) == 60
 
 
 class Product(torch.nn.Module):

@@ -38,6 +38,12 @@ TIMES = ("ts", "timestamp")
 SPLIT = "split"
 """Names of columns with a special role; of a label and a split in any case."""
 
+_IS_OTHER_LABEL = (
+    "column {0!r} is left out: it is named like a label and holds 0 and 1, and what happens after the label {1!r} is "
+    "unknown when that is predicted. `label` '{1},{0}' learns both; a schema (`sparsegroup columns --schema`) can make "
+    "it a feature"
+)
+
 NO_WEIGHT = "none"
 """Value of `weight` for a log whose rows all count the same."""
 
@@ -464,8 +470,14 @@ def _headed(
         rows, types, whole = _first_rows(files, {*exclude} - {*labels})
         if needs_label and len(readers) == 1:
             reader.check(rows[found], where)
+        outcomes = _other_labels(rows, known) if labels else []
+        known |= dict.fromkeys(outcomes, ("ignore", "another label, by its name and values"))
         findings = infer_columns(rows, whole=whole, known=known, finds_weight=weight is None, types=types)
-        if found in rows.columns and reader.is_binary and len(readers) == 1:
+        findings = tuple(
+            replace(one, warning=_IS_OTHER_LABEL.format(one.name, found)) if one.name in outcomes else one
+            for one in findings
+        )
+        if found in rows.columns and reader.tries is None and len(readers) == 1:
             findings = with_aucs(findings, rows, reader)
         inferred = {name: ColumnFinding(name, *known[name]) for name in exclude if name in known}
         inferred |= {"": ColumnFinding("", "ignore", "has no name")} | {finding.name: finding for finding in findings}
@@ -477,6 +489,12 @@ def _headed(
         kinds = {name: "ignore" if kind == "weight" else kind for name, kind in kinds.items()}
         kinds |= {} if weigher is None else {weigher: "weight"}
     return replace(format_for_kinds(kinds, found, **others).labelled_by(readers), findings=findings)
+
+
+def _other_labels(rows: pl.DataFrame, known: Collection[str]) -> list[str]:
+    """Return the columns of 0 and 1, besides known columns, that are named like a label."""
+    named = (name for name in rows.columns if name.lower() in LABELS and name not in known)
+    return [name for name in named if {*Label(name).read(rows[name].unique())} == {0, 1}]
 
 
 def _label_of(header: Sequence[str], columns: Kinds | None) -> str | None:

@@ -60,6 +60,9 @@ TIME_WORDS = frozenset({
 VERSION_WORDS = frozenset({"version", "versions", "ver", "release", "build"})
 """In the name of decimals that are versions."""
 
+ROW_WORDS = TIME_WORDS | {"event", "log", "logged", "click", "impression", "request", "row", "server"}
+"""Words of a name that only says that it is the time of the rows, such as `event_time`; `release_date` says more."""
+
 CYCLE_WORDS = frozenset({"hour", "hr", "minute", "weekday", "dow", "wday"})
 """In the name of a clock that soon returns to the same value."""
 
@@ -111,6 +114,7 @@ _TOKEN = r"^[A-Za-z]{0,3}\d+$"
 # 1e5 without a sign or a point is rather the beginning of a hash.
 _NUMERAL = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]\d+)?$|^[+-]?\d*\.\d*[eE]\d+$|^[+-]?(?i:inf|infinity)$"
 _PADDED = r"^[+-]?0\d"
+_SHORTENED = r"^\d(?:\.\d{1,5})?E\+(?:1[1-9]|[2-9]\d)$"
 _QUANTITY = r"^[+-]?\d[\d,.]*(?:\s|[.,]\d+)\s?(?i:([a-zµ°²³/]{1,10}))$"
 _DURATION = r"^-?(?:\d+ days?,? )?\d{1,3}:\d\d(?::\d\d(?:\.\d+)?)?$"
 _MOST_UNITS = 10
@@ -153,6 +157,15 @@ _IS_QUANTITY = (
 _ARE_SEVERAL = (
     "column {0!r} has amounts in several currencies ({1}), which are read as if they were one: convert them, or write "
     "the currency into a separate column"
+)
+
+_IS_NOT_IN_ORDER = (
+    "{1} of {0!r}, so it is not the log's own time, and the test set is not the latest rows but the last rows of the "
+    "file: if it is the time of the rows, {2}"
+)
+_IS_SHORTENED = (
+    "{0:.0%} of the values of {1!r}, such as {2}, are numbers as a spreadsheet shortens them: different identifiers "
+    "may have become the same; export them as text"
 )
 
 _IS_WEIGHT = (
@@ -226,10 +239,15 @@ class _Column:
         each = self.rows / self.distinct
         return f"{self.distinct:,} different values, each {each:,.{0 if each >= 10 else 1}f} times on average"
 
+    @cached_property
+    def words(self) -> set[str]:
+        """The words of the name, lower case, without digits at their end."""
+        parts = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", self.name)
+        return {re.sub(r"\d+$", "", part.lower()) for part in parts if part}
+
     def is_named(self, words: Collection[str]) -> bool:
         """Whether one of these words is in the name."""
-        parts = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", self.name)
-        return any(re.sub(r"\d+$", "", part.lower()) in words for part in parts if part)
+        return not self.words.isdisjoint(words)
 
     def has(self, pattern: str) -> bool:
         """Whether some value matches."""
@@ -309,6 +327,11 @@ class _Column:
         """Whether all numbers are whole and finite."""
         return bool(np.isfinite(self.numbers).all() and (self.numbers == np.round(self.numbers)).all())
 
+    @property
+    def is_clock(self) -> bool:
+        """Whether all rows have whole numbers, in order."""
+        return not self.missing and self.is_numeric and self.is_whole and _is_in_order(self.numbers)
+
     @cached_property
     def are_iso(self) -> pl.Series:
         """Which of the values are dates, or dates with a time."""
@@ -342,6 +365,9 @@ def _verdict(column: _Column, whole: bool) -> tuple[str, str, str]:
         warning = _of_currencies(column)
     if why == _NESTED:
         return kind, why, _IS_NESTED.format(column.name, _NESTED, column.shown(column.values.str.len_bytes() > 0))
+    shortened = column.values.str.contains(_SHORTENED)
+    if (share := column.share(shortened)) >= 0.5:
+        return kind, why, _IS_SHORTENED.format(share, column.name, column.shown(shortened))
     if why.endswith(_EITHER_ORDER):
         return kind, why, _either_order(column.name, ColumnKind.of(kind).detail)
     if warning or kind not in ("category", "category of numbers"):
@@ -376,6 +402,8 @@ def _typed_but_for_odd_values(column: _Column, whole: bool) -> tuple[str, str, s
         odd = column.values.filter(~fits)
         kind, why = _kind_of(column.without(odd.to_list()), whole)
         read = ColumnKind.of(kind)
+        if read.role == "category of numbers" and share >= _NEARLY_ALL:
+            return kind, f"{why}; other values are read as texts", ""
         if not (read.is_time or read.role.endswith(("number", "amount"))):
             continue
         others, plain = column.shown(~fits), f"{read.role} {read.detail}".strip()
@@ -622,17 +650,27 @@ def _weight_among(columns: Sequence[_Column]) -> str | None:
 
 
 def _own_time(columns: Sequence[_Column], found: Mapping[str, tuple[str, str, str]]) -> dict[str, tuple[str, str, str]]:
-    """The verdict on the column of the log's own time: named as a time, never missing, and nearly in order."""
-    named = [column for column in columns if column.is_named(TIME_WORDS) and not column.missing]
+    """Return the verdict on the column of the log's own time: named as a time, never missing, and nearly in order.
+
+    If there is none, return the verdict on the column whose name says that it is the time of the rows, with a warning.
+    """
+    named = [column for column in columns if column.is_named(TIME_WORDS)]
+    late: dict[str, tuple[str, str, str]] = {}
     for column in sorted(named, key=lambda column: column.name.lower() not in CLOCKS):
         name, (kind, why, warning) = column.name, found[column.name]
-        role, _, unit = kind.partition(" ")
-        if role == "timestamp":
-            if _is_in_order(column.times(unit).to_numpy().astype(np.float64)):
-                return {name: (f"time {unit}", f"{why}; the log's own time: in order", warning)}
-        elif name.lower() in CLOCKS and column.is_numeric and column.is_whole and _is_in_order(column.numbers):
+        read = ColumnKind.of(kind)
+        if read.role == "timestamp":
+            missing = column.missing or read.missing
+            if not missing and _is_in_order(column.times(read.detail).to_numpy().astype(np.float64)):
+                return {name: (f"time {read.detail}", f"{why}; the log's own time: in order", warning)}
+            if not late and not column.words - ROW_WORDS:
+                problem = "some rows have no value" if missing else "the rows are not in the order"
+                remedy = "leave out the rows without it, or give it to them" if missing else "sort the log by it"
+                late[name] = kind, why, warning or _IS_NOT_IN_ORDER.format(name, problem, remedy)
+        elif name.lower() in CLOCKS and column.is_clock:
             return {name: ("time", "the log's own time: a clock of its own, in order", warning)}
-    return {}
+    kinds = {kind for kind, _, _ in found.values()}
+    return late if "label" in kinds and "split" not in kinds else {}
 
 
 def _times(texts: pl.Series, unit: str) -> pl.Series:

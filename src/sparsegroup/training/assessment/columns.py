@@ -1,8 +1,9 @@
 """What each column of a log is worth to a model, how far it has moved, and for which values the model is wrong."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import isnan
 from statistics import NormalDist
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.data.batches import Batch, concatenated
+from sparsegroup.data.kinds import ColumnKind
 from sparsegroup.data.log import Log
 from sparsegroup.reporting.run_record import ColumnFigures, Importance, Interaction, Metrics, Segment
 from sparsegroup.training.assessment.drift import Reference, values_of
@@ -25,7 +27,12 @@ MOST_ROWS = 20_000
 MOST_CELLS = 500_000
 """Rows times columns that are shuffled at most, if that leaves `LEAST_ROWS`."""
 
-LEAST_ROWS = 1_000
+MOST_WORK = 7 * 10**10
+"""Multiplications of networks, at most, for the importances of a run's columns: some ten seconds on two cores. Of a
+wide log, fewer rows are shuffled, and if `FEWEST_ROWS` are still too many, only the columns that look most important.
+"""
+
+LEAST_ROWS, FEWEST_ROWS = 1_000, 250
 SEGMENT_ROWS = 100
 """Rows of a value from which on it is a segment."""
 
@@ -35,7 +42,9 @@ PAIRED, PAIRED_ROWS, INTERACTIONS = 8, 2_000, 5
 
 _WORTH_SHOWING = 0.001
 _SURE = 0.05
-_MOSTLY_UNSEEN = 0.9
+_MOSTLY_UNSEEN, _OFTEN_UNSEEN = 0.9, 0.25
+"""Shares of the test values that no training row has, from which on there is a warning."""
+
 
 Float64s = npt.NDArray[np.float64]
 
@@ -96,12 +105,25 @@ class Rise:
         return Importance(float(known.mean()) if len(known) else float("nan"), error, self.auc)
 
 
-def rises(model: LookupModel, log: Log, batch: Batch, *, shuffles: int, seed: int = 0) -> dict[str, Rise]:
-    """Column → by how much predictions of a batch become worse when it is shuffled; see `importances`."""
+def rises(
+    model: LookupModel,
+    log: Log,
+    batch: Batch,
+    *,
+    shuffles: int,
+    seed: int = 0,
+    columns: Collection[str] | None = None,
+) -> dict[str, Rise]:
+    """Return by how much predictions of a batch become worse when a column is shuffled; see `importances`.
+
+    `columns` are the columns to shuffle, by default all.
+    """
     drawn, window = torch.Generator().manual_seed(seed), _predicted(model, batch)
     losses, auc = _losses(window, window.probabilities()), _auc(window, window.probabilities())
     found = {}
     for column, parts in log.made_of().items():
+        if columns is not None and column not in columns:
+            continue
         orders = [torch.randperm(len(batch), generator=drawn) for _ in range(shuffles)]
         # The labels, weights and groups that they are measured with are not shuffled.
         after = [_predicted(model, with_values_of(batch, log, parts, one)).probabilities() for one in orders]
@@ -153,23 +175,33 @@ class ColumnAssessment:
 def assess_columns(model: LookupModel, log: Log) -> ColumnAssessment:
     """Importance, drift and interactions of the columns, and the values for which the model is wrong.
 
-    The first test rows, up to 20,000, are compared with as many of the last training rows. If several ranks share the
-    tables, all of them call it.
+    The first test rows, up to 20,000, are compared with as many of the last training rows. The importance of columns
+    that are not shuffled, see `MOST_WORK`, is NaN. If several ranks share the tables, all of them call it.
     """
-    count = min(MOST_ROWS, max(LEAST_ROWS, MOST_CELLS // max(1, len(log.made_of()))))
+    names = [*log.made_of()]
+    count = min(MOST_ROWS, max(LEAST_ROWS, MOST_CELLS // max(1, len(names))))
     first, last = max(0, log.train_rows - count), min(len(log), log.train_rows + count)
     if last == log.train_rows:
         return ColumnAssessment()
     both = concatenated(list(log.batches(first, last, EVALUATED)))
     train, test = both[: log.train_rows - first], both[log.train_rows - first :]
+    # A prediction costs a multiplication per parameter; the columns that predict most by themselves come first.
+    work = sum(parameter.numel() for parameter in model.network.parameters()) + len(names)
+    rows = min(len(test), max(FEWEST_ROWS, MOST_WORK // (work * max(1, len(names)))))
+    alone = {one.name: one.auc for one in log.findings if one.auc is not None}
+    likely = sorted(names, key=lambda name: -abs(alone.get(name, 0.5) - 0.5))[: max(PAIRED, MOST_WORK // (work * rows))]
     with numbers_named(log, log.train_rows):
-        worth, window = rises(model, log, test, shuffles=1), _predicted(model, test)
+        worth = rises(model, log, test[:rows], shuffles=1, columns=likely)
+        window = _predicted(model, test)
     moved = Reference(log, train).drift(test)
-    columns = [ColumnFigures(name, worth[name].importance, one.psi, one.unseen) for name, one in moved.items()]
-    columns.sort(key=lambda one: (-one.importance.loss, one.name))
-    pairs = interactions(model, log, test[:PAIRED_ROWS], [one.name for one in columns[:PAIRED]])
+    unknown = Rise(np.full(1, np.nan), float("nan")).importance
+    importance = {name: worth[name].importance if name in worth else unknown for name in moved}
+    columns = [ColumnFigures(name, importance[name], one.psi, one.unseen) for name, one in moved.items()]
+    columns.sort(key=lambda one: (isnan(one.importance.loss), -one.importance.loss, one.name))
+    paired = min(PAIRED_ROWS, MOST_WORK // (work * PAIRED**2))
+    pairs = interactions(model, log, test[:paired], [one.name for one in columns[:PAIRED]]) if paired else ()
     segments = _worst_segments(log, test, window)
-    return ColumnAssessment(tuple(columns), pairs, segments, _drift_warnings(columns))
+    return ColumnAssessment(tuple(columns), pairs, segments, _drift_warnings(columns, log, len(train)))
 
 
 def interactions(
@@ -199,15 +231,23 @@ def interactions(
     return tuple(sorted(found, key=lambda one: -one.share)[:INTERACTIONS])
 
 
-def _drift_warnings(columns: Sequence[ColumnFigures]) -> tuple[str, ...]:
-    """A sentence on columns of which most test rows have values that the training rows before them do not have."""
-    names = [f"{one.name!r} ({one.unseen:.0%})" for one in columns if one.unseen > _MOSTLY_UNSEEN]
-    if not names:
-        return ()
-    return (
-        f"Most values of {', '.join(names[:5])} in the test rows are not in the last training rows: dates or "
-        "identifiers say nothing of later rows. Leave such columns out (exclude), or let them be read as times.",
-    )
+def _drift_warnings(columns: Sequence[ColumnFigures], log: Log, rows: int) -> tuple[str, ...]:
+    """Return sentences on columns of which many test values are not in the training `rows` before them."""
+    found = []
+    for least, most, share, why in (
+        (_MOSTLY_UNSEEN, 1.0, "Most values", "dates or identifiers say nothing of later rows"),
+        (_OFTEN_UNSEEN, _MOSTLY_UNSEEN, "More than a quarter of the values", "a model knows nothing of new values"),
+    ):
+        new = [one for one in columns if least < one.unseen <= most]
+        names = ", ".join(f"{one.name!r} ({one.unseen:.0%})" for one in new[:5])
+        are_times = all(ColumnKind.of(log.columns.get(one.name, "category")).is_time for one in new)
+        remedy = "" if are_times else ", or write a part that recurs in later rows"
+        if new:
+            found.append(
+                f"{share} of {names} in the test rows are not in the last {rows:,} training rows: {why}. Leave such "
+                f"columns out (exclude){remedy}."
+            )
+    return tuple(found)
 
 
 def _worst_segments(log: Log, batch: Batch, window: PredictionWindow) -> tuple[Segment, ...]:
