@@ -140,7 +140,7 @@ def test_a_run_and_the_one_that_continues_it_read_every_later_log_as_the_first(p
     ok("train", "--resume", "day2")
 
 
-def test_a_run_and_its_export_hold_their_schema_whatever_becomes_of_the_file(place: Path, ok: Run) -> None:
+def test_a_run_and_its_export_hold_their_schema_whatever_becomes_of_the_file(ok: Run, refused: Refused) -> None:
     log, schema = stranger_log(Path("log.csv")), Path("schema.yaml")
     schema.write_text("columns: {clicked: label, mobile: boolean, level: category}")
     ok("train", log, "--schema", schema, "--out", "run", "--model", "lr", "--selection", "never", "--no-baseline")
@@ -148,6 +148,8 @@ def test_a_run_and_its_export_hold_their_schema_whatever_becomes_of_the_file(pla
     expected = ok("predict", "run", log).stdout
     schema.write_text("columns: {clicked: label, mobile: category, level: category}")
     assert ok("predict", "run", log).stdout == expected
+    said = refused("train", log, "--continue", "run", "--schema", schema, "--out", "next")
+    assert "'mobile' cannot become category: the run to continue reads it as boolean" in said
     schema.unlink()
     for model in ("served", next(Path("run/checkpoints").iterdir())):
         assert ok("predict", model, log).stdout == expected

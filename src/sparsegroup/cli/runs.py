@@ -22,6 +22,8 @@ from sparsegroup.cli.logs import config_given, log_name, open_config_log
 from sparsegroup.cli.options import setting_values, settings_file
 from sparsegroup.cli.output import figures, show, speak_as, training_bar
 from sparsegroup.data import Log, is_prepared
+from sparsegroup.data.kinds import ColumnKind
+from sparsegroup.data.schema import read_schema
 from sparsegroup.errors import UserError
 from sparsegroup.kernels.cpu.ahead import compile_ahead, jobs_of
 from sparsegroup.kernels.cpu.network import JOB as NETWORK_JOB
@@ -139,7 +141,8 @@ def _plan_to_begin(new: NewRun, threads: int, launch: Launch, until_begun: ExitS
         values = setting_values(new.log, new.settings, new.assignments)
         if "data.log" not in values:
             raise UsageError("--continue needs the log to train on next")
-        config = continued_config(RunFolder(before).finished_config(), values)
+        config = continued_config(settings := RunFolder(before).finished_config(), values)
+        _check_kinds(settings, config)
     check_tracking(config.tracking)
     parent, out = Path("runs") / log_name(config), None if new.out is None else without_latest(new.out)
     if launch.is_restarted:
@@ -193,6 +196,31 @@ def _plan_to_resume(path: Path, threads: int) -> _Plan:
         raise UsageError(f"{path} follows a stream; {in_shell('follow', stream, '--out', path)} continues it")
     check_tracking(config.tracking)
     return _Plan(run, open_config_log(config, threads, as_before=True))
+
+
+def _check_kinds(before: Config, after: Config) -> None:
+    """Raise UsageError if a schema reads a column of a run in another way: values would get other keys or numbers."""
+    earlier = _roles(before)
+    for name, role in _roles(after).items():
+        was = earlier.get(name, role)
+        if was != role and not {was, role} & _NO_FEATURES:
+            raise UsageError(
+                f"--schema: the column {name!r} cannot become {role}: the run to continue reads it as {was}, and its "
+                "values would be other features; put the kind back, or begin a new run"
+            )
+
+
+_NO_FEATURES = {"ignore", "label", "weight", "time", "split"}
+
+
+def _roles(config: Config) -> dict[str, str]:
+    """Return column → what a log with these settings has it as; empty if the settings leave that open."""
+    data, kinds = config.data, dict[str, str]()
+    if isinstance(data.columns, Mapping):
+        kinds = dict(data.columns)
+    elif isinstance(schema := data.schema_file, Mapping) or (schema is not None and schema.is_file()):
+        kinds = {finding.name: finding.kind for finding in read_schema(schema).explained}
+    return {name: ColumnKind.of(kind).role for name, kind in kinds.items()}
 
 
 def continued_config(before: Config, values: dict[str, Any]) -> Config:

@@ -39,6 +39,6 @@ class Heartbeat:
         shown, unit = (size, "") if self._unit == "bytes" else ("{:,}".format, f" {self._unit}")
         speed = (done - (self._first or 0)) / max(now - self._begun, 1e-9)
         share = f"{shown(done)} of {shown(total)}{unit} ({done / total:.1%})" if total else f"{shown(done)}{unit}"
-        remaining = f"{duration((total - done) / speed)} left" if total is not None and speed else ""
+        remaining = f"{duration((total - done) / speed)} left" if total is not None and done < total and speed else ""
         parts = (share, remaining, f"{shown(round(speed))}{unit}/s" if speed else "", detail)
         return f"{self._name}: {', '.join(part for part in parts if part)}"
