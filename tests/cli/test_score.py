@@ -293,3 +293,19 @@ def test_places_of_explained_rows_are_those_of_the_file_and_others_are_errors(
         ((), "Missing option '--row'"),
     ):
         assert message in refused("explain", place / "run", "gaps.csv", *arguments)
+
+
+@pytest.mark.parametrize("model", ["run", "exported"])
+def test_a_column_whose_values_are_nearly_all_unseen_is_a_warning(
+    place: Path, model: str, tmp_path: Path, ok: Run
+) -> None:
+    write("other.csv", [line.replace(",u", ",U") if row else line for row, line in enumerate(lines(500))])
+    write("same.csv", lines(500))
+    for command, options in (("predict", ("--out", "p.csv", "--overwrite")), ("evaluate", ())):
+        done = ok(command, place / model, "other.csv", "--json", *options)
+        assert "'user' (100.0%)" in done.stderr
+        assert "'color'" not in done.stderr
+        assert json.loads(done.stdout)["unseen"]["user"] == 1.0
+        done = ok(command, place / model, "same.csv", "--json", *options)
+        assert "no row in the model" not in done.stderr
+        assert json.loads(done.stdout)["unseen"]["color"] == 0.0

@@ -341,3 +341,18 @@ def test_an_unexpected_error_is_json_without_its_details(serve: Serve, monkeypat
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert list(answer.json()) == ["error"]
+
+
+def test_values_that_the_model_has_no_row_for_are_counted_by_column(serve: Serve) -> None:
+    client = serve()
+    rows = typed_rows(50)
+    assert client.post(
+        "/predict", json={"rows": [row | {"site": f"new{at}"} for at, row in enumerate(rows)]}
+    ).is_success
+    counts = {
+        (line.split("{")[0], line.split('"')[1]): float(line.split()[-1])
+        for line in client.get("/metrics").text.splitlines()
+        if line.startswith(("sparsegroup_values_total{", "sparsegroup_unseen_values_total{"))
+    }
+    assert counts["sparsegroup_values_total", "site"] == counts["sparsegroup_unseen_values_total", "site"] == 50
+    assert counts["sparsegroup_unseen_values_total", "size"] == 0

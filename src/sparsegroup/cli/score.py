@@ -80,6 +80,7 @@ def predict_command(
             SUFFIXES,
             Columns,
             PredictionWindow,
+            UnseenValues,
             predicted_rows,
             write_csv,
             write_predictions,
@@ -95,11 +96,12 @@ def predict_command(
     check_new_file(out, "--out", overwrite)
     trained, data = _open_whole(model, log, settings, threads)
     window, begin = PredictionWindow(trained.model.objective), perf_counter()
+    unseen = UnseenValues(trained.model.embedding, trained.columns)
     is_hidden = out is None and sys.stdout.isatty()  # the rows themselves show how far it has come
     with nullcontext() if is_hidden else progress(f"scoring {short_name(log)}", "rows") as update:
 
         def parts() -> Iterator[Columns]:
-            for part in predicted_rows(trained.model, data, window):
+            for part in predicted_rows(trained.model, data, window, unseen.add):
                 yield part
                 if update is not None:
                     update(window.samples, len(data), "")
@@ -110,6 +112,8 @@ def predict_command(
             with to_stdout():
                 write_csv(parts(), sys.stdout.buffer)
     seconds = perf_counter() - begin
+    if warning := unseen.warning(shown(log)):
+        _logger.warning(warning)
     labels = window.labels()
     has_labels = data.labelled and window.samples > 0 and np.nanmin(labels) < np.nanmax(labels)
     metrics = window.metrics() if has_labels else undefined(trained.model.objective)
@@ -124,7 +128,16 @@ def predict_command(
     if out is not None:
         outcome.append(f"written to {out}")
     _logger.info("; ".join(outcome))
-    show({"log": shown(log), "out": str(out), "rows": window.samples, "seconds": seconds, **asdict(metrics)})
+    show(
+        {
+            "log": shown(log),
+            "out": str(out),
+            "rows": window.samples,
+            "seconds": seconds,
+            "unseen": dict(unseen.shares),
+            **asdict(metrics),
+        }
+    )
 
 
 @takes_settings(*_READING, **_THE_MODELS)
@@ -162,6 +175,8 @@ def evaluate_command(
         test = open_test_rows(log, trained.config, threads, on_progress, log_settings(settings))
     _check_fits(test.log, trained, settings)
     found = evaluate_on(trained, test, user, fields, top)
+    if found.warning:
+        _logger.warning(found.warning)
     content = {"model": str(model), "log": log, **found.as_plain()}
     gains = [_gains(found)] if found.curves.gains else []
     values = (_values(found, name) for name in fields)

@@ -258,6 +258,7 @@ class _Service:
             self._check_values(batch)
             columns = model.predictions(batch)
         self.metrics.rows.inc(len(batch))
+        self.metrics.count_values(model.unseen_in(batch))
         number = model.release.number
         headers = {RELEASE_HEADER: model.release.id if number is None else str(number)}
         if _media_type(request, "accept") == ARROW:

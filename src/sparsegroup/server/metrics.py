@@ -1,6 +1,6 @@
 """What a server counts, for Prometheus."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -35,6 +35,16 @@ class Metrics:
         self.failed_swaps = Counter(
             "sparsegroup_failed_swaps", "Releases that were refused or could not be fetched.", registry=own
         )
+        self.values = Counter(
+            "sparsegroup_values", "Values of a sample of the requests, by column.", ["column"], registry=own
+        )
+        self.unseen = Counter(
+            "sparsegroup_unseen_values",
+            "Values among sparsegroup_values that the model has no row for: nearly all, if they are written in another "
+            "way than in the training log.",
+            ["column"],
+            registry=own,
+        )
         self.release = Gauge("sparsegroup_release", "Number of the release that serves.", registry=own)
         self.release_bytes = Gauge("sparsegroup_release_bytes", "Bytes of the release that serves.", registry=own)
         self.pinned = Gauge("sparsegroup_pinned", "1 while a rollback holds the release.", registry=own)
@@ -45,6 +55,12 @@ class Metrics:
     def measure_age(self, age: Callable[[], float | None]) -> None:
         """Take the age of the model from a function; None is NaN."""
         self.age.set_function(lambda: float("nan") if (seconds := age()) is None else seconds)
+
+    def count_values(self, found: Mapping[str, tuple[int, int]]) -> None:
+        """Count the values of some columns, and those without a row."""
+        for column, (values, unseen) in found.items():
+            self.values.labels(column).inc(values)
+            self.unseen.labels(column).inc(unseen)
 
     def text(self) -> bytes:
         """All figures in Prometheus' text format."""

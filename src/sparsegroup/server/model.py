@@ -21,7 +21,7 @@ from sparsegroup.serving.onnx import graph_of, require_onnx, save_onnx, session_
 from sparsegroup.serving.opening import Export
 from sparsegroup.serving.rows import ExportError
 from sparsegroup.training.model import LookupModel
-from sparsegroup.training.predictions import missing_number
+from sparsegroup.training.predictions import UnseenValues, missing_number
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -100,6 +100,7 @@ class LoadedModel:
             load_other_weights(model, export.network)
         self.model = ServingModel(model, self.columns)
         self.objective = self.model.model.objective
+        self._unseen = UnseenValues(self.model.model.embedding, self.columns)
         earlier_graphs = [] if alike is None else [alike._graph]
         for self._graph in [*earlier_graphs, *([] if graph is None else [graph])]:
             if (session := session_for(self._graph, self.model, threads)) is not None:
@@ -117,6 +118,10 @@ class LoadedModel:
         feeds = {name: one.numpy() for name, one in zip(self._names, self.model.arguments(batch), strict=True)}
         found: list[npt.NDArray[Any]] = self._session.run(None, feeds)
         return (found[0] if len(found) == 1 else np.stack(found, axis=1)).astype(np.float64)
+
+    def unseen_in(self, batch: Batch) -> Mapping[str, tuple[int, int]]:
+        """Return field → its values in a batch, and those without a row; empty for many batches, see `UnseenValues`."""
+        return self._unseen.add(batch)
 
     def predictions(self, batch: Batch) -> Columns:
         """Name → predictions `[n]` of a batch, as `sparsegroup predict` names its columns.

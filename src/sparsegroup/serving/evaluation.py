@@ -31,6 +31,7 @@ from sparsegroup.training.model import logit_bias_of
 from sparsegroup.training.predictions import (
     EVALUATED,
     PredictionWindow,
+    UnseenValues,
     logits_over,
     numbers_named,
     predict,
@@ -140,6 +141,8 @@ class EvaluationResult:
     baseline_gauc: GroupedAuc | None
     by: Mapping[str, Sequence[ValueMetrics]]  # field → its values, those with the surest miscalibration first
     values: Mapping[str, Mapping[int, str]]  # field → key → text, of values whose text is known
+    unseen: Mapping[str, float]  # field → share of its values that the model has no row for
+    warning: str  # of columns whose values are nearly all unseen, or empty
 
     def as_plain(self) -> dict[str, Any]:
         """All of it for JSON; numbers that are not finite are None."""
@@ -156,7 +159,7 @@ class EvaluationResult:
             for field, found in self.by.items()
         }
         content: dict[str, Any] = finite({**asdict(self), "by": by})
-        del content["values"]
+        del content["values"], content["warning"]
         return content
 
 
@@ -190,8 +193,10 @@ def evaluate_on(
         raise UserError(f"`user`: {user} has several values a row; gAUC wants a field of one", "user")
     window, baseline_logits = PredictionWindow(objective), []
     columns: dict[str, list[tuple[Int64s, Int64s | None]]] = {name: [] for name in fields}
+    unseen = UnseenValues(trained.model.embedding, trained.columns)
     with numbers_named(log, test.start):
         for batch, logits in logits_over(trained.model, test.batches()):
+            unseen.add(batch)
             for name, parts in columns.items():
                 parts.append(_keys_of(batch, name, log))
             window.add(batch, logits)
@@ -222,6 +227,8 @@ def evaluate_on(
             name: log.values_of(np.array([one.key for one in values], np.int64), _NAMED_WITHIN)
             for name, values in found.items()
         },
+        unseen.shares,
+        unseen.warning(log.name),
     )
 
 

@@ -429,6 +429,12 @@ class FrozenTable(nn.Module):
             keys = truncated(keys, self.bits)
         return torch.from_numpy(self._compiled.find(keys.numpy())).clamp_(min=0)
 
+    def contains(self, keys: Tensor) -> Tensor:
+        """Return which of `keys`, int64 of any shape, have a row: bool of the same shape."""
+        flat = keys.flatten()
+        rows = self.index(flat) if self._compiled is None else self._rows_of(flat)
+        return (rows >= self.index.first_row).view(keys.shape)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compiled": None, "_ahead": None}
 

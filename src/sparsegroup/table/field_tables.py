@@ -121,6 +121,13 @@ class FieldTables(TableCounts, nn.Module):
         for table, (_, own) in zip(self.tables.values(), self._by_table(keys), strict=True):
             table.prefetch(own)
 
+    def contains(self, keys: Tensor) -> Tensor:
+        """Return which of `keys`, int64 of any shape, have a row: bool of the same shape."""
+        found = torch.zeros(keys.numel(), dtype=torch.bool, device="cpu")
+        for table, (at, own) in zip(self.tables.values(), self._by_table(keys), strict=True):
+            found[at.cpu()] = table.contains(own.cpu())
+        return found.view(keys.shape)
+
     def _by_table(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each table its places among the flat keys, and the keys there."""
         flat = checked_keys(keys).flatten().to(self.place.device)

@@ -1,7 +1,7 @@
 """A model's predictions for a stream of batches: their metrics, and files of them."""
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from sparsegroup.artifact.validation import Real
 from sparsegroup.data.batches import Batch
+from sparsegroup.data.keys import keys_of
 from sparsegroup.data.local_files import arrow_of, parquet_writer
 from sparsegroup.data.log import Log
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import UserError
 from sparsegroup.models import NumberEncoder
 from sparsegroup.objectives import LOGISTIC, Objective
@@ -42,6 +44,15 @@ SUFFIXES = (".csv", ".csv.gz", ".parquet")
 """Of files of predictions."""
 
 _ROW_GROUP = 1 << 17
+
+_NEARLY_ALL = 0.99
+"""Share of a column's values without a row from which on a warning names the column."""
+
+_ENOUGH_VALUES = 100
+"""Values of a column from which on the share says something."""
+
+_FIRST_BATCHES, _EVERY = 32, 8
+"""All of the first batches are counted, and then every eighth."""
 
 Sample = Batch | Sequence[Tensor]
 """A batch, or tensors (keys, labels) or (keys, numbers, labels), as a torch DataLoader gives them."""
@@ -337,17 +348,21 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
 
 
-def predicted_rows(model: LookupModel, log: Log, window: PredictionWindow) -> Iterator[Columns]:
+def predicted_rows(
+    model: LookupModel, log: Log, window: PredictionWindow, watch: Callable[[Batch], object] | None = None
+) -> Iterator[Columns]:
     """The predictions of all rows of a log in order, which `window` takes too, as columns `[n]`, a batch at a time.
 
     The columns are the row's place in the log, from 0, its probability (of another objective, see
     `Objective.columns`), and its label if the log has labels. Rows that were left out as bad or blank leave gaps in
-    the places.
+    the places. `watch` is called with each batch.
     """
     with numbers_named(log, 0):
         for batch, logits in logits_over(model, log.batches(0, len(log), EVALUATED)):
             rows = log.places(window.samples, batch)
             window.add(batch, logits)
+            if watch is not None:
+                watch(batch)
             columns = model.objective.columns(predictions_of([logits], model.objective))
             labels = model.objective.label_columns(batch.labels.numpy()) if log.labelled else {}
             yield {"row": rows, **columns, **labels}
@@ -383,3 +398,68 @@ def _write_parquet(parts: Iterator[Columns], path: Path) -> None:
                 held = []
         if held:
             writer.write_table(pa.Table.from_batches(held))
+
+
+class UnseenValues:
+    """Counts the values of each field, without missing ones, and those without a row in the model.
+
+    A value without a row was not in the training log, was pruned, or was not admitted.
+
+    Args:
+        embedding: The model's embedding; of a kind that does not know its keys, nothing is counted.
+        columns: The columns that the model expects.
+    """
+
+    def __init__(self, embedding: Any, columns: LogSchema) -> None:
+        self._contains: Callable[[Tensor], Tensor] | None = getattr(embedding, "contains", None)
+        if any(table.across is not None for table in tables_in(embedding).values()):
+            self._contains = None  # other ranks would have to join in
+        counts = embedding.field_counts() if self._contains is not None else {}
+        numbers = {name: number for number, name in enumerate(columns.fields)}
+        self._fields, self._columns = [name for name in columns.fields if numbers[name] in counts], columns
+        self._missing = {name: int(keys_of([""], number)[0]) for name, number in numbers.items()}
+        self._batches = 0
+        self.values = dict.fromkeys(self._fields, 0)
+        self.unseen = dict.fromkeys(self._fields, 0)
+
+    def add(self, batch: Batch) -> Mapping[str, tuple[int, int]]:
+        """Count the values of a batch, or of some of many batches.
+
+        Returns:
+            Field → its values in the batch, and those without a row; empty if the batch is not counted.
+        """
+        self._batches += 1
+        if self._contains is None or (self._batches > _FIRST_BATCHES and self._batches % _EVERY):
+            return {}
+        parts = dict(zip(self._columns.lists, (bags.keys for bags in batch.bags), strict=True))
+        parts |= dict(zip(self._columns.single, batch.keys.unbind(1), strict=True))
+        keys = torch.cat([parts[name].to(torch.int64) for name in self._fields]) if self._fields else batch.keys[:0, 0]
+        ends = [len(parts[name]) for name in self._fields]
+        found = dict[str, tuple[int, int]]()
+        for name, own, has_row in zip(
+            self._fields, torch.split(keys, ends), torch.split(self._contains(keys), ends), strict=True
+        ):
+            is_value = own != self._missing[name]
+            found[name] = int(is_value.sum()), int((is_value & ~has_row).sum())
+            self.values[name] += found[name][0]
+            self.unseen[name] += found[name][1]
+        return found
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Field → the share of its values without a row; without fields of which no value was counted."""
+        return {name: self.unseen[name] / count for name, count in self.values.items() if count}
+
+    def warning(self, where: str) -> str:
+        """Return what to warn of the rows of `where`; empty if nothing."""
+        found = [
+            f"{name!r} ({share:.1%})"
+            for name, share in self.shares.items()
+            if share >= _NEARLY_ALL and self.values[name] >= _ENOUGH_VALUES
+        ]
+        if not found:
+            return ""
+        return (
+            f"{where}: nearly all values of {', '.join(found)} have no row in the model. Unless they are new, they are "
+            "written in another way than in the training log, and the predictions miss them"
+        )
