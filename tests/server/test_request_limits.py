@@ -210,11 +210,42 @@ def test_a_changed_stream_is_refused_or_read_within_the_limits(
     )
     at = place % len(whole)
     try:
-        found = read_table(whole[:at] + change + whole[at + len(change) :], ["a", "b", "c"], 10, 1000)
+        found = read_table(whole[:at] + change + whole[at + len(change) :], [*columns], 10, 1000)
     except StreamError:
         return
     assert found.num_rows <= 10
     assert found.nbytes < 10_000
+    assert len(pl.DataFrame(found).to_dicts()) == found.num_rows
+
+
+@pytest.mark.parametrize("column", ["site", "words"])
+def test_a_null_with_any_place_in_a_dictionary_is_null(serve: Serve, column: str) -> None:
+    indices = pa.Array.from_buffers(pa.int32(), 1, [pa.py_buffer(b"\0"), pa.py_buffer(b"\0\0\x10\0")])
+    given, plain = pa.DictionaryArray.from_arrays(indices, pa.array(["x"]), safe=False), pa.nulls(1, pa.string())
+    answers = []
+    for values in (given, plain):
+        values = pa.ListArray.from_arrays([0, 1], values) if column == "words" else values
+        table = arrow()
+        table = table.set_column(table.column_names.index(column), column, values)
+        answers.append(serve().post("/predict", content=stream(table), headers=ARROW))
+    assert answers[0].status_code == answers[1].status_code
+    assert answers[0].json() == answers[1].json()
+
+
+@pytest.mark.parametrize("view", [(-1, 0, 0, 0), (256, 0, 0, 0), (256, 0, 1, 0), (256, 0, -1, 0), (20, 0, 0, -9)])
+@pytest.mark.parametrize("is_null", [False, True])
+def test_a_view_outside_of_its_buffers_is_refused(serve: Serve, view: tuple[int, ...], is_null: bool) -> None:
+    buffers = [pa.py_buffer(b"\0") if is_null else None, pa.py_buffer(np.array(view, np.int32).tobytes())]
+    texts = pa.Array.from_buffers(pa.string_view(), 1, [*buffers, pa.py_buffer(b"x" * 30)])
+    for values in (texts, pa.ListArray.from_arrays([0, 1], texts)):
+        table = pa.table({"tags": values, **{name: [text] for name, text in ROWS[1].items() if name != "tags"}})
+        assert serve().post("/predict", content=stream(table), headers=ARROW).status_code == 400
+
+
+def test_a_column_that_is_there_twice_is_refused(serve: Serve) -> None:
+    table = arrow().append_column("site", pa.array(["x"]))
+    answer = serve().post("/predict", content=stream(table), headers=ARROW)
+    assert (answer.status_code, "site" in answer.json()["error"]) == (400, True)
 
 
 def test_streams_of_polars_and_of_pandas_types_are_read(serve: Serve) -> None:

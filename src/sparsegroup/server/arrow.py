@@ -13,6 +13,10 @@ VALUE_BYTES = 8
 """Bytes that a number, time or boolean counts."""
 
 
+_INSIDE = 12
+"""Bytes of a text up to which its view holds the text."""
+
+
 class StreamError(ValueError):
     """A body that is not an Arrow IPC stream, or has a type that is not read."""
 
@@ -40,6 +44,8 @@ def read_table(body: bytes, columns: Collection[str], rows: int, size: int) -> p
     try:
         _check_messages(body, rows, size)
         schema = pa.ipc.open_stream(body).schema
+        if repeated := [name for name in columns if schema.names.count(name) > 1]:
+            raise StreamError(f"the column {repeated[0]!r} is there more than once")
         needed = [at for at, name in enumerate(schema.names) if _is_needed(name, columns)]
         if not needed:  # an empty list would stand for all fields
             return schema.empty_table()
@@ -52,6 +58,9 @@ def read_table(body: bytes, columns: Collection[str], rows: int, size: int) -> p
         raise StreamError(f"the body is not an Arrow IPC stream ({' '.join(str(error).split())})") from error
     if sum(_written(name, part) for name, column in _columns(table) for part in column.chunks) > size:
         raise TooLargeError(f"the values of a request may have {size:,} bytes when each is written out")
+    # Where a value is null, its place in a dictionary may be anything, and Polars would follow it.
+    for dictionaries in (True, False):  # Arrow cannot look up views by a dictionary's places
+        table = table.cast(pa.schema([_plain(field, dictionaries=dictionaries) for field in table.schema]))
     return table
 
 
@@ -83,6 +92,27 @@ def _written(name: str, array: pa.Array) -> int:
     return VALUE_BYTES * len(array)
 
 
+def _plain(field: pa.Field, *, dictionaries: bool) -> pa.Field:
+    """Return a field without views, and unless `dictionaries` without dictionaries: its values are written out."""
+
+    def plain(kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_dictionary(kind):
+            return pa.dictionary(kind.index_type, plain(kind.value_type)) if dictionaries else plain(kind.value_type)
+        if pa.types.is_string_view(kind):
+            return pa.large_string()
+        if pa.types.is_binary_view(kind):
+            return pa.large_binary()
+        if pa.types.is_struct(kind):
+            return pa.struct([pa.field(part.name, plain(part.type)) for part in kind])
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            return pa.large_list(plain(kind.value_type))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(plain(kind.value_type), kind.list_size)
+        return kind
+
+    return pa.field(field.name, plain(field.type))
+
+
 def _is_text(kind: pa.DataType) -> bool:
     types = pa.types
     return any(
@@ -95,11 +125,19 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _lengths(texts: pa.Array) -> pa.Array:
-    """Return the bytes of each text."""
-    if pa.types.is_string_view(texts.type) or pa.types.is_binary_view(texts.type):
-        views = np.frombuffer(texts.buffers()[1], np.int32)[::4]  # of a view's 16 bytes, the first 4 are the length
-        return pa.array(views[texts.offset : texts.offset + len(texts)], pa.int64())
-    return pc.binary_length(texts).cast(pa.int64())
+    """Return the bytes of each text. Views are checked also where a value is null, as other libraries follow them."""
+    if not (pa.types.is_string_view(texts.type) or pa.types.is_binary_view(texts.type)):
+        return pc.binary_length(texts).cast(pa.int64())
+    _, buffer, *data = texts.buffers()
+    views = np.frombuffer(buffer or b"", np.int32).reshape(-1, 4)[texts.offset : texts.offset + len(texts)]
+    lengths, _, number, begin = views.T.astype(np.int64)
+    is_long = lengths > _INSIDE
+    sizes = np.array([0 if part is None else part.size for part in data], np.int64)
+    number, end = number[is_long], (begin + lengths)[is_long]
+    is_valid = (lengths >= 0).all() and (begin[is_long] >= 0).all() and (number >= 0).all()
+    if not (is_valid and (number < len(sizes)).all() and (end <= sizes[number]).all()):
+        raise StreamError("the body is not an Arrow IPC stream (a view of a text is outside of its buffers)")
+    return pa.array(lengths)
 
 
 # The headers of messages, which are flatbuffers: https://arrow.apache.org/docs/format/Columnar.html
