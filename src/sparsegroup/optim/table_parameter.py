@@ -354,6 +354,9 @@ class StoredParameter(Tensor):
     def numpy(self, **arguments: Any) -> NoReturn:
         refuse("numpy()")
 
+    def share_memory_(self) -> NoReturn:
+        refuse("share_memory_()")
+
     def __bool__(self) -> bool:
         return True
 
