@@ -205,9 +205,9 @@ def test_an_accepted_stream_holds_the_needed_columns_within_the_limits(
 def test_a_changed_stream_is_refused_or_read_within_the_limits(
     change: bytes, place: int, compression: str | None
 ) -> None:
-    whole = stream(
-        pa.table({"a": ["x", "yy"], "b": [[1], [2, 3]], "c": pa.array(["z"] * 2).dictionary_encode()}), compression
-    )
+    columns: dict[str, Any] = {"a": ["x", "yy"], "b": [[1], [2, 3]], "c": pa.array(["z"] * 2).dictionary_encode()}
+    columns["d"] = pa.array(["y" * 20, None], pa.string_view())
+    whole = stream(pa.table(columns), compression)
     at = place % len(whole)
     try:
         found = read_table(whole[:at] + change + whole[at + len(change) :], [*columns], 10, 1000)
