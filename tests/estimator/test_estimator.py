@@ -129,7 +129,7 @@ def test_arrays_have_numbered_columns_and_the_values_of_a_frame() -> None:
     frame = pl.DataFrame({"id": values, "part": texts, "number": numbers})
     labels = [place % 9 < 4 for place in range(600)]
     model, named = small().fit(array, labels), small().fit(frame, labels)
-    assert model.columns_ == {"x0": "category", "x1": "category", "x2": "number"}
+    assert model.columns_ == {"x0": "category of numbers", "x1": "category", "x2": "number"}
     assert not hasattr(model, "feature_names_in_")
     np.testing.assert_array_equal(probabilities(model, array), probabilities(named, frame))
     assert roc_auc_score(labels, probabilities(model, array)) > 0.9  # ids that differ in the last of 18 digits
