@@ -126,9 +126,7 @@ def test_two_publishers_do_not_mix(place: str) -> None:
     assert len(second.destination.releases()) == 2
 
 
-@pytest.mark.parametrize(
-    ("place", "publishes"), [("memory:/", False), ("memory:/", True), ("redis", True)], indirect=["place"]
-)
+@pytest.mark.parametrize(("place", "publishes"), [("memory:/", False), ("redis", True)], indirect=["place"])
 def test_a_second_publisher_at_any_moment_leaves_what_can_be_read(place: str, publishes: bool) -> None:
     """It begins between any two steps of the first one, whose publication then fails or is complete."""
     models = [small_model(seed=seed) for seed in range(4)]
