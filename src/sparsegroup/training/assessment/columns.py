@@ -234,9 +234,19 @@ def interactions(
 def _drift_warnings(columns: Sequence[ColumnFigures], log: Log, rows: int) -> tuple[str, ...]:
     """Return sentences on columns of which many test values are not in the training `rows` before them."""
     found = []
-    for least, most, share, why in (
-        (_MOSTLY_UNSEEN, 1.0, "Most values", "dates or identifiers say nothing of later rows"),
-        (_OFTEN_UNSEEN, _MOSTLY_UNSEEN, "More than a quarter of the values", "a model knows nothing of new values"),
+    for least, most, share, advice in (
+        (
+            _MOSTLY_UNSEEN,
+            1.0,
+            "Most values",
+            "dates or identifiers say nothing of later rows. Leave such columns out (exclude){}.",
+        ),
+        (
+            _OFTEN_UNSEEN,
+            _MOSTLY_UNSEEN,
+            "More than a quarter of the values",
+            "a model knows nothing of new values. Check that the values are written in the same way in later rows{}.",
+        ),
     ):
         new = [one for one in columns if least < one.unseen <= most]
         names = ", ".join(f"{one.name!r} ({one.unseen:.0%})" for one in new[:5])
@@ -244,8 +254,8 @@ def _drift_warnings(columns: Sequence[ColumnFigures], log: Log, rows: int) -> tu
         remedy = "" if are_times else ", or write a part that recurs in later rows"
         if new:
             found.append(
-                f"{share} of {names} in the test rows are not in the last {rows:,} training rows: {why}. Leave such "
-                f"columns out (exclude){remedy}."
+                f"{share} of {names} in the test rows are not in the last {rows:,} training rows: "
+                f"{advice.format(remedy)}"
             )
     return tuple(found)
 
