@@ -5,17 +5,44 @@ a subpackage requires when it is imported.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from itertools import islice
 from typing import Any, Literal
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_LONG_WORD, _WORD, _LONG_LINE, _LINE_BEGIN, _LINE_END = re.compile(r"\S{501,}"), 200, 4000, 3000, 500
+
+
+def readable(text: str) -> str:
+    r"""Return a text for a reader, who may be at a terminal, in a file or a browser.
+
+    Control characters other than tabs and line feeds are escaped. Of a word of more than 500 characters the first 200
+    remain, of a line of more than 4,000 the first 3,000 and the last 500.
+
+    Examples:
+        >>> print(readable("column \x1b[31mred"), len(readable("x" * 100_000)))
+        column \x1b[31mred 226
+    """
+    escaped = _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+    cut = _LONG_WORD.sub(lambda found: f"{found[0][:_WORD]}… ({len(found[0]) - _WORD:,} more characters)", escaped)
+    return "\n".join(map(_short_line, cut.split("\n")))
+
+
+def _short_line(line: str) -> str:
+    if len(line) <= _LONG_LINE:
+        return line
+    left_out = len(line) - _LINE_BEGIN - _LINE_END
+    return f"{line[:_LINE_BEGIN]} … ({left_out:,} more characters) … {line[-_LINE_END:]}"
 
 
 class UserError(ValueError):
     """Base of this package's errors about files, settings and arguments: the command line shows only the message.
 
     Args:
-        message: What was given, what is expected, where, and what to do. It names parameters as Python does.
+        message: What was given, what is expected, where, and what to do. It names parameters as Python does. It is made
+            `readable`.
         *parameters: The parameters named in backquotes, so that another interface can spell them in its own way.
 
     Examples:
@@ -28,7 +55,7 @@ class UserError(ValueError):
     """Whether another rank reports it to the user."""
 
     def __init__(self, message: str = "", *parameters: str) -> None:
-        super().__init__(message)
+        super().__init__(readable(message))
         self.parameters = parameters
 
     def __reduce__(self) -> tuple[Callable[..., "UserError"], tuple[Any, ...]]:

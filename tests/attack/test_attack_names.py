@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from originals import PATH, TINY, TUNE, Originals, contents
 
 from command import Run
 from sparsegroup.data import ClickLogError, open_log
+from sparsegroup.errors import UserError
 from sparsegroup.serving.opening import open_trained
 
 AT_ONCE, LONGEST, NO_UTF8 = "s3:[red]* ?'\"$x_{y}$\n%41:smile:", "n" * 255, os.fsdecode(b"a\xff\xfeb")
@@ -153,3 +156,41 @@ def test_a_command_to_copy_is_quoted(run: Run, tmp_path: Path) -> None:
     done = run("train", "--rows", "200", "--out", "a $b")
     assert done.returncode == 2
     assert "`sparsegroup train --resume 'a $b'`" in done.stderr
+
+
+@given(st.text(max_size=300), st.integers(1, 20_000))
+def test_a_message_is_short_and_has_no_control_characters_whatever_it_quotes(text: str, times: int) -> None:
+    error = UserError(f"log.csv:1: {text * times}\nsecond line {text}", "option")
+    message = str(error)
+    assert all(character.isprintable() or character in "\t\n" for character in message if ord(character) < 0xA0)
+    assert max(map(len, message.split("\n"))) <= 4000
+    assert message.startswith("log.csv:1: ")
+    assert str(UserError(message)) == message
+    if times * len(text) < 400 and text.isprintable():
+        assert message == f"log.csv:1: {text * times}\nsecond line {text}"
+
+
+def test_names_and_values_of_a_log_are_cut_and_escaped_on_the_terminal(run: Run) -> None:
+    long, red = "t" * 100_000, "\x1b[31mred\x07"
+    good = "label,a\n" + "0,x\n1,y\n" * 20
+    for name, text in {
+        "ok.csv": good,
+        "nul.csv": "label,a\n" + "\0" * 65_536 + ",x\n" + "1,y\n" * 20,
+        "red.csv": good.replace("label", red),
+        "value.csv": good + f"{red},z\n",
+        "long.csv": good.replace("label", long),
+        "many.csv": ",".join(f"column number {i}" for i in range(1000)) + "\n",
+        "list.yaml": f"label: label\nmulti: {{{long}: '|'}}\n",
+        "key.yaml": f"{long}: label\n",
+    }.items():
+        Path(name).write_text(text)
+    for command in (
+        *(f"train {name}.csv" for name in ("nul", "red", "value", "long", "many")),
+        *(f"train ok.csv --schema {name}.yaml" for name in ("list", "key")),
+        f"train ok.csv --label {long}",
+        f"train ok.csv --set model.{long}=1",
+    ):
+        done = run(*command.split(), "--out", "run")
+        assert done.returncode == 2
+        assert len(done.stderr) < 5000, command[:40]
+        assert not set(done.stderr) & {"\x1b", "\x07", "\0"}, command[:40]

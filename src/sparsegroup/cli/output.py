@@ -15,7 +15,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from sparsegroup.errors import UserError
+from sparsegroup.errors import UserError, readable
 
 if TYPE_CHECKING:
     from rich.progress import Task
@@ -112,8 +112,8 @@ def show(result: Mapping[str, Any], *parts: RenderableType) -> None:
 
 
 def plain(text: str) -> str:
-    """`text` for a table, without control characters."""
-    return "".join(char if char.isprintable() else "�" for char in text)
+    """Return `text` for a table, without control characters; a long word is cut."""
+    return readable("".join(char if char.isprintable() else "�" for char in text))
 
 
 def table(*columns: str, rows: Iterable[Iterable[RenderableType]] = (), left: int = 1, **options: Any) -> Table:
@@ -149,7 +149,7 @@ def speak_as(rank: int) -> None:
 
 def _say(part: RenderableType, style: str | None = None) -> None:
     with suppress(OSError):  # nobody reads stderr
-        messages.print(part, style=style, soft_wrap=isinstance(part, str))
+        messages.print(readable(part) if isinstance(part, str) else part, style=style, soft_wrap=isinstance(part, str))
 
 
 def _flag(help: str, name: str, *short: str) -> Any:

@@ -109,7 +109,8 @@ def polars_frame(frame: Any) -> pl.DataFrame:
         if type(frame).__module__.partition(".")[0] == "pandas":
             frame = pl.from_pandas(frame)
         data = pl.DataFrame(pl.from_arrow(frame) if isinstance(frame, pa.Table | pa.RecordBatch) else frame)
-        data = data.with_columns(without_empty(name, data.schema[name], is_category=True) for name in categories)
+        schema = data.schema
+        data = data.with_columns(without_empty(name, schema[name], is_category=True) for name in categories)
         opened = {name: column for name, column in leaves(data.schema).items() if not is_pandas_index(name)}
         return data if list(opened) == data.columns else data.select(opened.values())
     except (TypeError, ValueError, pa.ArrowException) as error:
@@ -215,4 +216,5 @@ def columns_in(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
     """
     if missing := [name for name in names if name not in frame.columns]:
         raise ClickLogError(f"no column {missing[0]!r} in the frame; the columns are {', '.join(frame.columns)}")
-    return frame.select(without_empty(name, frame.schema[name]) for name in names)
+    schema = frame.schema
+    return frame.select(without_empty(name, schema[name]) for name in names)

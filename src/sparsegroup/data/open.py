@@ -543,7 +543,8 @@ def _first_rows(
             whole = False
             break
         typed = file.full_frame(chunk, log, []).select(names)
-        types = {name: dtype for name, dtype in typed.schema.items() if (types or typed.schema).get(name) == dtype}
+        schema = typed.schema
+        types = {name: dtype for name, dtype in schema.items() if (types or schema).get(name) == dtype}
         frames.append(texts_of(typed, names))
         rows += len(frames[-1])
         size += read if head.separator else 0

@@ -163,13 +163,15 @@ def plain_text_of(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
 def texts_of(frame: pl.DataFrame, names: Collection[str], *, plain: bool = False) -> pl.DataFrame:
     """Return the frame with some of its columns as texts, empty ones as null; `plain`: see `plain_text_of`."""
     of = plain_text_of if plain else text_of
-    typed = [name for name in names if frame.schema[name] != pl.String]
-    return frame.with_columns(of(pl.col(name), frame.schema[name]).replace("", None).alias(name) for name in typed)
+    schema = frame.schema  # each access makes another one
+    typed = [name for name in names if schema[name] != pl.String]
+    return frame.with_columns(of(pl.col(name), schema[name]).replace("", None).alias(name) for name in typed)
 
 
 def stacked(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Return the rows of frames of the same columns, at least one frame; columns of different types become texts."""
-    mixed = [name for name in frames[0].columns if len({frame.schema[name] for frame in frames}) > 1]
+    schemas = [frame.schema for frame in frames]
+    mixed = [name for name in schemas[0] if len({schema[name] for schema in schemas}) > 1]
     return pl.concat([texts_of(frame, mixed) for frame in frames])
 
 
