@@ -210,7 +210,7 @@ def target_costs(optimizer: GroupAdam, step_ms: float) -> dict[str, float]:
     targets = {size: TargetRate(optimizer, 0.03, steps=steps, ramp=0, sample=size) for size in (65_536, 8_192)}
 
     def control(target: TargetRate) -> None:
-        target.count += 1  # another sample
+        target.seed += 1  # another sample
         target.set_l21(target.sample)
 
     contenders: dict[str, Callable[[int], object]] = {

@@ -75,11 +75,10 @@ def test_a_value_that_no_text_has_makes_a_bad_row(column: pa.Array, kind: str, s
             list(open_log(path, columns=columns).batches(0, 4, 4))
 
 
-@over("column", [pa.array([[("a", 1)]] * 2, pa.map_(pa.string(), pa.int32())), pa.array([b"\xff"] * 2)])
-def test_a_column_that_cannot_be_read_is_named_with_what_to_do(column: pa.Array, tmp_path: Path) -> None:
+def test_a_column_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "log.arrow"
-    path.write_bytes(arrow_bytes(pa.table({"label": [0, 1], "a": ["x", "y"], "odd": column})))
-    with pytest.raises(ClickLogError, match=r"log.arrow: column 'odd' is .*write it as text, or give a schema without"):
+    path.write_bytes(arrow_bytes(pa.table({"label": [0, 1], "a": ["x", "y"], "odd": [b"\xff"] * 2})))
+    with pytest.raises(ClickLogError, match=r"log.arrow: column 'odd' is .*leave it out .*write it as text"):
         open_log(path)
     schema = written(tmp_path / "schema.yaml", "label: label\ncategorical: [a]")
     assert len(open_log(path, schema=schema)) == 2

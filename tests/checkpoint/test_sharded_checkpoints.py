@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from distributed_cases import Ranks
 from optimizer_cases import make
 from sharded_cases import average_fallback, batches, first_ranks, loss_of, rows_of
-from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding
+from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, param_groups
 from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.checkpoint.manifest import CHECKPOINT
 from sparsegroup.table import MinCount
@@ -30,7 +30,7 @@ def with_table(count: int, options: dict[str, Any], function: Callable[..., Any]
     if count and group is None:
         return None
     table = HashEmbedding(4, std=0.5, **options, **({"process_group": group} if count else {}))
-    return function(table, make(GroupAdam, table.parameters(), l21=0.05), *arguments)
+    return function(table, make(GroupAdam, param_groups(table, l21=0.05)), *arguments)
 
 
 def on(ranks: Ranks, count: int, function: Any, *arguments: Any, **options: Any) -> tuple[Rows, int]:

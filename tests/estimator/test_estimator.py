@@ -32,7 +32,7 @@ def probabilities(model: Classifier, frame: Any = NEW) -> Any:
 
 
 def scores_of(run: Run, model: object, log: Path) -> Any:
-    done = run("predict", model, log, "--out", "scores.csv")
+    done = run("predict", model, log, "--out", "scores.csv", "--overwrite")
     assert done.returncode == 0, done.stderr
     return pl.read_csv("scores.csv")["probability"].to_numpy()
 
@@ -66,7 +66,7 @@ def test_it_is_the_model_that_the_command_line_trains(
 def test_each_setting_of_a_model_and_its_training_is_a_parameter_and_checked() -> None:
     settings = {name for name, key in SHORT.items() if key.split(".")[0] in ("model", "optimizer", "training")}
     unused = {"seed", "windows", "baseline", "group"}
-    assert set(Classifier().get_params()) == {"columns", "random_state"} | settings - unused
+    assert set(Classifier().get_params()) == {"columns", "random_state", "verbose"} | settings - unused
     for wrong in ({"model": "dnc"}, {"target_rate": 2.0}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             small(**wrong).fit(FRAME, LABELS)

@@ -1,5 +1,6 @@
 """What replaces keys without a live row, also in training, where new keys begin zero in proportion."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -92,7 +93,10 @@ def test_a_group_that_regularizes_it_is_warned_of(named: bool) -> None:
     optimizer = GroupAdam(parameters)
     with pytest.warns(RuntimeWarning, match="fallback vectors.*"):
         TargetRate(optimizer, 0.1)
-    GroupAdam(HashEmbedding(4).parameters(), l21=0.1)
+    with pytest.warns(RuntimeWarning, match="fallback vectors"):
+        GroupAdam(copy.deepcopy(table).parameters(), l21=0.1)
+    head = torch.nn.Linear(4, 1, bias=False)  # of the shape of a single fallback vector
+    GroupAdam([HashEmbedding(4, fallback=True).weight, head.weight], l21=0.1)
 
 
 @over("by_module", [True, False])

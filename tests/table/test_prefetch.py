@@ -16,7 +16,7 @@ from distributed_cases import in_a_new_process
 from family import FAMILY, Member
 from optimizer_cases import ALLOW_CREATE_GRAPH, assert_identical
 from over import over
-from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag, MinCount, UnusedFor
+from sparsegroup import GroupAdam, GroupOptimizer, HashEmbedding, HashEmbeddingBag, MinCount, UnusedFor, param_groups
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.lookup import kernels
 from sparsegroup.table.lookup.lookup import CHUNK, GRAIN, RowLookup
@@ -113,7 +113,7 @@ def test_policies_and_fallback_vectors_act_as_without(options: dict[str, Any], s
     for is_ahead in (False, True):
         table, after = new_table(**options), []
         table.assign(torch.arange(-1000, 0), torch.zeros(1000, 3))  # as many new keys begin zero
-        optimizer = GroupAdam(table.parameters(), lr=0.1, l21=1e-3 if "fallback" in options else 1e9)
+        optimizer = GroupAdam(param_groups(table, l21=1e-3 if "fallback" in options else 1e9), lr=0.1)
         for at in range(6):
             keys = torch.arange(5_000) + 1_000 * at
             vectors = table(keys)

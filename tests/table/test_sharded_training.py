@@ -74,7 +74,7 @@ def trained(case: Case, ranks: int) -> dict[str, Any] | None:
         return None
     options = {**case.table, "process_group": group} if ranks else {**case.table, "reduction": "mean"}
     table = HashEmbedding(4, std=0.5, **options)
-    optimizer = case.optimizer(table.parameters())
+    optimizer = case.optimizer(param_groups(table))
     stream = [case.cut(keys, max(ranks, 1)) for keys in batches(STEPS, case.rows)]
     target = None if case.rate is None else TargetRate(optimizer, case.rate, steps=STEPS, interval=2)
     rank = dist.get_rank(group) if ranks else 0

@@ -61,10 +61,10 @@ def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat | None = None) 
     Examples:
         >>> import polars as pl
         >>> from sparsegroup.data import hash_keys
-        >>> frame = pl.DataFrame({"user": ["ann", "bob"], "price": [9.5, None]})
+        >>> frame = pl.DataFrame({"user": ["ann", "bob", "eve"], "price": [9.5, 12.0, None]})
         >>> hashed = hash_keys(frame, {"user": "category", "price": "number"})
         >>> hashed.keys.shape, hashed.numbers.tolist()
-        ((2, 1), [[9.5], [nan]])
+        ((3, 1), [[9.5], [12.0], [nan]])
         >>> hash_keys(frame).fields
         ('user',)
     """

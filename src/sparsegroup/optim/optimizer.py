@@ -31,7 +31,7 @@ from sparsegroup.optim.arguments import (
 )
 from sparsegroup.optim.state import TARGET, TargetState, uncast
 from sparsegroup.optim.step import GroupCensus, GroupStep, Plan
-from sparsegroup.optim.table_parameter import store_of
+from sparsegroup.optim.table_parameter import is_fallback, store_of
 from sparsegroup.optim.tensor_parameter import stepper_of
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
@@ -568,12 +568,9 @@ def _print_of(name: str, group: ParamGroup) -> Any:
 
 
 def warn_of_fallback(params: Any, where: str) -> None:
-    """Warn of fallback vectors among the parameters of a regularized param group: they are of many features."""
+    """Warn if a regularized param group contains fallback vectors, each of which stands for many features."""
     items = [params] if isinstance(params, Tensor) else params
-    tensors = [item[1] if isinstance(item, tuple) else item for item in items]
-    stores = [store for one in tensors if (store := store_of(one)) is not None and store.config.has_fallback]
-    shapes = {(1 << store.config.field_bits, store.dim) for store in stores}
-    if any(store_of(one) is None and not is_lazy(one) and tuple(one.shape) in shapes for one in tensors):
+    if any(is_fallback(item[1] if isinstance(item, tuple) else item) for item in items):
         warnings.warn(
             f"{where} regularizes the fallback vectors of a HashEmbedding, which stand for the features without a row: "
             "take the groups of param_groups(model, …), which leaves them out, or give them a separate group",

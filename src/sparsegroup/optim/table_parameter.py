@@ -386,3 +386,13 @@ class StoredParameter(Tensor):
 def store_of(parameter: Tensor) -> RowStore:
     """The store that holds the rows of a parameter; None for one that is a tensor."""
     return parameter.store if isinstance(parameter, StoredParameter) else None
+
+
+def mark_fallback(vectors: Tensor) -> None:
+    """Mark a parameter as the fallback vectors of a table, for `is_fallback`."""
+    vectors.is_fallback = True  # type: ignore[attr-defined]
+
+
+def is_fallback(parameter: Tensor) -> bool:
+    """Return whether a parameter holds the fallback vectors of a table."""
+    return getattr(parameter, "is_fallback", False)

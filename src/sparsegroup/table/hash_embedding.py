@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsegroup.kernels.step import TORCH_DTYPES
 from sparsegroup.names import bytes_of
-from sparsegroup.optim.table_parameter import KEYS, ROWS_LEFT_OUT, StoredParameter
+from sparsegroup.optim.table_parameter import KEYS, ROWS_LEFT_OUT, StoredParameter, mark_fallback
 from sparsegroup.table.config import TableConfig, check_int, device_of, with_argument_hints
 from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey
 from sparsegroup.table.directory.buckets import MOST_ROWS
@@ -335,7 +335,7 @@ class HashEmbedding(TableCounts, nn.Module):
             torch.zeros(1 << field_bits, dim, dtype=config.weight_dtype, device=config.device) if fallback else None
         )
         self.register_parameter("fallback", None if vectors is None else nn.Parameter(vectors))
-        self._number, self._field_bits = register(self), field_bits
+        self._register()
 
     def forward(self, keys: Tensor) -> Tensor:
         """The vectors of `keys`.
@@ -544,7 +544,12 @@ class HashEmbedding(TableCounts, nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._register()
+
+    def _register(self) -> None:
         self._number, self._field_bits = register(self), self.table.config.field_bits
+        if self.fallback is not None:
+            mark_fallback(self.fallback)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}"
