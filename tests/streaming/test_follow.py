@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import resource
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from sparsegroup.serving.inspection import inspect
 from sparsegroup.settings.yaml_settings import SettingsError
 from sparsegroup.streaming.blocks import BlockReader, FullBatches, Journal
 from sparsegroup.streaming.follow import Follower
+from sparsegroup.streaming.live import LiveRecord
 from sparsegroup.streaming.sources.source import Block
 from sparsegroup.training import Config, Session, load_model, load_run, predict
 
@@ -194,6 +197,38 @@ def test_a_journal_without_its_last_line(tmp_path):
     journal.forget(4)
     assert len(journal.path.read_text().splitlines()) == 2
     assert Journal(journal.path).spans_after(4) == [{"rows": 5}, {"rows": 6}]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("metrics.jsonl", "samples"), ("live.jsonl", "samples"), ("bad_rows.jsonl", "block")]
+)
+def test_a_record_may_lack_the_end_of_its_last_line_and_a_damaged_line_is_named(whole, tmp_path, name, key):
+    path, record = tmp_path / name, LiveRecord(tmp_path, whole.log, whole.model.objective)
+    lines = b"".join(json.dumps({key: number}).encode() + b"\n" for number in range(1, 6))
+    for end in (b"", b"{", b'{"samples": 6, "blo', b'{"block": 6}', b"\0" * 9):
+        path.write_bytes(lines + end)
+        record.cut(5, 5)
+        assert path.read_bytes() == lines
+    for damage in (b"{", b"[6]", b"6", b'{"other": 6}', b'{"samples": "6", "block": null}', b"\0", b"\xff"):
+        path.write_bytes(lines + damage + b"\n" + lines)
+        with pytest.raises(RunError, match=rf"{name}:6: damaged"):
+            record.cut(9, 9)
+
+
+def test_a_full_disk_leaves_whole_lines_in_the_record(whole, tmp_path):
+    path, record = tmp_path / "bad_rows.jsonl", LiveRecord(tmp_path, whole.log, whole.model.objective)
+    block, rows = SimpleNamespace(origin="a.csv"), SimpleNamespace(bad=[(1, "label", "x" * 80)] * 5_000)
+    record.note_rows(1, block, rows)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        record.note_rows(2, block, rows)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    record.note_rows(3, block, rows)
+    record.cut(0, 3)
+    assert path.read_bytes().count(b"\n") == 10_000
 
 
 def test_its_model_is_open_to_other_commands(frame, whole, tmp_path):

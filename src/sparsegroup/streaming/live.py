@@ -20,6 +20,7 @@ from sparsegroup.data.batches import Batch, concatenated
 from sparsegroup.data.kinds import ColumnKind
 from sparsegroup.data.raw.encode import EncodedRows
 from sparsegroup.data.raw.raw_log import RawLog
+from sparsegroup.errors import RunError
 from sparsegroup.objectives import Objective
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.streaming.sources.source import Block
@@ -235,14 +236,20 @@ class LiveRecord:
             self._samples, self._seen = history[-1].samples, history[-1].features_seen
 
     def cut(self, samples: int, block: int) -> None:
-        """Drop the lines of rows that are learnt again: behind a number of samples, or of blocks."""
+        """Drop the lines of rows that are learnt again: behind a number of samples, or of blocks.
+
+        A last line without a newline was being written when the process was killed; it is dropped too.
+
+        Raises:
+            RunError: A line is damaged.
+        """
         for name, key, last in ((METRICS, "samples", samples), (LIVE, "samples", samples), (BAD_ROWS, "block", block)):
             path, kept = self._folder / name, 0
             if not path.exists():
                 continue
             with path.open("rb") as file:
-                for line in file:
-                    if not line.endswith(b"\n") or json.loads(line).get(key, 0) > last:
+                for number, line in enumerate(file, 1):
+                    if not line.endswith(b"\n") or _entry(path, number, line, key)[key] > last:
                         break
                     kept += len(line)
             os.truncate(path, kept)
@@ -250,13 +257,19 @@ class LiveRecord:
     # Files
 
     def _append(self, name: str, lines: "Iterator[Any] | list[Any]") -> None:
+        """Append whole lines, or if the disk is full, none."""
         text = "".join(json.dumps(finite(line), allow_nan=False) + "\n" for line in lines)
         path = self._folder / name
         try:
             if path.exists() and path.stat().st_size > MOST_BYTES:
                 path.replace(path.with_suffix(".old.jsonl"))
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            size = path.stat().st_size if path.exists() else 0
+            try:
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(text)
+            except OSError:
+                os.truncate(path, size)
+                raise
             self._warned = False
         except OSError as error:
             self._warn(name, error)
@@ -275,16 +288,35 @@ class LiveRecord:
 
 
 def last_lines(path: Path, count: int) -> list[dict[str, Any]]:
-    """The last lines of a file of JSON objects, without one that was cut off."""
+    """Return the last lines of a file of JSON objects, without one that was cut off.
+
+    Raises:
+        RunError: A line is damaged.
+    """
     if not path.exists():
         return []
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         begin = max(0, size - count * _MOST_LINE)
         file.seek(begin)
-        lines = file.read().splitlines(keepends=True)
+        lines = file.readlines()
     whole = [line for line in lines[1 if begin else 0 :] if line.endswith(b"\n")]
-    return [json.loads(line) for line in whole[-count:]]
+    return [_entry(path, None, line) for line in whole[-count:]]
+
+
+def _entry(path: Path, number: int | None, line: bytes, key: str = "samples") -> dict[str, Any]:
+    """Return the JSON object of a line that has a count of this name; without `number`, the line is looked for."""
+    try:
+        found = json.loads(line)
+        if isinstance(found, dict) and type(found.get(key)) is int:
+            return found
+        error = ValueError(f"a JSON object with {key!r} was expected")
+    except ValueError as damage:
+        error = damage
+    if number is None:
+        with path.open("rb") as file:
+            number = file.readlines().index(line) + 1
+    raise RunError(f"{path}:{number}: damaged ({error}); delete the line, from which nothing is computed") from error
 
 
 def _mean_label(batch: Batch) -> float:
