@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from urllib.parse import quote, unquote, unquote_plus
 
 HIDDEN = "…"
-"""The text that is shown in place of a secret."""
+"""Text in place of a secret."""
 
 _ADDRESS = re.compile(r"([^/]*?)://(.*)", re.DOTALL)
 _CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
@@ -16,7 +16,7 @@ _PUBLIC = (
     "blob_storage_authority", "dfs_storage_authority", "blob_storage_scheme", "dfs_storage_scheme", "enable_tls",
     "group", "lost", "stream",
 )  # fmt: skip
-"""Parameters of a query, pyarrow's and ours, that are no secrets."""
+"""Query parameters, of pyarrow and of this package, that are not secret."""
 
 
 def public_address(address: str, *, has_public_path: bool = True) -> str:
@@ -58,11 +58,11 @@ def public_address(address: str, *, has_public_path: bool = True) -> str:
 
 
 UNCLEAR = "write the signs / ? # @ of a user, a password or a path as %2F %3F %23 %40"
-"""What to do about an address that `is_unclear`."""
+"""Advice about an address that `is_unclear`."""
 
 
 def is_unclear(address: str) -> bool:
-    """Return whether an `@` follows the host and port: they may be the beginning of a password."""
+    """Return whether an `@` follows the host and port, which may then be the beginning of a password."""
     parts = _ADDRESS.fullmatch(address)
     if parts is None:
         return False
@@ -71,7 +71,7 @@ def is_unclear(address: str) -> bool:
 
 
 def without_secrets(message: object, *addresses: str, has_public_path: bool = True) -> str:
-    """Return the message of another library about some addresses without the secrets of these addresses.
+    """Return another library's message about some addresses, without the secrets of the addresses.
 
     Args:
         message: The text, or an exception.
@@ -94,7 +94,7 @@ def without_secrets(message: object, *addresses: str, has_public_path: bool = Tr
 
 
 def _public_part(rest: str) -> tuple[int, int]:
-    """Return where host and path begin and end in an address after its scheme; the end may be before the beginning."""
+    """Return the start and end of host and path in an address without scheme. The end may be before the start."""
     authority = rest[: _first(rest, "/?#")]
     begin = authority.rfind("@") + 1
     end = _first(rest, "?#", begin)
@@ -115,7 +115,7 @@ def _parameters(query: str) -> Iterator[tuple[str, str]]:
 
 
 def _secrets(address: str, has_public_path: bool) -> Iterator[str]:
-    """Return the texts in an address that must not be shown, both encoded and decoded."""
+    """Return the secret texts in an address, both encoded and decoded."""
     parts = _ADDRESS.fullmatch(address)
     if parts is None and has_public_path:
         return

@@ -41,9 +41,9 @@ class UserError(ValueError):
     """Base of this package's errors about files, settings and arguments: the command line shows only the message.
 
     Args:
-        message: What was given, what is expected, where, and what to do. It names parameters as Python does. It is made
-            `readable`.
-        *parameters: The parameters named in backquotes, so that another interface can spell them in its own way.
+        message: The given value, the expected value, the place, and the remedy, with parameters named as in Python. The
+            constructor makes the message `readable`.
+        *parameters: The parameters named in backquotes, which another interface can spell differently.
 
     Examples:
         >>> error = UserError("`max_bad` must be below 1, got 2", "max_bad")
@@ -59,7 +59,7 @@ class UserError(ValueError):
         self.parameters = parameters
 
     def __reduce__(self) -> tuple[Callable[..., "UserError"], tuple[Any, ...]]:
-        """Pickle what an error holds, because a subclass may be made of other arguments than its message."""
+        """Pickle the attributes of an error, because the constructor of a subclass may take other arguments."""
         return _unpickled, (type(self), self.args, vars(self))
 
     def spelled(self, spell: Callable[[str], str]) -> str:
@@ -129,14 +129,13 @@ def require(extra: Extra, who: str) -> None:
 
 _CANDIDATES = 1000
 _LONGEST = 100
-"""Names that are compared with a wrong one, at most, and their characters: the time grows with both, squared."""
+"""Largest length of a name that is compared with a wrong name, because the time grows with its square."""
 
 
 def did_you_mean(given: str, known: Iterable[str], most: int = 1, likeness: float = 0.6) -> str:
-    """A question for an error message with at most `most` known names, or "" if none is like `given`.
+    """Return a question for an error message with at most `most` known names; "" if no name is similar to `given`.
 
-    `likeness`, from 0 to 1, is how similar a name must be. Only the first 1,000 names of up to 100 characters are
-    compared.
+    `likeness`, from 0 to 1, is the least similarity. Only the first 1,000 names of up to 100 characters are compared.
 
     Examples:
         >>> from sparsegroup.errors import did_you_mean

@@ -1,4 +1,4 @@
-"""Importing the package: quickly, with an end by Ctrl-C, and with constructors that document themselves."""
+"""Import of the package: lazy modules, a clean end by Ctrl-C, and constructors with documented arguments."""
 
 import gc
 import signal
@@ -24,9 +24,9 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def ended_by_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process without an exception: in the middle of an import it would become any other error.
+    """End the process on Ctrl-C without an exception, because an import may turn the exception into another error.
 
-    For a command before it has begun its work; a handler other than Python's own remains.
+    For a command that has not begun its work. A handler other than Python's default remains.
     """
     is_pythons = threading.current_thread() is threading.main_thread()
     is_pythons = is_pythons and signal.getsignal(signal.SIGINT) is signal.default_int_handler

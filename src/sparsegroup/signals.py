@@ -1,8 +1,8 @@
-"""Changes that a signal's handler must not cut in two.
+"""Changes that the handler of a signal must not interrupt halfway.
 
-Python calls the handler of a signal in the main thread, at a call or at a jump back, and the handler may raise: that of
-Ctrl-C does. So memory is changed by one kernel or by one statement of assignments if that is possible, derived counts
-are marked as unknown before what they count changes, and longer changes run inside of `signals_deferred`.
+Python calls the handler of a signal in the main thread, at a call or at a backward jump. The handler may raise, as the
+handler of Ctrl-C does. So, if possible, one kernel or one assignment statement changes the memory. A derived count is
+marked as unknown before the counted rows change. Longer changes run inside `signals_deferred`.
 """
 
 import os
@@ -16,8 +16,8 @@ from typing import Any
 _SIGNALS = tuple(signal.valid_signals())
 
 
-class _Deferral:
-    """The handler of all signals while signals are deferred; afterwards it calls the handlers that it has replaced."""
+class _DeferredHandlers:
+    """Replacement of all signal handlers that records the signals and calls the replaced handlers afterwards."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
@@ -25,7 +25,7 @@ class _Deferral:
         self._is_active, self._process = True, os.getpid()
 
     def begin(self) -> None:
-        """Replace the handlers that are written in Python; others do not run between two instructions."""
+        """Replace the handlers that are written in Python. Other handlers cannot raise."""
         for number in _SIGNALS:
             handler = signal.getsignal(number)
             if callable(handler):
@@ -39,9 +39,9 @@ class _Deferral:
             self._handlers[number](number, frame)
 
     def end(self) -> None:
-        """Put the handlers back, and call those whose signals have arrived: all of them, also if one raises.
+        """Restore the handlers, and call the handlers of all signals that have arrived, even if a handler raises.
 
-        A forked process calls none, because the signals were the parent's.
+        A forked process calls no handler, because the signals were sent to the parent.
         """
         self._is_active = False
         arrived = self._arrived if os.getpid() == self._process else []
@@ -52,25 +52,25 @@ class _Deferral:
                 stack.callback(signal.signal, number, handler)
 
 
-_depth = 0  # of the main thread
+_depth = 0  # 1 while the main thread defers signals
 
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Let handlers of signals wait until the block has ended; then they run, and may raise.
+    """Delay the handlers of signals until the block has ended. The handlers then run and may raise.
 
-    In other threads than the main thread nothing is done, because handlers do not run there. It takes a tenth of a
-    millisecond: it is not for what happens in each step.
+    Only the main thread runs handlers, so the function does nothing in other threads. Entering the block takes a tenth
+    of a millisecond, which is too long for every training step.
     """
     global _depth
     if threading.current_thread() is not threading.main_thread() or _depth:
         yield
         return
-    deferral = _Deferral()
+    handlers = _DeferredHandlers()
     try:
-        deferral.begin()
+        handlers.begin()
         _depth = 1
         yield
     finally:
         _depth = 0
-        deferral.end()
+        handlers.end()

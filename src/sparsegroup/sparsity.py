@@ -16,11 +16,11 @@ def feature_rate(weight: Tensor, seen: Tensor | int | GroupOptimizer | None = No
     """Return the paper's "sparsity": rows with a non-zero vector over distinct features ever seen in training.
 
     Args:
-        weight: `[rows, …]`, an embedding table; or the weight of a `HashEmbedding`, which knows what it has seen. For a
-            DTensor or a sharded table the result is that of all ranks, each of which must call this.
-        seen: What training has seen of a tensor: `[rows]` bool, which rows (the others keep their random start and
-            count neither above nor below); the optimizer, which has seen the rows that had a non-zero gradient; or the
-            number of features ever seen. None counts all rows as seen, also those that still are as they were drawn.
+        weight: `[rows, …]`, an embedding table; or the weight of a `HashEmbedding`, which knows the features seen. For
+            a DTensor or a sharded table the rate is over all ranks, and all ranks must call this function.
+        seen: The rows of a tensor that training has seen: a mask `[rows]` of bool (other rows, still random, do not
+            count); or the optimizer, for the rows that had a non-zero gradient; or the number of features ever seen.
+            None counts all rows as seen, including untrained rows.
 
     Returns:
         A number in [0, 1]; 0 if nothing was seen.

@@ -362,7 +362,7 @@ def test_the_groups_of_a_scheduled_optimizer_make_another(schedule):
 
 def test_a_users_entry_of_a_group_is_kept_with_a_warning_and_changes_nothing():
     x, y = parameter(3), parameter(3)
-    with pytest.warns(RuntimeWarning, match="'layer' is no argument of GroupAdam"):
+    with pytest.warns(RuntimeWarning, match="'layer' is not an argument of GroupAdam"):
         optimizer = make(GroupAdam, [{"params": [x], "layer": [3]}])
     plain = make(GroupAdam, [y])
     for one in (optimizer, plain):

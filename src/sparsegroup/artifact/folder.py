@@ -95,13 +95,13 @@ def rename(source: Path, target: Path) -> None:
 
 
 def write_atomically(path: Path, make: Callable[[Path], object]) -> None:
-    """Let `make(temporary)` write a file, which takes its name `path` when it is on disk; an error leaves nothing.
+    """Write a file by `make(temporary)`, then rename the file to `path`. After an error no new file remains.
 
-    Several processes may write `path` at the same time: each has a separate temporary file, and the last one remains.
+    Several processes may write `path` at the same time: each has a separate temporary file, and the last file remains.
 
     Args:
         path: The file. Its folder must exist.
-        make: Opens the given file, which exists and is empty, and writes it. It must not replace that file by another.
+        make: Function that opens the given empty file and writes it. The function must not replace the file.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
@@ -122,19 +122,19 @@ _UNFINISHED, _REMOVED = ".unfinished-", ".removed-"
 
 @contextmanager
 def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yield a new folder to fill. It takes the name `folder` when the block ends without an error.
+    """Yield a new folder to fill, and rename the new folder to `folder` when the block ends without an error.
 
-    The folders above it are created; its files get its permissions. `replace` removes an existing folder of that name.
-    After an OSError (the disk is full, a folder that is not empty has the name) nothing is left behind or removed.
-    Several processes may fill the same `folder`: each has a separate temporary one. With `replace` the last remains.
+    Parent folders are created. The files get the permissions of the folder. `replace` removes an existing folder of
+    that name. After an OSError (the disk is full, a non-empty folder has the name) nothing is left behind or removed.
+    Several processes may fill the same `folder`: each has a separate temporary folder. With `replace` the last remains.
     """
     with _claimed(folder, _UNFINISHED, "", _make_folder) as temporary:
         try:
-            for path in temporary.iterdir():  # of a killed process
+            for path in temporary.iterdir():  # left by a killed process
                 _remove(path)
             yield temporary
             for path in sorted(temporary.iterdir()):
-                path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
+                path.chmod(temporary.stat().st_mode & 0o666)  # safetensors creates files that only their owner can read
                 sync(path)
             sync(temporary)
             if replace:
@@ -153,10 +153,10 @@ def _make_folder(folder: Path) -> None:
 
 @contextmanager
 def _claimed(path: Path, prefix: str, suffix: str, create: Callable[[Path], object]) -> Iterator[Path]:
-    """Yield a neighbour of `path` that no other process uses until the block ends.
+    """Yield a path next to `path` that no other process uses until the block ends.
 
-    The process locks the neighbour. A name that another process has locked is skipped; a name that a killed process has
-    left is used again. So names stay predictable, and no call lists the folder. Without locks the name is random.
+    The process locks the path. Names locked by other processes are skipped, and names left by killed processes are used
+    again. So names remain predictable, and no call lists the folder. Without locks the name is random.
     """
     number = 0
     while True:
@@ -187,7 +187,7 @@ def removed_place(folder: Path, number: int = 0) -> Path:
 
 
 def _replace(folder: Path, new: Path) -> None:
-    """Let `new` take the place of `folder`, if there is one, although other processes may do the same."""
+    """Rename `new` to `folder`, and remove an earlier `folder`. Other processes may do the same at any time."""
     while True:
         old = _set_aside(folder)
         try:
@@ -204,7 +204,7 @@ def _replace(folder: Path, new: Path) -> None:
 
 
 def _set_aside(folder: Path) -> Path | None:
-    """Rename a folder to a name from which anyone may remove it; None if there is no such folder."""
+    """Rename a folder to a name under which any process may remove the folder. None: there is no such folder."""
     for number in count():
         removed = removed_place(folder, number)
         _remove(removed)
@@ -213,7 +213,7 @@ def _set_aside(folder: Path) -> Path | None:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno not in _OCCUPIED:  # by another process, or by what cannot be removed
+            if error.errno not in _OCCUPIED:  # by another process, or by a path that cannot be removed
                 raise
         else:
             return removed
@@ -224,7 +224,7 @@ _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder, as far as possible."""
+    """Remove a file or folder, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -239,16 +239,16 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what processes killed while they wrote or removed folders have left in `parent`."""
+    """Remove the temporary files and folders that killed processes have left in `parent`."""
     for left_behind in (*parent.glob(f"{_UNFINISHED}*"), *parent.glob(f"{_REMOVED}*")):
         with suppress(OSError), FolderLock(left_behind):  # not that of a living process
             _remove(left_behind)
 
 
 class FolderLock:
-    """Keeps other processes from locking a folder or file until `close`, or this process's end.
+    """Lock of a folder or file, held until `close` or the end of the process.
 
-    BlockingIOError: another process has locked it.
+    BlockingIOError: another process has locked the folder or file.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -59,7 +59,7 @@ class FileSpan:
 
 
 def spans_of(path: Path, ends: Sequence[int]) -> tuple[FileSpan, ...]:
-    """Return the spans of a file that end at these bytes, of which the first begins at byte 0."""
+    """Return the consecutive spans of a file that end at the bytes `ends`. The first span begins at byte 0."""
     spans, begin = [], 0
     with path.open("rb") as file:
         for end in ends:

@@ -69,7 +69,7 @@ def as_plain(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {NUMBER: repr(float(value))}
     if isinstance(value, Tensor | np.ndarray):
-        while name in tensors:  # names are joined by dots, which keys may have
+        while name in tensors:  # keys may contain the dots that join names
             name += "'"
         tensors[name] = _as_tensor(value, name).detach().cpu().resolve_neg().resolve_conj().contiguous()
         return {TENSOR: name}

@@ -26,7 +26,7 @@ from sparsegroup.errors import UserError
 from sparsegroup.importing import ended_by_interrupt, uncollected
 
 _PARENT = os.getppid()
-"""The process that has started this one, noted before the imports that take time."""
+"""Parent of this process, recorded before the slow imports."""
 
 COMMANDS: Mapping[str, str] = {
     "columns": "Show what the columns of a log are taken for, and why: categories, numbers, times, lists.",
@@ -143,9 +143,9 @@ def _root(
 
 
 def end_with_parent(poll: float = 1.0) -> None:
-    """End this process, a rank, within `poll` seconds after torchrun's agent, which is its parent, has ended.
+    """End this process, a rank, within `poll` seconds after its parent, torchrun's agent, has ended.
 
-    An orphaned rank would train on, or wait in torch's rendezvous, without anyone who sees its result.
+    An orphaned rank would continue to train, or wait in torch's rendezvous, and nobody would see its result.
     """
 
     def watch() -> None:
@@ -162,10 +162,10 @@ class UsageError(UserError):
 
 
 def main(run: Callable[[], None] = app) -> None:
-    """Run the command line; an error is one line on stderr.
+    """Run the command line. An error prints one line on stderr.
 
-    The exit status is 2 if the user can mend the error, 1 if the machine ends: a full disk, no memory, or an output
-    that nobody reads.
+    The exit status is 2 if the user can correct the error, and 1 if the machine fails: a full disk, no memory, or a
+    closed output.
     """
     mend_streams()
     status = _status_of(run)
@@ -207,12 +207,12 @@ def _status_of(run: Callable[[], None]) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether Python, NumPy, Arrow, Numba or torch, on a CPU or a GPU, could not get memory."""
+    """Return whether an error of Python, NumPy, Arrow, Numba or torch, on CPU or GPU, means exhausted memory."""
     return isinstance(error, MemoryError) or bool(re.search(r"can't allocate memory|out of memory", str(error)))
 
 
 def _end_without_memory(error: Exception) -> NoReturn:
-    """Report that memory is exhausted, and end before another thread's library notices and aborts the process."""
+    """Report exhausted memory, and end immediately, before the library of another thread aborts the process."""
     what = str(error).partition("\n")[0]
     fail(
         f"out of memory{f' ({what})' if what else ''}: give this process more memory, or let it need less: shorter "

@@ -117,7 +117,7 @@ def log_settings(settings: Mapping[str, Any]) -> DataSettings:
 
 
 def check_new_file(path: Path | None, option: str, overwrite: bool) -> None:
-    """Raise UsageError if the file that a command shall write exists, unless it may overwrite the file."""
+    """Raise UsageError if the output file of a command exists and must not be overwritten."""
     if path is not None and path.exists() and not overwrite:
         raise UsageError(f"{path} exists; give another {option}, or --overwrite")
 

@@ -112,7 +112,7 @@ def show(result: Mapping[str, Any], *parts: RenderableType) -> None:
 
 
 def plain(text: str) -> str:
-    """Return `text` for a table, without control characters; a long word is cut."""
+    """Return `text` for a table, with long words cut and without control characters."""
     return readable("".join(char if char.isprintable() else "�" for char in text))
 
 
@@ -201,7 +201,7 @@ def progress(name: str, unit: "Unit", total: int | None = None, *, stays: bool =
     from sparsegroup.reporting.formatting import per_second
 
     class Shortened(TextColumn):
-        """A text that is shortened in a narrow terminal, where the other columns keep their widths."""
+        """Text of a column that becomes narrower in a narrow terminal, so that other columns keep their widths."""
 
         def __init__(self, what: str) -> None:
             super().__init__(f"{{task.{what}}}", markup=False, table_column=Column(overflow="ellipsis"))

@@ -199,7 +199,7 @@ def _plan_to_resume(path: Path, threads: int) -> _Plan:
 
 
 def _check_kinds(before: Config, after: Config) -> None:
-    """Raise UsageError if a schema reads a column of a run in another way: values would get other keys or numbers."""
+    """Raise UsageError if a schema gives a column another kind than the run: values would get other keys or numbers."""
     earlier = _roles(before)
     for name, role in _roles(after).items():
         was = earlier.get(name, role)
@@ -214,7 +214,7 @@ _NO_FEATURES = {"ignore", "label", "weight", "time", "split"}
 
 
 def _roles(config: Config) -> dict[str, str]:
-    """Return column → what a log with these settings has it as; empty if the settings leave that open."""
+    """Return column → its role and kind in a log with these settings; empty if the settings do not determine them."""
     data, kinds = config.data, dict[str, str]()
     if isinstance(data.columns, Mapping):
         kinds = dict(data.columns)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 LABEL, TIME, WEIGHT = "label", "time", "weight"
 """Columns of encoded rows, in addition to fields and numbers."""
 MOST_WEIGHT = 1e18
-"""Largest weight of a row. Squares of gradients of larger ones are infinite in float32."""
+"""Largest weight of a row. With larger weights, squared gradients are infinite in float32."""
 
 
 @dataclass(frozen=True)

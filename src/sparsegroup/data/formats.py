@@ -58,10 +58,10 @@ def _recognised_criteo(head: Head, needs_label: bool) -> LogFormat | None:
 
 
 def svm(line: str) -> LogFormat | None:
-    """libsvm (`label index:1 …`) or libffm (`label field:index:1 …`), recognized by a line; None if it is neither.
+    """Return the format of a line of libsvm (`label index:1 …`) or libffm (`label field:index:1 …`), else None.
 
-    Labels are 0 and 1, or 1 and -1 if that of this line has a sign. All rows have as many features as this line; the
-    fields are "1", "2", … in the order of a line.
+    Labels are 1 and -1 if the label of the line has a sign, else 0 and 1. All rows have as many features as the line.
+    The fields are "1", "2", … in the order of the line.
     """
     tokens = line.split()
     if len(tokens) < 2 or not all(re.fullmatch(r"(\d+:)?\d+:[^:]+", token) for token in tokens[1:]):

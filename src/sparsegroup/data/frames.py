@@ -46,14 +46,14 @@ class HashedFrame:
 
 
 def hash_keys(frame: Any, columns: Mapping[str, str] | LogFormat | None = None) -> HashedFrame:
-    """The keys and numbers of a frame's rows, equal to a log's of the same values.
+    """Return the keys and numbers of a frame's rows, which equal those of a log of the same values.
 
     Args:
-        frame: `[n]` rows: of Polars, pandas, Arrow, or anything with Arrow's PyCapsule interface. A label and columns
-            that are not named are passed over.
-        columns: Column → its kind, see `ColumnKind`, such as `Log.columns`; or what `read_schema` gives. None: what
-            `columns_of` infers from these rows, of which none is a label then. Rows for a model are to be read by the
-            columns that it was trained on.
+        frame: `[n]` rows of Polars, pandas, Arrow, or any library with Arrow's PyCapsule interface. A label and columns
+            that are not named are ignored.
+        columns: Column → its kind, see `ColumnKind`, such as `Log.columns`; or a format from `read_schema`. None: the
+            kinds that `columns_of` infers from the frame, with no column as label. Rows for a model must be read with
+            the columns of its training.
 
     Raises:
         ClickLogError: A column is missing, or a value cannot be read (with column and row, from 0).
@@ -209,7 +209,7 @@ def _batch(frame: pl.DataFrame, log: LogFormat) -> Batch:
 
 
 def columns_in(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
-    """Return some columns, null where there is no value.
+    """Return some columns, with null for missing values.
 
     Raises:
         ClickLogError: A column is missing.

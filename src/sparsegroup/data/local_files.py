@@ -40,19 +40,19 @@ def on_disk(path: str | Path) -> str:
 
 
 def open_local(path: Path) -> pa.NativeFile:
-    """Return the file at `path`, open to read at any place, to be closed; OSError if it is missing."""
+    """Open the file at `path` for reading at any position. The caller closes the file. OSError: the file is missing."""
     return LOCAL.open_input_file(on_disk(path))
 
 
 def parquet_metadata(path: Path) -> pq.FileMetaData:
-    """Return the footer of the file at `path`; OSError or pyarrow.ArrowException if it is missing or damaged."""
+    """Return the footer of the file at `path`. OSError or pyarrow.ArrowException: the file is missing or damaged."""
     return pq.read_metadata(on_disk(path), filesystem=LOCAL)
 
 
 def parquet_ends(path: Path) -> list[int]:
-    """Return the bytes of a Parquet file of pyarrow's at which its row groups and its footer end.
+    """Return the end positions, in bytes, of the row groups and the footer of a Parquet file that pyarrow has written.
 
-    The first row group includes the beginning of the file, so that the parts cover all of it.
+    The first row group includes the beginning of the file, so that the parts cover the whole file.
     """
     metadata = parquet_metadata(path)
     begins = []
@@ -60,7 +60,7 @@ def parquet_ends(path: Path) -> list[int]:
         first = metadata.row_group(group).column(0)
         begins.append(first.dictionary_page_offset or first.data_page_offset)
     size = path.stat().st_size
-    footer = size - 8 - metadata.serialized_size  # behind it are its length and the signature
+    footer = size - 8 - metadata.serialized_size  # its length and the signature follow the footer
     return [*begins, *([footer] if metadata.num_row_groups else []), size]
 
 

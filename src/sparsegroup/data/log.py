@@ -25,10 +25,10 @@ _READ = 4096
 """Rows that are read at a time."""
 
 BLOCK_BYTES = 128 << 20
-"""About how many bytes of rows are shuffled together at most."""
+"""Approximate limit of a shuffled block, in bytes."""
 
 _SIZED = 1000
-"""Rows whose lists are measured."""
+"""Number of rows that are sampled to measure lists."""
 
 CHUNK_ROWS = 1 << 8
 """Rows of a chunk of a log that can be read from any row on."""
@@ -134,7 +134,7 @@ class Log(ABC):
         return names_of(vocabulary, keys)
 
     def checked_vocabulary(self) -> Path | None:
-        """Return the vocabulary; ClickLogError if its bytes have changed since they were written."""
+        """Return the vocabulary. ClickLogError: the file has changed since it was written."""
         if self.vocabulary is not None and self.vocabulary_facts is not None:
             check_file(self.vocabulary, self.vocabulary_facts, ClickLogError)
         return self.vocabulary
@@ -159,7 +159,7 @@ class Log(ABC):
 
     @cached_property
     def row_bytes(self) -> int:
-        """Mean number of bytes of a row in memory; of lists, of the first 1,000 rows."""
+        """Mean number of bytes of a row in memory. Lists are measured in the first 1,000 rows."""
         single = len(self.fields) - len(self.lists)
         fixed = 8 * single + 4 * len(self.numbers) + 4 * max(1, len(self.tasks)) + 8 + 4 * self.weighted
         first = next(self.batches(0, min(_SIZED, len(self)), _SIZED), None) if self.lists else None
@@ -168,7 +168,7 @@ class Log(ABC):
 
     @cached_property
     def most_shuffled(self) -> int:
-        """Number of rows that are shuffled together at most, ≥ 1: about 128 MiB of them."""
+        """Largest number of rows in a shuffled block, ≥ 1: about 128 MiB of rows."""
         return max(1, BLOCK_BYTES // self.row_bytes)
 
     def made_of(self) -> dict[str, tuple[str, ...]]:

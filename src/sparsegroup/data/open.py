@@ -492,7 +492,7 @@ def _headed(
 
 
 def _other_labels(rows: pl.DataFrame, known: Collection[str]) -> list[str]:
-    """Return the columns of 0 and 1, besides known columns, that are named like a label."""
+    """Return the columns of 0 and 1 that are named like a label, except known columns."""
     named = (name for name in rows.columns if name.lower() in LABELS and name not in known)
     return [name for name in named if {*Label(name).read(rows[name].unique())} == {0, 1}]
 
@@ -510,7 +510,7 @@ def _label_of(header: Sequence[str], columns: Kinds | None) -> str | None:
 
 
 def _split_of(header: Sequence[str], columns: Kinds | None) -> str | None:
-    """Return the column that marks the test rows: the one of the kind "split", or else by its name in any case."""
+    """Return the column that marks the test rows: the column of kind "split", else the column with this name."""
     kinds = columns if isinstance(columns, Mapping) else {}
     named = [name for name in header if name.lower() == SPLIT and kinds.get(name, "split") == "split"]
     return next((name for name in header if kinds.get(name) == "split"), next(iter(named), None))
@@ -527,10 +527,10 @@ def _proposed(rows: pl.DataFrame) -> str:
 def _first_rows(
     files: Sequence[RawFile], exclude: Collection[str]
 ) -> tuple[pl.DataFrame, dict[str, pl.DataType], bool]:
-    """Return the first rows of a log that names its columns, as texts; their types; and whether these are all rows.
+    """Return the first rows of a log with named columns, as texts; the columns' types; and whether these are all rows.
 
-    Rows that cannot be read, columns without a name and columns to `exclude` are left out. Columns that folders add
-    have the values of all files, spread over the rows.
+    Unreadable rows, columns without a name and columns to `exclude` are left out. In a column that folders add, the
+    values of all files are spread over the rows.
     """
     head = files[0].head
     names = tuple(name for name in head.columns if name and name not in exclude)

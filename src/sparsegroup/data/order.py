@@ -13,7 +13,7 @@ from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.log import Log
 
 _READ, _READ_BYTES = 16_384, 16 << 20
-"""Rows that are read at a time, and about how many bytes at most."""
+"""Number of rows that are read at a time, and its approximate limit in bytes."""
 
 
 def _read_size(log: Log) -> int:

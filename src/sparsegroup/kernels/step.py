@@ -28,7 +28,7 @@ _ARRAY_TYPES: Mapping[torch.dtype, str] = {
         (torch.bool, "?"),
     )
 }
-"""The dtypes of tensors that arrays have, as NumPy's array interface names them."""
+"""Torch's dtype → its name in NumPy's array interface."""
 
 NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
@@ -52,10 +52,10 @@ class _Memory:
 
 
 def array_of(tensor: Tensor) -> npt.NDArray[Any]:
-    """The memory of a contiguous CPU tensor as an array.
+    """Return the memory of a contiguous CPU tensor as an array.
 
-    Unlike with `tensor.numpy()`, torch may resize the tensor afterwards, as `zero_()` on a sparse gradient that it
-    belongs to does; the view must not be used any more then. KeyError for a dtype that NumPy does not have.
+    Unlike with `tensor.numpy()`, torch may resize the tensor afterwards, as `zero_()` on its sparse gradient does. The
+    array must not be used after that. KeyError: NumPy has no such dtype.
     """
     return np.asarray(_Memory(tensor, _ARRAY_TYPES[tensor.dtype]))
 

@@ -75,7 +75,7 @@ def adapt_state_dict(
 
 
 def _arranged(groups: list[dict[str, Any]], param_groups: list[dict[str, Any]], optimizer: str) -> list[dict[str, Any]]:
-    """Return the saved groups as the optimizer's are: by the parameters' names if both have the same, else by place."""
+    """Return the saved groups in the optimizer's arrangement, matched by parameter name if possible, else by place."""
     named = {
         name: (group, saved_id)
         for group in groups
@@ -107,7 +107,7 @@ Result = TypeVar("Result")
 _PARAMS = ("params", "param_names")
 _FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
 _FOR_OTHERS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "lr_scale", "name")
-"""Entries of a param group that schedulers and other tools keep there."""
+"""Entries that schedulers and other tools add to param groups."""
 
 _MANY_ROWS = 256
 """Rows of a weight of which a batch may hold some only."""
@@ -190,10 +190,10 @@ class GroupOptimizer(Optimizer):
         return arguments
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a param group; what it does not set is taken from the defaults.
+        """Add a param group. The defaults supply missing options.
 
-        Entries that are no options are kept: a scheduler's, and with a warning your own, unless they look like a
-        misspelt option.
+        Entries of schedulers are kept. Other entries that are not options are kept with a warning, unless they look
+        like a misspelt option.
 
         Raises:
             ValueError, TypeError: As the constructor; nothing is added.
@@ -230,9 +230,9 @@ class GroupOptimizer(Optimizer):
             stepper_of(parameter).check(parameter, group, here)
 
     def state_dict(self) -> StateDict:
-        """The state, as any torch optimizer gives it.
+        """Return the state, as any torch optimizer does.
 
-        For a `HashEmbedding` it holds copies of the table's rows: "keys" `[n]`, and u and the rule's
+        For a `HashEmbedding` the state holds copies of the table's rows: "keys" `[n]`, and u and the rule's
         state, `[n, dim]` each, and "step". The state of a `TargetRate` or `TargetBytes` is in its first param group.
         """
         state_dict: StateDict = plain(super().state_dict)()
@@ -246,12 +246,12 @@ class GroupOptimizer(Optimizer):
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state of this optimizer, or of its counterpart in torch.optim (then u = 0).
 
-        State keeps the compute dtype for any parameter's: float32 for bfloat16 parameters. Where the parameters have
-        the same names here and there, they are matched by these, in whatever param groups they are; else by place.
+        State keeps the compute dtype of each parameter: float32 for bfloat16 parameters. If both sides have the same
+        parameter names, parameters are matched by name, in any param groups. Otherwise they are matched by place.
 
         Raises:
-            ValueError: State that the rule has not or that it lacks, of another shape, or of parameters that cannot be
-                matched; nothing is changed.
+            ValueError: An entry is unknown, missing or of another shape, or parameters cannot be matched. Nothing is
+                changed.
         """
 
         def adapt(_: Optimizer, state_dict: StateDict) -> StateDict:
@@ -518,18 +518,18 @@ class _KnownStep:
 
 
 def _is_for_others(name: str, known: Collection[str], optimizer: str, where: str) -> bool:
-    """Whether an entry of a param group is a scheduler's or the user's own; of the latter a warning says so."""
+    """Return whether an entry of a param group is a scheduler's or the user's. Warn of a user's entry."""
     if name in _FOR_OTHERS:
         return True
     if name in known or name in REFUSED or did_you_mean(name, known):
         return False
-    text = f"{name!r} is no argument of {optimizer}: it is kept in {where} and changes nothing"
+    text = f"{name!r} is not an argument of {optimizer}: {where} keeps the entry, which has no effect"
     warnings.warn(text, RuntimeWarning, stacklevel=5)
     return True
 
 
 def _plain_group(group: ParamGroup) -> ParamGroup:
-    """Return a copy of a param group as a state dict holds it: nothing in it changes with the optimizer."""
+    """Return a copy of a param group for a state dict. Later steps do not change the copy."""
     copied = plain_threshold(group)
     if TARGET in copied:
         copied[TARGET] = TargetState.of(copied[TARGET], "param group").plain
@@ -545,7 +545,7 @@ def _is_fixed(option: Any) -> bool:
 
 @cache
 def _options_of(rule: Rule) -> frozenset[str]:
-    """Return the names of what a step of the rule depends on."""
+    """Return the names of the options that a step of the rule depends on."""
     return frozenset({*DEFAULTS, *(one.name for one in rule.hyperparameters)})
 
 

@@ -17,7 +17,7 @@ def param_groups(
     named: bool = True,
     **options: Unpack[Options],
 ) -> list[dict[str, Any]]:
-    """Param groups in which only the weights of `layers` are regularized (§4.1 of the paper).
+    """Return param groups in which only the weights of `layers` are regularized (§4.1 of the paper).
 
     Args:
         model: The model; a parameter shared by several modules counts once, as a weight of `layers` if it is one.
@@ -85,7 +85,7 @@ def _is_table(module: nn.Module) -> bool:
 
 
 def _check_is_bare(module: nn.Module, name: str) -> None:
-    """Raise ValueError if a chosen layer without a parameter `weight` has others, which would not be regularized."""
+    """Raise ValueError if a chosen layer without a parameter `weight` has other parameters, left unregularized."""
     inside = [module, *(getattr(module, "parametrizations", {}).values())]
     names = [one for part in inside for one, parameter in part.named_parameters(recurse=part is not module)]
     if names:

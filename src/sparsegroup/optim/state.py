@@ -14,24 +14,24 @@ LAST_STEP = 2.0**53
 """No training has more, and beyond it float64 does not count on."""
 
 TARGET = "target"
-"""The entry of a param group in which a size target keeps its state, so that it is saved wherever the optimizer is."""
+"""Entry of a param group that holds the state of a size target, so that every checkpoint of the optimizer has it."""
 
 
 @dataclass
 class TargetState:
-    """How far a size target has come, see `SizeTarget`; a mapping in its place has been loaded."""
+    """Progress of a size target, see `SizeTarget`. A mapping in its place was loaded from a state dict."""
 
-    target: float  # the share or bytes that it keeps, and its steps: a target with others begins again
+    target: float  # share or bytes. A target with another size or other steps restarts
     steps: int | None
     count: int = 0
-    begin: float = 1.0  # the share that lived at its beginning
+    begin: float = 1.0  # live share at the first step
     l21: float = 0.0
     rate: float | None = None
     scheduled_rate: float | None = None
 
     @classmethod
     def of(cls, content: Mapping[str, Any], where: str) -> Self:
-        """Return the state that a mapping holds; ValueError, ending with `where`, if it holds another thing."""
+        """Return the state in a mapping. ValueError, with `where`: the mapping has other entries or values."""
         if isinstance(content, cls):
             return content
         optional = {"steps", "rate", "scheduled_rate"}
@@ -47,7 +47,7 @@ class TargetState:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """What `of` takes."""
+        """Mapping of all attributes, for `of`."""
         return asdict(self)
 
 
@@ -63,7 +63,7 @@ class UncastTensor:
 
 
 def as_count(steps: Tensor | float, device: torch.device | str, *, copy: bool = False) -> Tensor:
-    """Return a step count as a 0-d float64 tensor, which counts on to 2⁵³; torch's own float32 stops at 2²⁴."""
+    """Return a step count as a 0-d float64 tensor, which is exact up to 2⁵³. Torch's float32 count stops at 2²⁴."""
     if isinstance(steps, Tensor):
         return steps.to(device, torch.float64, copy=copy)
     return torch.tensor(steps, dtype=torch.float64, device=device)

@@ -261,7 +261,7 @@ class GroupStep:
         )
 
     def scalars(self, t: float) -> StepScalars:
-        """Return what depends on the step count `t`, on the host; before the first step, that of the first."""
+        """Return the scalars of step `t`, on the host. Step 0 has the scalars of step 1."""
         known = self._scalars.get(t)
         if known is None:
             if len(self._scalars) == _KEPT:

@@ -173,7 +173,7 @@ def rows_left_out() -> Iterator[None]:
     """While it lasts, state dicts of modules and optimizers hold nothing of rows, which are kept elsewhere."""
     before = ROWS_LEFT_OUT.get()
     try:
-        ROWS_LEFT_OUT.set(True)  # in the block: a signal's handler may raise as soon as it is set
+        ROWS_LEFT_OUT.set(True)  # inside `try`: a signal's handler may raise right after this call
         yield
     finally:
         ROWS_LEFT_OUT.set(before)

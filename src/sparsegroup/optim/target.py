@@ -32,11 +32,11 @@ _NEARLY = 0.98
 
 
 class SizeTarget(ABC):
-    """What `TargetRate` and `TargetBytes` share: a schedule of the live share, and λ21 set to follow it.
+    """Base of `TargetRate` and `TargetBytes`: a schedule of the live share, and the λ21 that follows the schedule.
 
-    Its state is part of the optimizer's `state_dict()`, so that checkpoints hold it. A target made before
-    `optimizer.load_state_dict()` continues from there; one made after it as well, if it has the same size and steps and
-    these are not over. Any other new target begins at the share that lives then.
+    The state is part of the optimizer's `state_dict()`, so that checkpoints hold the state. A target made before
+    `optimizer.load_state_dict()` continues from the loaded state. A target made afterwards also continues, if it has
+    the same size and steps and the last step is not reached. Any other new target starts at the current live share.
 
     Attributes:
         target: The share, or the bytes.
@@ -82,22 +82,22 @@ class SizeTarget(ABC):
 
     @property
     def count(self) -> int:
-        """Steps so far."""
+        """Number of steps so far."""
         return self._state.count
 
     @property
     def l21(self) -> float:
-        """λ21 as it was set last."""
+        """Last value that λ21 was set to."""
         return self._state.l21
 
     @property
     def rate(self) -> float | None:
-        """Live groups over groups seen, as of the last setting; None before the first."""
+        """Live groups over groups seen when λ21 was last set; None before λ21 was set."""
         return self._state.rate
 
     @property
     def scheduled_rate(self) -> float | None:
-        """The schedule's rate then."""
+        """Rate of the schedule when λ21 was last set."""
         return self._state.scheduled_rate
 
     # Its state is in a param group, where every checkpoint of the optimizer has it
@@ -113,7 +113,7 @@ class SizeTarget(ABC):
         return self._own
 
     def _continues_loaded_state(self) -> bool:
-        """Whether the optimizer was loaded with the state of an unfinished target such as this one."""
+        """Return whether the optimizer was loaded with the state of an unfinished target of this size and steps."""
         group = self.optimizer.param_groups[self.param_groups[0]]
         found = group.get(TARGET)
         if isinstance(found, Mapping):  # no target of this optimizer has taken it
@@ -250,7 +250,7 @@ class SizeTarget(ABC):
             self.optimizer.param_groups[number]["l21"] = l21
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers that `load_state_dict` takes. The optimizer's `state_dict` also has them."""
+        """Return the numbers that `load_state_dict` takes. The optimizer's `state_dict` also has these numbers."""
         state = self._state.plain
         return {name: state[name] for name in ("count", "begin", "l21", "rate", "scheduled_rate")}
 

@@ -83,7 +83,7 @@ class TensorStepper:
             raise ValueError(
                 f"parameters must be float64, float32, bfloat16 or float16, got {parameter.dtype} ({where})"
             )
-        if not is_lazy(parameter):  # one that has no shape yet is checked by the first step, when it has
+        if not is_lazy(parameter):  # the first step checks a lazy parameter, which has no shape yet
             check_groups(group["groups"], parameter.shape, where)
             check_is_not_flattened(parameter, group, where)
         check_device(parameter, group, where)

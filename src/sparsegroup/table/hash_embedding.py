@@ -565,13 +565,13 @@ class HashEmbedding(TableCounts, nn.Module):
             )
         if moved.device != sample.device:
             raise ValueError(
-                f"a HashEmbedding stays where it is, on {sample.device}; it cannot move to {moved.device}. Make it "
-                "there: HashEmbedding(..., device=...)"
+                f"a HashEmbedding cannot move from {sample.device} to {moved.device}: make the table there, with "
+                "HashEmbedding(..., device=...)"
             )
-        if moved.dtype != sample.dtype:  # an error here would leave a model of which the modules before are converted
+        if moved.dtype != sample.dtype:  # an error would leave a half-converted model
             warnings.warn(
-                f"a HashEmbedding keeps its dtype, {sample.dtype}, where a module becomes {moved.dtype}: convert the "
-                f"vectors, as in table(keys).to({moved.dtype}), or make it with dtype=...",
+                f"a HashEmbedding keeps its dtype, {sample.dtype}, when a module is converted to {moved.dtype}: "
+                f"convert the vectors, as in table(keys).to({moved.dtype}), or make the table with dtype=...",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -254,7 +254,7 @@ class Table:
         """What a prefetch of the same lookup has found, for one lookup only; None if it was another, or failed."""
         assert self._prefetched is not None
         was_inserting, search = self._prefetched
-        if not search.done():  # a signal has cut it off
+        if not search.done():  # a signal has interrupted the search
             self._prefetched = None
             return None
         if was_inserting != insert or search.exception() is not None or not np.array_equal(search.result().keys, keys):
@@ -299,7 +299,7 @@ class Table:
 
     @property
     def lock_number(self) -> int:
-        """A thread takes several tables in the order of these numbers."""
+        """Number of the table's lock. A thread locks several tables in the order of these numbers."""
         return self._lock.number
 
     @contextmanager
@@ -395,7 +395,7 @@ class Table:
             self._set(keys, weights, as_they_are=as_they_are)
 
     def _set(self, keys: Int64s, weights: Floats | None, *, as_they_are: bool) -> None:
-        """`assign`; without weights, only new rows get theirs: where they start."""
+        """Insert keys and set their weights, as `assign`. Without weights, new rows get their initial weights."""
         self._lock.check_process("insert keys")
         self._evictor.make_room(keys, parts_may_come=not as_they_are)
         directory, rows = self.directory, self.directory.find(keys)
@@ -435,7 +435,7 @@ class Table:
         self._evictor.fit_index()
 
     def _retain(self, surviving: npt.NDArray[np.bool_]) -> int:
-        """Drop the rows that are not in the mask `[num_rows]`; gives how many. MemoryError changes nothing."""
+        """Remove the rows outside the mask `[num_rows]`. Return their number. MemoryError changes nothing."""
         if surviving.all():
             return 0
         removal = self.directory.removal(surviving)
@@ -444,7 +444,7 @@ class Table:
             self.directory.remove(removal, surviving)
             self.storage.compact(surviving)
             self.stepper.changes = changes
-        with suppress(MemoryError):  # then it is larger than it must be
+        with suppress(MemoryError):  # the index then remains larger than necessary
             self._evictor.fit_index()
         return len(removal.keys)
 
@@ -526,7 +526,7 @@ class Table:
             return TableSnapshot.taken(self.directory, self.rows, parts, self.skipped_rows)
 
     def load(self, snapshot: TableSnapshot) -> None:
-        """Have exactly the rows of a snapshot with weights; see `_loaded`. If that fails, nothing has changed."""
+        """Replace the content by the rows of a snapshot with weights, see `_loaded`. An error changes nothing."""
         with self._lock.held, self._lock:
             self._lock.check_process("load a table")
             self._evictor.check_room(len(snapshot.keys))
@@ -534,9 +534,9 @@ class Table:
             self._evictor.fit_index()
 
     def _loaded(self, snapshot: TableSnapshot) -> tuple[Directory, RowStorage]:
-        """A directory and a storage with the rows of a snapshot.
+        """Return a directory and a storage with the rows of a snapshot.
 
-        The optimizer's state is the snapshot's, else that of the key's present row; without either it starts afresh.
+        A row has the optimizer's state of the snapshot, else of the key's present row, else the initial state.
         """
         keys, memory, buckets = snapshot.keys, self.rows, None if self._limit is None else self.directory.index.buckets
         directory, storage = Directory(self.config, buckets), new_storage(self.config)
@@ -582,7 +582,7 @@ class Table:
 
 @contextmanager
 def tables_at_rest(tables: Iterable[Table]) -> Iterator[None]:
-    """As `Table.at_rest`, of several tables. All threads take these in one order, so that none waits for another."""
+    """Lock several tables, see `Table.at_rest`. All threads lock tables in one order, so that no deadlock occurs."""
     with ExitStack() as stack:
         for table in sorted(tables, key=lambda table: table.lock_number):
             stack.enter_context(table.at_rest())

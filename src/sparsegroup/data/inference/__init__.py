@@ -1,1 +1,1 @@
-"""What the columns of a log are, and which of them know the label, by the log's first rows."""
+"""Inference of the columns' kinds, and of columns that leak the label, from a log's first rows."""

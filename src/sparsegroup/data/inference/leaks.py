@@ -1,4 +1,4 @@
-"""Columns that know the label: one that alone predicts it nearly perfectly is rarely known before the label is."""
+"""Columns that leak the label: their values are often known only after the label."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,27 +20,26 @@ Labels = npt.NDArray[np.bool_]
 
 
 LEAK = 0.99
-"""An AUC above this is too good to be true for a single column."""
+"""AUC above which a single column is suspected to leak the label."""
 
 _LEAK_ROWS = 10_000
-"""Rows that are looked at."""
+"""Number of sampled rows."""
 
 _RARE = 500
-"""Rows of a class up to which all of them are looked at, and not only a share."""
+"""Number of rows of a class up to which all rows of the class are sampled."""
 
 _LEAST_OF_A_CLASS, _LEAST_ORDERS = 3, 100_000
 """Rows of each class, and orders of the rows of both classes, below which an AUC of 1 may be chance."""
 
 _CHANCE = 1e-4
-"""Probability below which it is no chance that all rows of some value have the label 1."""
+"""Significance level of the test that all rows of some value have label 1 by chance."""
 
 
 def with_aucs(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: Label) -> tuple[ColumnFinding, ...]:
-    """Return the findings with warnings at the columns that know the label, and with AUCs for labels 0 and 1.
+    """Return the findings with warnings of columns that leak the label, and with AUCs for labels 0 and 1.
 
-    A column knows a label of 0 and 1 if its AUC is above `LEAK`, or if one of its values occurs with label 1 only, more
-    often than by chance. It knows another label if its AUC is above `LEAK` for labels above the median, or for the most
-    frequent class.
+    A column leaks a label of 0 and 1 if its AUC is above `LEAK`, or if a value of the column occurs with label 1 only,
+    more often than by chance. For other labels, the AUC is for labels above the median, or for the most frequent class.
 
     Args:
         findings: The findings about columns.
@@ -74,7 +73,7 @@ def with_aucs(findings: Sequence[ColumnFinding], frame: pl.DataFrame, label: Lab
 
 
 def _truth_of(labels: pl.Series, label: Label) -> tuple[Labels, str]:
-    """Return which rows a column that knows the label separates from the others, and a phrase for them."""
+    """Return a mask of the positive rows (label 1, above the median, or of the top class), and a phrase for them."""
     if label.is_binary or not len(labels):
         return (labels == 1).to_numpy(), "the label"
     if label.rule.startswith(CLASSES):
@@ -85,7 +84,7 @@ def _truth_of(labels: pl.Series, label: Label) -> tuple[Labels, str]:
 
 
 def _sample_of(truth: Labels) -> Int64s:
-    """Return the numbers of at most about 10,000 rows, ascending: evenly spaced ones, and all rows of a rare class."""
+    """Return the numbers of about 10,000 rows, ascending: evenly spaced rows, and all rows of a rare class."""
     chosen = np.zeros(len(truth), np.bool_)
     chosen[:: max(1, len(truth) // _LEAK_ROWS)] = True
     for of_class in (truth, ~truth):
@@ -95,7 +94,7 @@ def _sample_of(truth: Labels) -> Int64s:
 
 
 def leaks_of(log: Log) -> dict[str, float]:
-    """Fields and numbers that predict the label by themselves in the first training rows, with their AUCs."""
+    """Return fields and numbers that predict the label by themselves in the first training rows, with their AUCs."""
     batches = list(log.batches(0, min(log.train_rows, _LEAK_ROWS), _LEAK_ROWS))
     labels = torch.cat([batch.labels for batch in batches]).numpy() > 0
     keys = torch.cat([batch.keys for batch in batches]).numpy()
@@ -107,7 +106,7 @@ def leaks_of(log: Log) -> dict[str, float]:
 
 
 def _made_of(finding: ColumnFinding, rows: pl.DataFrame) -> list[Int64s | Float64s]:
-    """Return what is made of a column: codes of values, or numbers; nothing of a label and of texts."""
+    """Return the codes of a column's values, or its numbers; nothing for a label and for texts."""
     if finding.kind in ("label", "split", "weight", "words") or finding.name not in rows.columns:
         return []
     transform, found = ColumnTransform(((finding.name, finding.kind),)), list[Int64s | Float64s]()
@@ -123,7 +122,7 @@ def _made_of(finding: ColumnFinding, rows: pl.DataFrame) -> list[Int64s | Float6
 def _sure_positive(values: Int64s | Float64s, labels: Labels) -> tuple[int, int, bool] | None:
     """Return a row whose value occurs with label 1 only, the count of such rows, and whether values are numbers.
 
-    All numbers but the most frequent one count as one value. None if that may be chance.
+    All numbers except the most frequent number count as one value. None: the label may be 1 by chance.
     """
     distinct, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
     is_number = values.dtype == np.float64

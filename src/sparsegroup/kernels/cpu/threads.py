@@ -163,7 +163,7 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
         for _ in range(helpers - jobs.qsize()):  # jobs still waiting: no thread has a core to spare
             jobs.put(partial(kernel, state, *arguments))
         _work(kernel, state, arguments)
-    except BaseException:  # of a signal's handler: the other threads use memory of this one until they are done
+    except BaseException:  # a signal's handler has raised, while other threads still use this thread's memory
         with signals_deferred():
             _work(kernel, state, arguments)
         raise
@@ -172,7 +172,7 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
 
 
 def _work(kernel: Kernel, state: Int64s, arguments: tuple[Any, ...]) -> None:
-    """Take pieces until none is left, and wait for the threads that have taken others."""
+    """Process pieces until no piece remains, and wait for the other threads to finish theirs."""
     kernel(state, *arguments)
     while not is_settled(state):
         time.sleep(0)

@@ -45,7 +45,7 @@ class ExactOccurrences:
     def _clear(self) -> None:
         self._index = Index(self._huge_pages, 16)
         self._counts: Int64s = np.zeros(0, np.int64)
-        self._num_admitted: int | None = 0  # None: to be counted again
+        self._num_admitted: int | None = 0  # None: unknown until the next count
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +57,7 @@ class ExactOccurrences:
         return self._index.num_keys > self._admitted()
 
     def _admitted(self) -> int:
-        """Keys that are still in the index although they were admitted: their count is 0."""
+        """Return the number of admitted keys that are still in the index, with a count of 0."""
         if self._num_admitted is None:
             self._num_admitted = int(np.count_nonzero(self._counts[: self._index.num_keys] == 0))
         return self._num_admitted
@@ -172,7 +172,7 @@ class OccurrenceSketch:
         self._lookups += not again
         self._since_halving += int(np.count_nonzero(waiting))
         if self._since_halving >= self._counters.shape[1]:
-            self._since_halving = 0  # before, so that they are halved once at most
+            self._since_halving = 0  # first, so that an interrupt cannot halve the counters twice
             np.right_shift(self._counters, 1, out=self._counters)
 
     def keys(self) -> Int64s:

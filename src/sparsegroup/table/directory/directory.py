@@ -59,7 +59,7 @@ class Directory:
         self.counters = Counters()
         self._is_watched = config.drops_rows
         self.numbering = RowNumbering(self._is_watched)
-        # Whether `seen` has counted all keys, now and before the present insertion. If that is cut off: False.
+        # Whether `seen` has counted all keys, now and before the present insertion. False after an interrupt.
         self._is_counted = self._was_counted = True
 
     @property
@@ -142,9 +142,9 @@ class Directory:
         return decision if places == decision.count else _cut(decision, keys(), places)
 
     def begin(self, count: int) -> None:
-        """Have memory for `count` more rows, which are new from now on, or raise MemoryError.
+        """Reserve memory for `count` new rows, or raise MemoryError.
 
-        If that, or what follows until `note`, is cut off, only the number of keys seen is unknown; it is counted again.
+        After an interrupt before the end of `note`, only the number of keys seen is unknown. It is then counted again.
         """
         first = self.num_rows
         self.index.reserve(first + count)
@@ -181,13 +181,13 @@ class Directory:
     # Rows that go
 
     def removal(self, surviving: Bools) -> Removal:
-        """The removal of all rows outside of a mask. Nothing is changed, but what it takes memory for is done."""
+        """Return the prepared removal of all rows outside a mask. All memory is allocated, and no row has changed."""
         removal = Removal(self.index, surviving)
         self.seen.drop(removal.keys)
         return removal
 
     def remove(self, removal: Removal, surviving: Bools) -> None:
-        """Drop the rows outside of the mask and renumber the others. To be called while signals are deferred."""
+        """Drop the rows outside the mask and renumber the other rows. Callers must defer signals."""
         removal.run()
         if self.uses is not None:
             self.uses.retain(surviving)
@@ -329,7 +329,7 @@ class Evictor:
         return every is not None and directory.time - directory.counters.last_check >= every
 
     def note_eviction(self) -> None:
-        """Note that the rows which do not survive are gone: until the next step none is due."""
+        """Record that the rows which do not survive are removed. No eviction is due until the next step."""
         if self._asks_policy:
             self._directory.counters.last_check = self._directory.time
         self.is_due = False

@@ -32,7 +32,7 @@ class RowUses:
 
     def __init__(self, by_steps: bool) -> None:
         self.by_steps, self.now = by_steps, 0
-        self._uses = np.zeros((0, 2), np.uint32)  # of all rows at least
+        self._uses = np.zeros((0, 2), np.uint32)  # at least one line for each row
 
     @property
     def _moment(self) -> int:
@@ -48,7 +48,7 @@ class RowUses:
         return self._uses[first:last, 1].astype(np.int64)
 
     def begin(self, first: int, last: int) -> None:
-        """The rows first, …, last - 1 are new, from now on. To be called before keys have them."""
+        """Initialize the new rows first, …, last - 1. Must be called before the rows get keys."""
         if last > len(self._uses):
             self._uses.resize((max(last, len(self._uses) * 5 // 4), 2), refcheck=False)  # in place, where it can
         self._uses[first:last] = self._moment, 0
@@ -62,7 +62,7 @@ class RowUses:
         self._uses.resize((_retain_kernel(surviving, self._uses), 2), refcheck=False)
 
     def content(self, rows: Int64s | slice) -> dict[str, npt.NDArray[Any]]:
-        """What is known of some rows, to be stored."""
+        """Return the times and counts of use of some rows, for a checkpoint."""
         last, times = self._uses[rows].T.astype(np.int64, order="C")
         return {"last_used": last, "times_used": times, "clock": np.array([self.now], np.int64)}
 

@@ -95,7 +95,10 @@ def _scan(first: int, last: int, state: Any, pages: Any, keys: Any, rows: Any) -
 
 @jitted
 def end_of_keys(state: Any, pages: Any) -> Any:
-    """One past the last bucket that may hold a key: behind the homes, a run of full ones and what follows it."""
+    """Return the end of the buckets that may hold a key.
+
+    Keys overflow from the home buckets into the run of full buckets after them, and into one more bucket.
+    """
     end = state[NEW]
     while end < state[PHYSICAL] and load(bucket_address(end - 1, pages) + 56) != 0:
         end += 1
@@ -147,7 +150,7 @@ class Index:
 
     @property
     def pages(self) -> int:
-        """The address of the pages' addresses, for kernels."""
+        """Address of the array of page addresses, for kernels."""
         return self._pages.place
 
     @property
@@ -212,7 +215,7 @@ class Index:
     def _lay_out(self, buckets: int) -> None:
         self._pages.reserve((buckets + SLACK) * BUCKET_BYTES)
         self._note_pages()
-        self.state[[NEW, FRONTIER]] = buckets, self.state[OLD]  # in one statement: a signal cuts none in two
+        self.state[[NEW, FRONTIER]] = buckets, self.state[OLD]  # one statement, which no signal interrupts
 
     def _note_pages(self) -> None:
         self.state[PHYSICAL] = len(self._pages) * PAGE_BUCKETS
@@ -282,10 +285,10 @@ _WORD = 64
 
 
 class Removal:
-    """The removal of all rows of an index outside of the mask `[num_keys]`; `run` needs no more memory.
+    """Removal of all rows of an index outside the mask `[num_keys]`; `run` allocates no memory.
 
     Attributes:
-        keys, rows: `[gone]` int64, the rows that go, and their keys, in the order of the index.
+        keys, rows: `[removed]` int64, keys and numbers of the removed rows, in the order of the index.
     """
 
     def __init__(self, index: Index, kept: npt.NDArray[np.bool_]) -> None:
@@ -297,12 +300,12 @@ class Removal:
         if len(kept):
             np.cumsum(np.add.reduceat(kept, np.arange(0, len(kept), _WORD), dtype=np.int64), out=before[1:])
         self._words, self._before = words, before
-        gone = len(kept) - int(before[-1])
-        self.keys, self.rows = np.empty(gone, np.int64), np.empty(gone, np.int64)
-        _gone_kernel(words, index.state, index.pages, self.keys, self.rows)
+        removed = len(kept) - int(before[-1])
+        self.keys, self.rows = np.empty(removed, np.int64), np.empty(removed, np.int64)
+        _find_removed_kernel(words, index.state, index.pages, self.keys, self.rows)
 
     def run(self) -> None:
-        """Remove the rows, and renumber the others in their order. The index keeps its size."""
+        """Remove the rows, and renumber the other rows in their order. The index keeps its size."""
         _keep_kernel(self._words, self._before, self._index.state, self._index.pages)
 
 
@@ -320,15 +323,15 @@ def _is_kept(row: Any, words: Any) -> Any:
     return (words[row >> 6] >> np.uint64(row & 63)) & np.uint64(1)
 
 
-def _find_gone(words: Any, state: Any, pages: Any, keys: Any, rows: Any) -> None:
-    gone = 0
+def _find_removed(words: Any, state: Any, pages: Any, keys: Any, rows: Any) -> None:
+    removed = 0
     for bucket in range(end_of_keys(state, pages)):
         slot = bucket_address(bucket, pages)
         for _ in range(4):
             row = load(slot + 8) - 1
             if row >= 0 and not _is_kept(row, words):
-                keys[gone], rows[gone] = load(slot), row
-                gone += 1
+                keys[removed], rows[removed] = load(slot), row
+                removed += 1
             slot += 16
 
 
@@ -362,5 +365,5 @@ def _keep_all(words: Any, before: Any, state: Any, pages: Any) -> None:
     state[COUNT] = stayed
 
 
-_gone_kernel = kernel(_find_gone, "the table's index (rows to remove)")
+_find_removed_kernel = kernel(_find_removed, "the table's index (rows to remove)")
 _keep_kernel = kernel(_keep_all, "the table's index (removal)")

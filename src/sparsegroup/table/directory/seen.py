@@ -45,7 +45,7 @@ class RememberedKeys:
         self._total += count - again
 
     def drop(self, keys: Int64s) -> None:
-        """Remember keys that lose their row; until they have lost it, that changes nothing."""
+        """Remember keys whose rows are about to be removed. Counts do not change before the removal."""
         new = np.unique(keys[~self._were_dropped(keys)].view(np.uint64))
         dropped = np.concatenate([self.dropped, new])
         dropped.sort(kind="stable")  # two ascending runs: a merge

@@ -14,7 +14,7 @@ from sparsegroup.tensors import is_transformed
 EMBEDDINGS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """Number → `HashEmbedding`, whose module imports this one."""
 
-_numbers = itertools.count()  # `next` gives each thread another one
+_numbers = itertools.count()  # `next` gives each thread a different number
 
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.6 has none
 

@@ -122,10 +122,10 @@ _numbers = itertools.count()
 
 
 class TableLock(nullcontext[None]):
-    """To be taken by `with lock.held, lock:`, the first of which is a plain lock, which no signal can interrupt.
+    """Lock of a table, acquired by `with lock.held, lock:`. No signal can interrupt the plain lock `lock.held`.
 
-    No process is forked while another thread holds the lock, or with a job waiting. A thread that takes several locks
-    takes them in the order of their numbers.
+    No process is forked while another thread holds the lock, or while a job waits. A thread acquires several locks in
+    the order of their numbers.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class TableLock(nullcontext[None]):
 
 _all: "WeakSet[TableLock]" = WeakSet()
 _held: list[ExitStack] = []
-"""What the thread that forks holds."""
+"""Locks that the forking thread holds."""
 _forking = threading.RLock()
 """Held by the thread that forks, and by one that makes a table: the fork would not know of that."""
 
@@ -183,9 +183,9 @@ def _every_lock() -> Iterator[Any]:
 
 
 def _take_all() -> None:
-    """Take all locks, but wait for one only while no other is held: other threads take several in their own order."""
+    """Acquire all locks. Wait for a lock only while holding no other lock, to avoid a deadlock with other threads."""
     with ExitStack() as stack:
-        stack.enter_context(signals_deferred())  # until all are released
+        stack.enter_context(signals_deferred())  # until `_release_all`
         awaited: Any = _forking
         while awaited is not None:
             with ExitStack() as taken:
@@ -199,7 +199,7 @@ def _take_all() -> None:
 
 
 def _take_free(lock: Any, taken: ExitStack) -> bool:
-    """Take a lock that no other thread holds; gives whether it was free."""
+    """Acquire a lock unless another thread holds the lock. Return whether the lock was acquired."""
     is_free: bool = lock.acquire(blocking=False)
     if is_free:
         taken.callback(lock.release)
@@ -233,8 +233,8 @@ def pays_ahead(count: int) -> bool:
 class RowLookup:
     """Looks keys up in a directory and a storage that belong together. Called by one thread at a time.
 
-    `on_used` is called with rows, negative for none, when it is noted that they were used. At most `scratch_bytes` of
-    working memory are kept for the next lookup. `keeps_distinct`: results know the distinct keys.
+    `on_used` is called with the used rows, negative for keys without a row. At most `scratch_bytes` of working memory
+    remain for the next lookup. `keeps_distinct`: results know the distinct keys.
     """
 
     def __init__(
@@ -429,9 +429,9 @@ class RowLookup:
         return search
 
     def append(self, keys: Int64s, decision: Admission, write: Callable[[Int64s], None]) -> None:
-        """Give rows to distinct keys that have none, after `write` has written the weights of rows of these numbers.
+        """Append a row for each of the distinct `keys`, which have no rows. `write(numbers)` writes the weights.
 
-        All memory is found, and all rows are written, before one kernel makes them the keys' rows.
+        All memory is allocated and all rows are written before one kernel inserts the keys.
         """
         directory = self._directory
         first = directory.num_rows
@@ -444,7 +444,7 @@ class RowLookup:
         directory.note(decision)
 
     def write_starts(self, numbers: Int64s, keys: Int64s) -> None:
-        """Write where the rows of `keys`, which have these numbers, start."""
+        """Write the initial weights of `keys` into the rows of these numbers."""
         for first in range(0, len(keys), CHUNK):
             some = slice(first, first + CHUNK)
             self._storage.rows.write(WEIGHT, numbers[some], self._starts.of(keys[some]))

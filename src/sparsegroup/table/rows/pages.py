@@ -69,7 +69,7 @@ class MappedPages:
         released, prefaulted = self._mappings[count:], {place for place in self._prefaulted if place[0] < count}
         array = np.array(addresses, np.int64)
         place = int(array.ctypes.data)
-        # In one statement, which no signal cuts in two: kernels follow `place`, and `addresses` owns what is there.
+        # One statement, which no signal interrupts: kernels read the memory at `place`, which `addresses` owns.
         self._mappings, self._prefaulted, self.addresses, self.place = mappings, prefaulted, array, place
         for mapping in released:
             mapping.close()

@@ -95,7 +95,7 @@ class Rows(ABC):
         """Which of the rows first, …, last - 1 have a non-zero vector."""
 
     def begin(self, first: int, last: int) -> None:
-        """Have memory for the rows first, …, last - 1, which are new; their weights are to be written next."""
+        """Reserve memory for the new rows first, …, last - 1. The caller must write their weights next."""
         self.reserve(last)
         for part, value in self.initial.items():
             self.fill(part, first, last, value)
@@ -108,9 +108,10 @@ class Rows(ABC):
     def relaid(
         self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype, *, keeps_state: bool = True
     ) -> "Rows":
-        """The first `count` rows with other parts after the weights; parts of the same name may keep their values.
+        """Return the first `count` rows with other parts after the weights, and empty `self`.
 
-        Empties `self`; MemoryError changes nothing. To be called while signals are deferred.
+        With `keeps_state`, parts that both layouts have keep their values. MemoryError changes nothing. Callers must
+        defer signals.
         """
 
     def set_initial(self, initial: Mapping[str, float], count: int) -> None:
@@ -172,7 +173,7 @@ class RowStorage(ABC):
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._live: int | None = 0  # None: to be counted
+        self._live: int | None = 0  # None: unknown until the next count
         self._skipped = 0
 
     @property
@@ -186,24 +187,27 @@ class RowStorage(ABC):
         return tuple(self._rows.initial)
 
     def num_live(self, num_rows: int) -> int:
-        """How many of the `num_rows` rows are not zero; waits for a device."""
+        """Return the number of non-zero rows among the `num_rows` rows. Waits for a device."""
         if self._live is None:
             edges = [*range(0, num_rows, _COUNTED_AT_A_TIME), num_rows]
             self._live = sum(int(self.rows.live(first, last).sum()) for first, last in pairwise(edges))
         return self._live
 
     def forget_live(self) -> None:
-        """Let the rows that are not zero be counted again when their number is read."""
+        """Mark the number of non-zero rows as unknown, so that the next read counts the rows."""
         self._live = None
 
     def change(self, action: Callable[[], int]) -> None:
-        """Let an action change rows; it gives how many more of them are not zero. If it is cut off, that is unknown."""
+        """Run an action that changes rows and returns the increase of the number of non-zero rows.
+
+        The number is unknown if the action is interrupted.
+        """
         live, self._live = self._live, None
         change = action()
         self._live = None if live is None else live + change
 
     def compact(self, surviving: npt.NDArray[np.bool_]) -> None:
-        """Keep the rows of the mask only, renumbered in their order. To be called while signals are deferred."""
+        """Keep only the rows of the mask, renumbered in their order. Callers must defer signals."""
         self._live = None
         self.rows.compact(surviving)
 
@@ -254,7 +258,7 @@ class RowStorage(ABC):
     def lay_out(
         self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None, *, keeps_state: bool = True
     ) -> bool:
-        """Give the `count` rows the parts `initial` after the weights; gives whether rows were changed or moved.
+        """Give the `count` rows the parts `initial` after the weights. Return whether rows were changed or moved.
 
         MemoryError changes nothing.
         """

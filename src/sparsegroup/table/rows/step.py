@@ -34,16 +34,16 @@ class Changes:
     """Rows changed and keys removed since a table had `count` rows."""
 
     def __init__(self, changed: npt.NDArray[np.bool_], since: str, removed: tuple[Int64s, ...] = ()) -> None:
-        self.known = len(changed)  # how many of those rows are left: still the first ones, in the same order
+        self.known = len(changed)  # number of the remaining rows, which are still the first rows, in the same order
         self.since = since
         self._changed, self._removed = changed, removed
 
     def mark(self, rows: Int64s) -> None:
-        """Some rows change; negative ones are none."""
+        """Mark rows as changed. Negative numbers stand for keys without a row."""
         _mark(rows, self._changed)
 
     def without(self, kept: npt.NDArray[np.bool_], keys: Int64s) -> "Changes":
-        """The changes when only the rows of the mask `kept` are left, renumbered; `keys` are the dropped ones'."""
+        """Return the changes after only the rows of the mask `kept` remain, renumbered. `keys`: of the removed rows."""
         return Changes(self._changed[kept[: self.known]], self.since, (*self._removed, keys))
 
     @property
@@ -89,7 +89,7 @@ class RowPlan(RowGradient):
 
 
 def _no_step() -> None:
-    """Return None, as a weak reference to a step that is gone does."""
+    """Return None, as a weak reference to a freed step does."""
 
 
 class RowSteps:
@@ -233,7 +233,7 @@ class RowSteps:
         self._laid_out_for = _no_step
         with self._lock.held, self._lock:
             count, changes = self._directory.num_rows, self.changes
-            self.changes = None  # unless nothing moves
+            self.changes = None  # unless no row moves
             if self.owner is owner:
                 if not self._storage.lay_out(parts, count, state_dtype):
                     self.changes = changes
@@ -287,7 +287,7 @@ class RowSteps:
             self.lay_out(entry[KEYS], step.initial, True, step.group["state_dtype"])
             scalars = step.scalars(float(entry["step"]))
             zeroes = zero_untrained and step.regularizer.l21 > 0
-            changes, self.changes = self.changes, None  # all may have changed, if this is cut off
+            changes, self.changes = self.changes, None  # an interrupt may leave any row changed
             swept = self._storage.sweep(self._directory.num_rows, step, scalars, drops=zeroes)
             self.changes = changes
             self.mark(swept)
@@ -346,10 +346,10 @@ class RowSteps:
         if self.changes is not None:
             self.changes.mark(rows)
 
-    def changes_without(self, kept: npt.NDArray[np.bool_], gone: Int64s, rows: Int64s) -> Changes | None:
-        """The changes when only the rows of the mask stay, without the keys `gone` of the former `rows`."""
+    def changes_without(self, kept: npt.NDArray[np.bool_], removed: Int64s, rows: Int64s) -> Changes | None:
+        """Return the changes after only the rows of the mask `kept` remain. `removed`: keys of the removed `rows`."""
         if self.changes is None:
             return None
-        # With exact keys, changes must also have the keys that were added and dropped.
+        # With exact keys, the changes must also include keys that were added and removed since.
         recorded = rows < self.changes.known if not self._directory.seen.is_exact else slice(None)
-        return self.changes.without(kept, gone[recorded])
+        return self.changes.without(kept, removed[recorded])
