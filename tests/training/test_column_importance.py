@@ -125,6 +125,23 @@ def test_drift_and_segments_by_their_formulas() -> None:
     assert not any("read as times" in one for one in assess_columns(fitted(times), times).warnings)
 
 
+@pytest.mark.parametrize("lists", [False, True])
+def test_values_of_early_training_rows_are_not_new(lists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assessment, "MOST_ROWS", 1_000)
+    draw = np.random.default_rng(0)
+    hours = np.arange(5_000) // 1_000 % 4  # the last 1,000 training rows have another hour than the test rows
+    frame = pl.DataFrame({"hour": [f"h{one}" for one in hours], "user": [f"u{one}" for one in range(5_000)]})
+    if lists:
+        frame = frame.with_columns(pl.concat_list("hour"))
+    labels = (draw.random(5_000) < 0.3).astype(np.float32)
+    kinds = {"hour": "list json" if lists else "category", "user": "category"}
+    log = split(frame, labels, 4_000, columns=kinds)
+    found = assess_columns(fitted(log), log)
+    assert {one.name: one.unseen for one in found.columns} == {"hour": 0.0, "user": 1.0}
+    (warning,) = found.warnings
+    assert "'hour'" not in warning
+
+
 def test_importances_of_a_wide_log_are_of_the_columns_that_predict_most(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
     values = draw.normal(size=(3_000, 60))

@@ -217,7 +217,7 @@ class ColumnFigures:
         importance: What it is worth there.
         psi: Population stability index against the last training rows: 0 for the same shares of values; above .25 is
             usually called a shift.
-        unseen: Share of its values that those training rows do not have; 0 of numbers.
+        unseen: Share of its values that neither those training rows nor the model have; 0 of numbers.
     """
 
     name: str

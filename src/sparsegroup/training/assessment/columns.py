@@ -43,7 +43,7 @@ PAIRED, PAIRED_ROWS, INTERACTIONS = 8, 2_000, 5
 _WORTH_SHOWING = 0.001
 _SURE = 0.05
 _MOSTLY_UNSEEN, _OFTEN_UNSEEN = 0.9, 0.25
-"""Shares of the test values that no training row has, from which on there is a warning."""
+"""Shares of the test values that are unseen, see `Drift`, from which on there is a warning."""
 
 
 Float64s = npt.NDArray[np.float64]
@@ -193,7 +193,7 @@ def assess_columns(model: LookupModel, log: Log) -> ColumnAssessment:
     with numbers_named(log, log.train_rows):
         worth = rises(model, log, test[:rows], shuffles=1, columns=likely)
         window = _predicted(model, test)
-    moved = Reference(log, train).drift(test)
+    moved = Reference(log, train, getattr(model.embedding, "contains", None)).drift(test)
     unknown = Rise(np.full(1, np.nan), float("nan")).importance
     importance = {name: worth[name].importance if name in worth else unknown for name in moved}
     columns = [ColumnFigures(name, importance[name], one.psi, one.unseen) for name, one in moved.items()]
@@ -232,7 +232,7 @@ def interactions(
 
 
 def _drift_warnings(columns: Sequence[ColumnFigures], log: Log, rows: int) -> tuple[str, ...]:
-    """Return sentences on columns of which many test values are not in the training `rows` before them."""
+    """Return sentences on columns of which many test values are unseen; the training `rows` before them are named."""
     found = []
     for least, most, share, advice in (
         (
@@ -254,8 +254,8 @@ def _drift_warnings(columns: Sequence[ColumnFigures], log: Log, rows: int) -> tu
         remedy = "" if are_times else ", or write a part that recurs in later rows"
         if new:
             found.append(
-                f"{share} of {names} in the test rows are not in the last {rows:,} training rows: "
-                f"{advice.format(remedy)}"
+                f"{share} of {names} in the test rows are neither in the last {rows:,} training rows nor in the "
+                f"model: {advice.format(remedy)}"
             )
     return tuple(found)
 

@@ -1,10 +1,13 @@
 """How far the values of each column have moved since some rows of reference."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.data.keys import Int64s
@@ -23,7 +26,7 @@ class Drift:
         psi: Population stability index: of shares p and q of the later and the earlier rows, Σ (p - q) ln(p / q), over
             the 20 most frequent values of the earlier rows and all others together, or over tenths of the earlier
             rows' numbers and missing ones; half a row is added to each.
-        unseen: Share of the later values that the earlier rows do not have; 0 of a number.
+        unseen: Share of the later values that neither the earlier rows nor `contains` have; 0 of a number.
     """
 
     psi: float
@@ -36,10 +39,12 @@ class Reference:
     Args:
         log: The log whose columns they have.
         rows: The earlier rows.
+        contains: Returns which keys, `[n]` int64, were known before these rows, such as the method of a table; None:
+            no key was.
     """
 
-    def __init__(self, log: Log, rows: Batch) -> None:
-        self._log, self._made_of = log, log.made_of()
+    def __init__(self, log: Log, rows: Batch, contains: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._log, self._made_of, self._contains = log, log.made_of(), contains
         names = [name for parts in self._made_of.values() for name in parts]
         self._parts: dict[str, _Values | _Numbers] = {
             name: _Values(values_of(name, log, rows)[0]) if name in log.fields else _Numbers(_numbers(name, log, rows))
@@ -56,8 +61,9 @@ class Reference:
 
     def _moved(self, name: str, rows: Batch) -> Drift:
         part = self._parts[name]
-        later = values_of(name, self._log, rows)[0] if isinstance(part, _Values) else _numbers(name, self._log, rows)
-        return part.drift(later)
+        if isinstance(part, _Values):
+            return part.drift(values_of(name, self._log, rows)[0], self._contains)
+        return part.drift(_numbers(name, self._log, rows))
 
 
 def values_of(name: str, log: Log, batch: Batch) -> tuple[Int64s, Int64s]:
@@ -82,8 +88,11 @@ class _Values:
         self._common = np.sort(self._values[np.argsort(-counts, kind="stable")[:_COMMON]])
         self._counts = self._counted(keys)
 
-    def drift(self, keys: npt.NDArray[np.generic]) -> Drift:
-        unseen = float((~_are_in(self._values, keys)).mean()) if len(keys) else 0.0
+    def drift(self, keys: Int64s, contains: Callable[[Tensor], Tensor] | None) -> Drift:
+        is_known = _are_in(self._values, keys)
+        if contains is not None:
+            is_known = is_known | contains(torch.from_numpy(keys)).numpy()
+        unseen = float((~is_known).mean()) if len(keys) else 0.0
         return Drift(_psi(self._counts, self._counted(keys)), unseen)
 
     def _counted(self, keys: npt.NDArray[np.generic]) -> Int64s:
