@@ -13,7 +13,10 @@ import torch
 
 from command import Run
 from sparsegroup.data import ColumnFinding, FrameLog, hash_keys, open_log
-from sparsegroup.data.order import LogWithout
+from sparsegroup.data.keys import keys_of
+from sparsegroup.data.log import Log
+from sparsegroup.data.order import LogPart, LogWithout
+from sparsegroup.data.preparation import prepare
 from sparsegroup.models import LR
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training import ClickModel, Config, importances, predict
@@ -212,6 +215,32 @@ def test_a_log_without_columns_is_read_without_them_and_what_is_made_of_a_column
     assert torch.equal(lists.keys, ours.keys)
     assert torch.equal(lists.bags[0].offsets, ours.bags[0][order].offsets)
     assert not torch.equal(ours.bags[0].offsets, lists.bags[0].offsets)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_values_of_a_log_without_columns_keep_their_names(tmp_path: Path, prepared: bool) -> None:
+    values = {"a": "x", "b": "x", "c": "y", "d": "u|v", "e": "z"}
+    frame = pl.DataFrame([{"label": i % 2, **{name: f"{name}{i % 3}{value}" for name, value in values.items()}}
+                          for i in range(90)])  # fmt: skip
+    frame.write_csv(tmp_path / "log.csv")
+    columns = {"label": "label", **dict.fromkeys(values, "category"), "d": "list |"}
+    log = open_log(tmp_path / "log.csv", columns=columns)
+    if prepared:
+        log, _ = prepare([tmp_path / "log.csv"], tmp_path / "prepared", vocabulary=True, columns=columns)
+    other = open_log(tmp_path / "log.csv", columns={**columns, "a": "ignore", "c": "ignore"})
+    left = LogWithout(log, ["a", "c"])
+    batch = next(other.batches(0, 90, 90))
+    keys = np.unique(np.concatenate([batch.keys.numpy().ravel(), *(bags.keys.numpy() for bags in batch.bags)]))
+    unknown = [keys_of(["b0x"], 200)[0], keys_of(["never"], 0)[0]]
+    expected = other.values_of(keys, 90)
+    assert len(expected) == len(keys)
+    assert left.values_of(np.array([*keys, *unknown]), 90) == expected
+    assert left.checked_vocabulary() is None  # a run would keep it, with the names of other keys
+    assert LogPart(log, 0, 50).values_of(log_keys(log), 90) == log.values_of(log_keys(log), 90) != {}
+
+
+def log_keys(log: Log) -> np.ndarray:
+    return next(log.batches(0, 9, 9)).keys.numpy().ravel()
 
 
 def test_says_is_a_mapping_that_holds_in_later_rows() -> None:

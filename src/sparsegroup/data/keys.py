@@ -52,6 +52,12 @@ def fields_of(keys: Int64s) -> Int64s:
     return (keys.view(np.uint64) >> np.uint64(VALUE_BITS)).astype(np.int64)
 
 
+def moved(keys: Int64s, fields: Int64s | np.int64) -> Int64s:
+    """Return the keys of the same values in other fields: one for all keys, or `[n]`."""
+    values = keys.view(np.uint64) & np.uint64((1 << VALUE_BITS) - 1)
+    return (values | np.asarray(fields).astype(np.uint64) << np.uint64(VALUE_BITS)).view(np.int64)
+
+
 def expected_collisions(features: Mapping[str, int]) -> float:
     """How many pairs of values of a field can be expected to share a key, summed over the fields.
 

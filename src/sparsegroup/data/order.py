@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sparsegroup.data.batches import Bags, Batch, complete, read_ahead, rebatched, resized
-from sparsegroup.data.keys import VALUE_BITS
+from sparsegroup.data.keys import Int64s, fields_of, moved
 from sparsegroup.data.log import Log
 
 _READ, _READ_BYTES = 16_384, 16 << 20
@@ -36,6 +36,10 @@ class LogView(Log):
     def row_bytes(self) -> int:
         """See `Log.row_bytes`: that of the whole log, so that all parts are shuffled in blocks of one size."""
         return self.log.row_bytes
+
+    def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
+        """See `Log.values_of`."""
+        return self.log.values_of(keys, most_rows)
 
 
 class LogPart(LogView):
@@ -93,6 +97,7 @@ class LogWithout(LogView):
 
     def __init__(self, log: Log, names: Collection[str]) -> None:
         super().__init__(log)
+        self.vocabulary = None  # the log's has the keys of its own fields: see `values_of`
         self.fields, self.lists, self.numbers = (
             tuple(name for name in of if name not in names) for of in (log.fields, log.lists, log.numbers)
         )
@@ -101,6 +106,7 @@ class LogWithout(LogView):
         self._keys = [(place, places[name]) for place, name in enumerate(single) if name in places]
         self._bags = [(place, places[name]) for place, name in enumerate(log.lists) if name in places]
         self._numbers = [place for place, name in enumerate(log.numbers) if name in self.numbers]
+        self._places = np.array([log.fields.index(name) for name in self.fields], np.int64)
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """See `Log.batches`."""
@@ -116,11 +122,17 @@ class LogWithout(LogView):
                 bags=tuple(bags),
             )
 
+    def values_of(self, keys: Int64s, most_rows: int) -> dict[int, str]:
+        """See `Log.values_of`; the texts are found under the keys that the values have in the whole log."""
+        keys = keys[fields_of(keys) < len(self.fields)]
+        in_log = moved(keys, self._places[fields_of(keys)])
+        texts = self.log.values_of(in_log, most_rows)
+        return {key: texts[place] for key, place in zip(keys.tolist(), in_log.tolist(), strict=True) if place in texts}
+
 
 def _as_field(keys: torch.Tensor, field: int) -> torch.Tensor:
-    """The keys of the same values of a field of this number."""
-    values = keys.numpy().view(np.uint64) & np.uint64((1 << VALUE_BITS) - 1)
-    return torch.from_numpy((values | np.uint64(field << VALUE_BITS)).view(np.int64))
+    """Return the keys of the same values in another field."""
+    return torch.from_numpy(moved(keys.numpy(), np.int64(field)))
 
 
 class ShuffledLog(LogView):
