@@ -15,8 +15,17 @@ from originals import TINY, Originals, contents
 
 from command import Run
 from over import over
+from sparsegroup.artifact import folder as disk
+from sparsegroup.artifact.manifest import facts_of
 from sparsegroup.data import open_log
+from sparsegroup.data.local_files import LOCAL
+from sparsegroup.publishing.destinations import StoreDestination
+from sparsegroup.publishing.releases import Release
+from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving.opening import open_trained
+from sparsegroup.streaming.blocks import Journal
+from sparsegroup.streaming.sources.records import write_csv as write_records
+from sparsegroup.training.run_folder import RunFolder
 
 
 @contextmanager
@@ -82,6 +91,46 @@ def test_a_file_that_cannot_grow_is_named_and_nothing_is_left(
         remove_outputs()
     assert refused
     remove_outputs()
+
+
+def grown_history(path: Path, source: Path) -> None:
+    (path.parent / "config.yaml").touch()
+    run = RunFolder(path.parent)
+    for samples in range(9):
+        run.append_point(HistoryPoint(samples, 0.7, 0.5, 0.9, 1.0, 0.5, 10, 20, 1000, 1.0, 100.0))
+
+
+def fetched(path: Path, source: Path) -> None:
+    facts = {path.name: facts_of(source)}
+    release = Release(1, "export", source.parent.name, "id", None, 9, facts, 0.0, 9, None, None)
+    StoreDestination(LOCAL, str(source.parents[1]), "store").fetch(release, path.parents[1])
+
+
+def sampled(path: Path, source: Path) -> None:
+    write_records(path.parent, [{"user": source.read_text()}])
+
+
+APPENDING = {
+    "metrics.jsonl": grown_history,
+    "blocks.jsonl": lambda path, source: Journal(path).append(1, "span" * 100),
+    "copy": lambda path, source: disk.copy(source, path),
+    "source": fetched,
+    "rows.csv": sampled,
+}
+
+
+@pytest.mark.parametrize("name", APPENDING)
+def test_a_record_copy_or_sample_that_cannot_grow_is_named(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "store" / "kept" / "source"
+    path = tmp_path / "written" / "kept" / name
+    for folder in (source.parent, path.parent if name != "source" else path.parents[1]):
+        folder.mkdir(parents=True)
+    source.write_text("x" * 5_000)
+    with files_of_at_most(200), pytest.raises(OSError, match=os.strerror(errno.EFBIG)) as raised:
+        APPENDING[name](path, source)
+    assert raised.value.errno == errno.EFBIG
+    assert Path(raised.value.filename).name == name
+    assert "written" in Path(raised.value.filename).parts, "and not the file that is copied"
 
 
 @pytest.mark.parametrize("limit", [0, 1_000, 4_000, 16_000])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, Protocol, Self
 
 import xxhash
 
@@ -23,6 +23,16 @@ except ImportError:  # on Windows, where no process is kept out
 
 LONGEST_NAME = 255
 """Bytes that file systems allow a name."""
+
+_COPIED_BYTES = 8 << 20
+
+
+class Readable(Protocol):
+    """An open file, of this machine or of a store."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return the next bytes, at most `size`; none at the end."""
+
 
 _OF_RUST = re.compile(r"\(os error (\d+)\)")
 
@@ -71,6 +81,19 @@ def write(file: BinaryIO, data: bytes | memoryview) -> None:
     with name_errors(file.name):
         while len(remaining):
             remaining = remaining[file.write(remaining) :]
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy the content of a file; an error while writing names the target, unlike those of `shutil.copyfile`."""
+    with source.open("rb") as file:
+        save(file, target)
+
+
+def save(stream: Readable, path: Path) -> None:
+    """Write the rest of an open file to a file `path`."""
+    with path.open("wb", buffering=0) as file:
+        while block := stream.read(_COPIED_BYTES):
+            write(file, block)
 
 
 def sync(path: Path) -> None:

@@ -244,12 +244,14 @@ def watch_command(
     """
     seconds = _seconds("every", every)
     with starting():
+        from sparsegroup.artifact.folder import write_atomically
         from sparsegroup.cli.output import figures, show
         from sparsegroup.streaming.watch import View, post_warnings, render, serve_page
 
     view = View.of(run)
     if html is not None:
-        html.write_text(render(view), encoding="utf-8")
+        page = render(view)
+        write_atomically(html, lambda path: path.write_text(page, encoding="utf-8"))
     if port is None and webhook is None:
         show(view.as_plain(), figures(view.in_words()))
         for warning in view.warnings:

@@ -247,10 +247,10 @@ class FolderDestination(Destination):
                 try:
                     os.link(path, place / path.name)
                 except OSError:  # on another file system, or one without links
-                    shutil.copyfile(path, place / path.name)
+                    disk.copy(path, place / path.name)
 
     def _get(self, release: Release, name: str, path: Path) -> None:
-        shutil.copyfile(self.folder / release.folder / name, path)
+        disk.copy(self.folder / release.folder / name, path)
 
     def _remove_others(self, releases: Sequence[Release]) -> None:
         wanted = {release.folder for release in releases}
@@ -321,9 +321,8 @@ class StoreDestination(Destination):
             with (
                 self._errors(inside),
                 self._filesystem.open_input_stream(f"{self._root}/{inside}") as source,
-                path.open("wb") as target,
             ):
-                shutil.copyfileobj(source, target, _BLOCK)
+                disk.save(source, path)
         except FileNotFoundError as error:
             raise PublishError(f"{self.name}/{inside}: missing") from error
 
@@ -413,7 +412,8 @@ class RedisDestination(Destination):
             content: Any = self._client.get(self._key(release.folder, name))
         if content is None:
             raise PublishError(f"{self.name}: the key {self._key(release.folder, name)} is missing")
-        path.write_bytes(content)
+        with disk.name_errors(path):
+            path.write_bytes(content)
 
     def _remove_others(self, releases: Sequence[Release]) -> None:
         wanted = {self._key(release.folder, name) for release in releases for name in release.files}

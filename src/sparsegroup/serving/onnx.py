@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from sparsegroup.artifact.folder import name_errors
 from sparsegroup.errors import MissingExtraError, missing, require
 from sparsegroup.objectives import LOGISTIC
 from sparsegroup.serving.frozen_model import STRUCTURE, ServingModel
@@ -129,7 +130,8 @@ def save_onnx(
         # torch writes a newer one than its operators need, and older runtimes refuse that.
         converted.model.ir_version = onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True)
         converted.model.metadata_props.update(metadata)
-        converted.save(path, external_data=weights >= external_bytes)
+        with name_errors(path):
+            converted.save(path, external_data=weights >= external_bytes)
     with quiet():
         onnx.checker.check_model(str(path), full_check=True)
 

@@ -15,7 +15,7 @@ from queue import Empty, Full, Queue
 from time import monotonic
 from typing import Any
 
-from sparsegroup.artifact.folder import write_atomically
+from sparsegroup.artifact.folder import name_errors, write_atomically
 from sparsegroup.data.batches import Batch, concatenated
 from sparsegroup.data.raw.encode import EncodedRows
 from sparsegroup.errors import RunError
@@ -151,7 +151,7 @@ class Journal:
         if number <= self._last:
             return
         line = json.dumps([number, span]).encode() + b"\n"
-        with self.path.open("ab") as file:
+        with name_errors(self.path), self.path.open("ab") as file:
             file.truncate(self._size)
             file.write(line)
         self._size, self._last = self._size + len(line), number

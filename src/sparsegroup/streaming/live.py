@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from sparsegroup.artifact.folder import write_atomically
+from sparsegroup.artifact.folder import name_errors, write_atomically
 from sparsegroup.artifact.validation import STRICT, AnyReal, Number, Real, finite
 from sparsegroup.data.batches import Batch, concatenated
 from sparsegroup.data.kinds import ColumnKind
@@ -265,7 +265,7 @@ class LiveRecord:
                 path.replace(path.with_suffix(".old.jsonl"))
             size = path.stat().st_size if path.exists() else 0
             try:
-                with path.open("a", encoding="utf-8") as file:
+                with name_errors(path), path.open("a", encoding="utf-8") as file:
                     file.write(text)
             except OSError:
                 os.truncate(path, size)

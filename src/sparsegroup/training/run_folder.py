@@ -301,7 +301,8 @@ class RunFolder:
 
     def append_point(self, point: HistoryPoint) -> None:
         """Add a point to `metrics.jsonl`."""
-        with self.writing(), (self.path / METRICS).open("a", encoding="utf-8") as file:
+        path = self.path / METRICS
+        with self.writing(), disk.name_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(_line(point))
 
     def finish(
@@ -318,7 +319,7 @@ class RunFolder:
         with self.writing():
             self.write_history(history)
             if (vocabulary := log.checked_vocabulary()) is not None:
-                write_atomically(self.path / VOCABULARY, lambda path: shutil.copyfile(vocabulary, path))
+                write_atomically(self.path / VOCABULARY, partial(disk.copy, vocabulary))
             write_names(named, self.path / NAMES)
             self._write_text(REPORT, render_report(config.effective(log.train_rows), history, summary))
             written = (self.path / name for name in (COLUMNS, NAMES, VOCABULARY))

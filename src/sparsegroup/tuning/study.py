@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from sparsegroup.artifact.folder import FolderLock, write_atomically
+from sparsegroup.artifact.folder import FolderLock, name_errors, write_atomically
 from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain
 from sparsegroup.artifact.validation import Count, finite
 from sparsegroup.data.log import Log
@@ -463,6 +463,19 @@ def _locked(folder: Path) -> FolderLock:
         raise TuningError(f"{folder}: another process uses this study") from error
 
 
+class _Journal(JournalFileBackend):
+    """Optuna's journal in a locked file, which errors name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), lock_obj=JournalFileOpenLock(str(path)))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append entries."""
+        with name_errors(self._path):
+            super().append_logs(logs)
+
+
 def _open_journal(path: Path, first_step: int, initial: dict[str, Any]) -> tuple[JournalStorage, optuna.Study]:
     """Optuna's study in a journal of a locked folder; a new one first tries the parameters `initial`."""
     content = path.read_bytes() if path.is_file() else b""
@@ -474,7 +487,7 @@ def _open_journal(path: Path, first_step: int, initial: dict[str, Any]) -> tuple
     optuna.logging.set_verbosity(logging.ERROR)
     try:
         with _explain_damage(path):
-            storage = JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
+            storage = JournalStorage(_Journal(path))
             pruner = SuccessiveHalvingPruner(min_resource=first_step, reduction_factor=FACTOR)
             study = optuna.create_study(study_name=_STUDY, storage=storage, pruner=pruner, load_if_exists=True)
             if not study.get_trials(deepcopy=False):

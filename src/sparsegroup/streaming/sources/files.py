@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparsegroup.artifact.folder import name_errors
 from sparsegroup.data.local_files import LOCAL, on_disk
 from sparsegroup.data.raw.columnar import ColumnarFile
 from sparsegroup.data.raw.files import (
@@ -585,12 +586,13 @@ def _write_head(path: Path, number: int, file: RawFile, head: Any) -> str:
     folder = path.joinpath(*partitions)
     os.makedirs(folder, exist_ok=True)
     target = str(folder / f"{number:06}-{name}")
-    if isinstance(head, bytes):
-        Path(target).write_bytes(head)
-    elif isinstance(file, ColumnarFile) and file.is_parquet:
-        pq.write_table(pa.Table.from_batches(head), on_disk(target), filesystem=LOCAL)
-    else:
-        with pa.OSFile(target, "wb") as stream, pa.ipc.new_file(stream, head[0].schema) as writer:
-            for batch in head:
-                writer.write_batch(batch)
+    with name_errors(target):
+        if isinstance(head, bytes):
+            Path(target).write_bytes(head)
+        elif isinstance(file, ColumnarFile) and file.is_parquet:
+            pq.write_table(pa.Table.from_batches(head), on_disk(target), filesystem=LOCAL)
+        else:
+            with pa.OSFile(target, "wb") as stream, pa.ipc.new_file(stream, head[0].schema) as writer:
+                for batch in head:
+                    writer.write_batch(batch)
     return target

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.raw.files import LINE, BadRow, LogPaths, RawFile, listed
 from sparsegroup.data.schema import LogFormat
 from sparsegroup.data.values import as_seconds, stacked, stripped, texts_of
@@ -587,7 +588,8 @@ class JoinedSource(Source):
         labelled = impressions.join(keys, on=self._on, how="left", maintain_order="left")
         labelled = labelled.with_columns(pl.col(self._label).fill_null("0"))
         path.mkdir(parents=True, exist_ok=True)
-        labelled.select(pl.all().str.replace_all(r"[\r\n]", " ")).write_csv(path / "rows.csv")
+        sample = labelled.select(pl.all().str.replace_all(r"[\r\n]", " "))
+        write_atomically(path / "rows.csv", sample.write_csv)
         return str(path / "rows.csv")
 
 

@@ -5,11 +5,13 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.kinds import ColumnKind
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow
 from sparsegroup.data.raw.text import LONGEST_LINE
@@ -169,7 +171,8 @@ def write_csv(path: Path, records: Sequence[Record]) -> str:
         {name: pl.Series([_sample_text(record.get(name)) for record in records], dtype=pl.String) for name in names}
     )
     path.mkdir(parents=True, exist_ok=True)
-    frame.select(pl.all().str.replace_all(r"[\r\n]", " ")).write_csv(path / "rows.csv", quote_style="necessary")
+    rows = frame.select(pl.all().str.replace_all(r"[\r\n]", " "))
+    write_atomically(path / "rows.csv", partial(rows.write_csv, quote_style="necessary"))
     return str(path / "rows.csv")
 
 

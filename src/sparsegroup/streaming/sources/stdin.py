@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import polars as pl
 
+from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.data.raw.files import SAMPLE, BadRow, Chunk, LogPaths
 from sparsegroup.data.raw.text import LONGEST_LINE, TextFile
 from sparsegroup.data.schema import Head, LogFormat
@@ -213,7 +214,8 @@ class StdinSource(Source):
         if len(lines) < 2:
             raise StreamError(f"{self.name}: ended before its first row")
         path.mkdir(parents=True, exist_ok=True)
-        (path / "rows.csv").write_bytes(b"".join(line + b"\n" for line in lines[: rows + 1]))
+        content = b"".join(line + b"\n" for line in lines[: rows + 1])
+        write_atomically(path / "rows.csv", lambda target: target.write_bytes(content))
         return str(path / "rows.csv")
 
 
