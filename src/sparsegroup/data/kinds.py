@@ -1,4 +1,4 @@
-"""What a column of a log can be, as one text: its kind; and how labels are read."""
+"""Kinds of the columns of a log, each written as one text, and the rules for reading labels."""
 
 import json
 import re
@@ -68,7 +68,7 @@ stand for themselves: NA is a country."""
 # fmt: on
 
 EXCEPT = " except "
-"""Word between a kind and the JSON array of further texts that mean no value."""
+"""Word between a kind and the JSON array of additional spellings of a missing value."""
 
 BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), "1") | dict.fromkeys(("false", "no", "f", "n", "0"), "0")
 """Spelling in lower case → what is hashed."""
@@ -77,7 +77,7 @@ SIGNS = "signs"
 """Rule of a label that is 1 or -1, as libsvm's are."""
 
 NUMBERS = "numbers"
-"""Rule of a label that is any finite number; bounds may follow: `numbers > 0`, `numbers >= 0 <= 1`."""
+"""Rule of labels that are finite numbers. Bounds may follow: `numbers > 0`, `numbers >= 0 <= 1`."""
 
 CLASSES = "classes"
 """Rule of a label that is one of several classes, followed by their texts as a JSON array."""
@@ -97,7 +97,7 @@ ISO = (
 
 @dataclass(frozen=True)
 class Label:
-    """How the labels are read of a column.
+    """Rule for reading the labels of a column.
 
     Attributes:
         column: The column.
@@ -250,9 +250,9 @@ class Label:
         return f"label {self.column!r} must be a finite number{self.rule.removeprefix(NUMBERS).replace(' <=', ', <=')}"
 
     def check(self, texts: pl.Series, where: str) -> None:
-        """Raise ClickLogError if texts `[n]` show that the labels are not 0 and 1; the message says what to do.
+        """Raise ClickLogError with advice if texts `[n]` show that the labels are not 0 and 1.
 
-        They are others if two values are not these, or if most rows have other numbers.
+        Labels are not 0 and 1 if two other values occur, or if most rows have other numbers.
         """
         present = texts.str.strip_chars().replace("", None).drop_nulls()
         strange = present.filter(self.read(present).is_null())
@@ -379,7 +379,7 @@ class ColumnKind:
 
     @property
     def can_be_unread(self) -> bool:
-        """Whether a field of the column may have values that cannot be read."""
+        """Return whether values of a field of the column may be unreadable."""
         return self.is_time or self.role == "list"
 
     @property
@@ -396,7 +396,7 @@ class ColumnKind:
 
 
 def _texts_of(array: str, kind: str) -> tuple[str, ...]:
-    """Return the texts in a JSON array; raise ClickLogError unless all elements are texts."""
+    """Return the texts in a JSON array. ClickLogError: an element is not a text."""
     try:
         texts = json.loads(array)
     except ValueError:

@@ -149,7 +149,7 @@ def prepare(
         done = PreparedLog(folder)
         if dict(done.manifest.source) != source:
             raise ClickLogError(f"{folder}: holds another log, or one read in another way; give an empty folder")
-        _remove_leftovers(folder)  # a run was cut off just before it was through with them
+        _remove_leftovers(folder)  # an earlier run was interrupted before this removal
         done.verify()
         return done, []
     parts = _Parts(folder, log, source)
@@ -187,9 +187,9 @@ def prepare(
 
 
 class _Parts:
-    """The files of a prepared log, as they are written; the files of an interrupted run are continued.
+    """Writer of the files of a prepared log, which continues an interrupted run.
 
-    `unfinished.json` is written before the first part and after each, so that all other files are known to be ours.
+    `unfinished.json` is written before the first part and after each part, and so lists all files of the run.
 
     Attributes:
         state: How far reading has come, at the end of the last part.
@@ -223,7 +223,7 @@ class _Parts:
                 left_behind.unlink()
 
     def _note(self) -> None:
-        """Write how far this has come."""
+        """Write the progress to `unfinished.json`."""
         state, source = vars(self.state), self.source
         UNFINISHED.write(
             self.folder,
@@ -293,7 +293,7 @@ class _Parts:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what a complete prepared log does not need."""
+    """Remove the files that a complete prepared log does not need."""
     for left_over in (*folder.glob("vocabulary-*.parquet"), folder / UNFINISHED.file):
         left_over.unlink(missing_ok=True)
 

@@ -34,9 +34,8 @@ class PartsManifest(Manifest):
 
     Attributes:
         parts: Name of each file of rows, in order → its rows.
-        spans: Name of each file of rows → the digests of its row groups and of its footer, which are compared when
-            they are read.
-        source: What it was made of and how; a folder made of something else cannot be completed.
+        spans: Name of each file of rows → the digests of its row groups and footer, which every read compares.
+        source: Source and options of the log. `prepare` resumes only with the same source and options.
     """
 
     parts: Mapping[FileName, Count]
@@ -63,7 +62,7 @@ class UnfinishedManifest(PartsManifest):
     """The parts that an unfinished `prepare` has written.
 
     Attributes:
-        state: How far reading had come.
+        state: Progress of reading at the end of the last part.
     """
 
     state: Mapping[str, Any]
@@ -206,7 +205,7 @@ class PreparedLog(Log):
 
     @contextmanager
     def _part(self, name: str) -> Iterator["_Part"]:
-        """Open a part; ClickLogError unless it is as it was written."""
+        """Open a part. ClickLogError: the file has changed since it was written."""
         path, manifest = self.folder / name, self.manifest
         try:
             with open_local(path) as stream:
@@ -258,11 +257,11 @@ class PreparedLog(Log):
 
 
 class _DamagedError(Exception):
-    """A part is not as it was written; the message says where."""
+    """Damage in a part, with its place in the message."""
 
 
 class _Part:
-    """An open part: its bytes are compared with their digests before they are parsed.
+    """Open part, whose bytes are compared with their digests before parsing.
 
     Attributes:
         groups: Number of rows of each row group.
@@ -284,12 +283,12 @@ class _Part:
                 raise _DamagedError(f"{MANIFEST} names a column {column.name!r} of {column.type}, not there")
 
     def read(self, group: int) -> pa.Table:
-        """Return the columns of a row group that a batch is made of."""
+        """Return the columns of a row group that a batch needs."""
         self._check(group)
         table = self._file.read_row_group(group, use_threads=False).select(self._schema.names)
         table.validate(full=True)
-        if gone := [name for name in table.schema.names if table.column(name).null_count]:
-            raise _DamagedError(f"column {gone[0]!r} lacks values")
+        if incomplete := [name for name in table.schema.names if table.column(name).null_count]:
+            raise _DamagedError(f"column {incomplete[0]!r} lacks values")
         return table
 
     def _check(self, span: int) -> None:

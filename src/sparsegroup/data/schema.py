@@ -43,14 +43,13 @@ from sparsegroup.errors import ClickLogError, LogOptionError
 from sparsegroup.settings.yaml_settings import SettingsError, StrictSettings, checked, read_yaml
 
 Split = Literal["none", "last-day", "last-of-7", "last-fraction", "time", "column", "file"]
-"""Where the test set begins: nowhere, at the last calendar day, after 6 of 7 equal parts, where `test_fraction` of the
-rows remain, at the first row of the time `test_from`, at the first row that the split column marks, or with the second
-file."""
+"""Start of the test set: no test set, the last calendar day, after 6 of 7 equal parts, where `test_fraction` of the
+rows remain, the first row of the time `test_from`, the first row that the split column marks, or the second file."""
 
 TEST_FRACTION = 0.1
 
 QUOTING = ",;"
-"""Separators of texts whose quotes enclose values; between others a quote is part of a value."""
+"""Separators of the text formats in which quotes enclose values. With other separators a quote is part of a value."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ class LogFormat:
         return tuple(dict.fromkeys(self.sources.get(name, name) for name in wanted if name is not None))
 
     def kind_of(self, name: str) -> ColumnKind | None:
-        """Return the kind of a raw column; None if the format has no kinds, and for the separator of a list `list`."""
+        """Return the kind of a raw column; `list` for a list by separator; None if the format has no kinds."""
         if self.kinds:
             return ColumnKind.of(self.kinds.get(name, "category"))
         return ColumnKind("list", self.lists[name]) if name in self.lists else None
@@ -297,9 +296,9 @@ class Head:
 
     @classmethod
     def of_text(cls, source: str, line: str) -> "Head":
-        """Return the head of a text that begins with `line`.
+        """Return the head of a text whose first line is `line`.
 
-        The first of tab, comma, semicolon and vertical bar that is in the line separates its columns.
+        The separator is the first of tab, comma, semicolon and vertical bar that occurs in the line.
         """
         head = cls(source, (), line, next((sign for sign in "\t,;|" if sign in line), ","))
         return replace(head, columns=head.cells(head.separator))
@@ -377,7 +376,7 @@ class ColumnTransform:
     kinds: tuple[tuple[str, str], ...]
 
     def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the columns of `frame`, of any types, and what is made of them; null where a value cannot be read.
+        """Return the columns of `frame`, of any types, and the derived columns. Unreadable values are null.
 
         Raises:
             ClickLogError: A column's type cannot be what its kind is.
@@ -395,7 +394,7 @@ class ColumnTransform:
 
     @cached_property
     def _missing(self) -> dict[str, tuple[str, ...]]:
-        """Column → the texts that mean no value in it, besides the usual ones; without columns that have none."""
+        """Column → additional spellings of a missing value, for the columns that have such spellings."""
         read = {name: ColumnKind.of(kind).missing for name, kind in self.kinds}
         return {name: missing for name, missing in read.items() if missing}
 
@@ -450,7 +449,7 @@ class ColumnTransform:
 # The YAML file
 
 _LONGEST_KEY = 1000
-"""Letters of a key with its value on the same line; YAML takes 1,024."""
+"""Longest key, in characters, with its value on the same line. YAML allows 1,024."""
 
 
 class SchemaFile(StrictSettings):
@@ -533,9 +532,9 @@ class SchemaFile(StrictSettings):
 
 
 def read_schema(schema: Path | Mapping[str, Any]) -> LogFormat:
-    """Return the format that a schema file, or the content of one, describes. The format holds the content.
+    """Return the format of a schema file, or of the content of a schema file. The format holds the content.
 
-    ClickLogError: the file is not YAML, or its keys do not go together.
+    ClickLogError: the file is not YAML, or its keys contradict each other.
     """
     source = "data.schema" if isinstance(schema, Mapping) else str(schema)
     try:
@@ -572,7 +571,7 @@ def write_schema(path: Path, log: LogFormat, source: str, left_out: Mapping[str,
 
 
 def _entry(key: str, value: str) -> str:
-    """Return a line of a YAML mapping; two lines for a key that is too long for one."""
+    """Return an entry of a YAML mapping: one line, or two lines if the key is too long."""
     key = _scalar(key)
     return f"{key}: {_scalar(value)}" if len(key) < _LONGEST_KEY else f"? {key}\n  : {_scalar(value)}"
 

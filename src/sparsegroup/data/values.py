@@ -1,7 +1,7 @@
-"""How the values of a column are read, by its kind and its type: a value has one key or number in every form.
+"""Reading of a column's values, by kind and type: a value has the same key or number in every format.
 
-A column of a CSV has texts; one of Parquet, Arrow or a data frame has a type; a value of JSON becomes a text. The
-`as_…` functions return an expression of a column of any type.
+A column of a CSV has texts. A column of Parquet, Arrow or a data frame has a type. A value of JSON becomes a text. The
+`as_…` functions return a Polars expression of a column of any type.
 """
 
 import json
@@ -32,17 +32,17 @@ _FLOAT = pl.Float64()
 _DAY = 24 * 3600
 
 _LARGEST_WHOLE = 1e38
-"""Whole numbers of a float below it are written with all their digits."""
+"""Bound below which whole floats are written with all their digits."""
 
 _PLAIN_FLOATS = (1e-4, 1e15)
-"""Between these sizes Python writes a number as Polars does."""
+"""Range of absolute values in which Python and Polars write a float alike."""
 
 _IS_NUMERAL = r"^(?:0|-?[1-9][0-9]*)$"
-"""Whole numbers in the spelling that is hashed."""
+"""Pattern of whole numbers in the hashed spelling."""
 
 
 def leaves(schema: Mapping[str, Any]) -> dict[str, pl.Expr]:
-    """Name → values of typed columns, with structs opened: the fields of a struct are columns called `column.field`.
+    """Return name → values of typed columns, with structs flattened: a field of a struct is the column `column.field`.
 
     Each field of a list of structs is a list.
 
@@ -72,10 +72,9 @@ def leaves(schema: Mapping[str, Any]) -> dict[str, pl.Expr]:
 
 
 def without_empty(name: str, dtype: pl.DataType, *, is_category: bool = False) -> pl.Expr:
-    """Return a column of a frame, empty texts as null.
+    """Return a column of a frame, with empty texts as null and binary values as texts.
 
-    Binary texts become texts. If `is_category`, because the column is a dictionary in Arrow or a categorical in pandas,
-    numbers become categories too.
+    `is_category`: the column is a dictionary in Arrow or a categorical in pandas, so numbers become categories.
     """
     column = pl.col(name)
     if is_category and dtype.is_numeric():
@@ -87,12 +86,12 @@ def without_empty(name: str, dtype: pl.DataType, *, is_category: bool = False) -
 
 
 def is_pandas_index(name: str) -> bool:
-    """Whether pandas writes its index, which numbers the rows, in a column of this name."""
+    """Return whether the name is that of a column in which pandas writes its index."""
     return re.fullmatch(r"__index_level_\d+__", name) is not None
 
 
 def size_of(values: pl.Series) -> pl.Series:
-    """Return the bytes `[n]` of the texts of each value, and 8 for each other element of a list."""
+    """Return the bytes `[n]` of the texts in each value, plus 8 bytes for each list element that is not a text."""
     dtype = values.dtype
     if isinstance(dtype, pl.String | pl.Categorical | pl.Enum):
         return values.cast(pl.String).str.len_bytes()
@@ -105,7 +104,7 @@ def size_of(values: pl.Series) -> pl.Series:
 
 
 def composed(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
-    """Return the frame with some columns of texts in Unicode's normalization form C, in which é is one text."""
+    """Return the frame with some text columns in Unicode's normalization form C, in which é is one character."""
     if not names:
         return frame
     columns = [pl.col(name).str for name in names]
@@ -120,11 +119,11 @@ def composed(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
 
 
 def text_of(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
-    """Return the texts of typed values, null where there is no value.
+    """Return the texts of typed values, with null for missing values.
 
-    A number has the same text in each type: 7 is the text of the integer 7, of the float 7.0 and of the decimal 7.00.
-    Booleans are true and false, times ISO's (with the offset of their zone, if they have one), durations seconds, lists
-    and structs JSON.
+    A number has the same text in each type: 7 is the text of the integer 7, the float 7.0 and the decimal 7.00.
+    Booleans become true and false, times ISO 8601 (with the offset of a time zone), durations seconds, and lists and
+    structs JSON.
     """
     if dtype.is_float():
         column = column.fill_nan(None)
@@ -145,7 +144,7 @@ def text_of(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
 
 
 def plain_text_of(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
-    """Return the texts of typed values for formats without kinds: booleans are 0 and 1, times whole seconds."""
+    """Return the texts of typed values for formats without kinds: booleans as 0 and 1, times as whole seconds."""
     match dtype:
         case pl.Boolean():
             column = column.cast(pl.UInt8)
@@ -169,21 +168,21 @@ def texts_of(frame: pl.DataFrame, names: Collection[str], *, plain: bool = False
 
 
 def stacked(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Return the rows of frames of the same columns, at least one frame; columns of different types become texts."""
+    """Concatenate one or more frames of the same columns. A column of different types becomes texts."""
     schemas = [frame.schema for frame in frames]
     mixed = [name for name in schemas[0] if len({schema[name] for schema in schemas}) > 1]
     return pl.concat([texts_of(frame, mixed) for frame in frames])
 
 
 def text_of_value(value: object, kind: ColumnKind | None = None) -> str | None:
-    """Return the text of a value of JSON, which is read as a typed column of the same values is.
+    """Return the text of a JSON value, which gives the same key or number as a typed column of the value.
 
     Args:
         value: A text, number, boolean, list of these, or None.
         kind: The kind of the column; None for formats without kinds.
 
     Raises:
-        ValueError: The column takes no lists, or a value of a list contains its separator.
+        ValueError: The column does not accept lists, or a value of a list contains its separator.
     """
     if value is None or isinstance(value, str):
         return value
@@ -199,7 +198,7 @@ def text_of_value(value: object, kind: ColumnKind | None = None) -> str | None:
 
 
 def _numeral_of(value: float) -> str | None:
-    """Return a number of JSON as `text_of` writes it."""
+    """Return the text of a JSON number in the spelling of `text_of`."""
     if isinstance(value, int):
         return str(value)
     if value.is_integer() and abs(value) < _LARGEST_WHOLE:
@@ -224,16 +223,16 @@ def _text_of_list(values: list[Any], kind: ColumnKind | None) -> str:
 
 
 def _text_of_part(value: object) -> str:
-    """Return the text of one value of a list of JSON."""
+    """Return the text of one value in a JSON list."""
     if isinstance(value, list | dict):
         return json.dumps(value, separators=(",", ":"))
     return text_of_value(value, ColumnKind("category")) or ""
 
 
 def opened(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a JSON object with the parts of its inner objects as columns too, named as in `leaves`.
+    """Return a JSON object with additional columns for the parts of its inner objects, named as in `leaves`.
 
-    The inner objects remain: a column of that name takes none.
+    The inner objects remain.
     """
     if not any(map(is_object, row.values())):
         return row
@@ -257,11 +256,11 @@ def opened(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_object(value: object) -> bool:
-    """Whether a value of JSON is an object or a list with objects."""
+    """Return whether a JSON value is an object or a list with objects."""
     return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, dict) for one in value))
 
 
-# How the values of a column are read: expressions of a column of texts, or of another type
+# Reading of a column's values: expressions of a column of texts, or of another type
 
 
 def stripped(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
@@ -270,12 +269,12 @@ def stripped(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
 
 
 def is_missing(text: pl.Expr) -> pl.Expr:
-    """Whether a text is a spelling of no value; true of null."""
+    """Return whether a text is null or a spelling of a missing value."""
     return text.is_null() | text.is_in(MISSING)
 
 
 def as_category(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
-    """Return the values in the spelling that is hashed; a text is unchanged.
+    """Return the values in the hashed spelling. Texts are unchanged.
 
     Raises:
         ClickLogError: The values are lists or structs.
@@ -286,7 +285,7 @@ def as_category(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
 
 
 def as_number(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
-    """Return float32: NaN for a missing or infinite number, null for what is none.
+    """Return float32: NaN for a missing or infinite number, null for a value that is not a number.
 
     Raises:
         ClickLogError: The type has no numbers.
@@ -319,7 +318,7 @@ def _numbers(texts: pl.Series) -> pl.Series:
 
 
 def as_numeral(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
-    """Return numbers in one spelling, as text; anything else is without blanks, and a missing number is empty."""
+    """Return numbers as text in one spelling. Other texts lose the blanks around them; a missing number is empty."""
     if dtype.is_nested():
         raise _refused(name, dtype, "a category", "; let its kind be list")
     text = text_of(pl.col(name), dtype)
@@ -327,7 +326,7 @@ def as_numeral(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
 
 
 def numerals(texts: pl.Series) -> pl.Series:
-    """Return texts `[n]` with numbers in one spelling: 7 for 7.0, +7 and 007; whole numbers of any size are exact."""
+    """Return texts `[n]` with numbers in one spelling: 7 for 7.0, +7 and 007. Whole numbers of any size are exact."""
     is_canonical = texts.str.contains(_IS_NUMERAL)
     if is_canonical.all():
         return texts
@@ -349,16 +348,16 @@ def classes_in(texts: pl.Series) -> list[str]:
 
 
 def padded_twins(texts: pl.Series) -> list[str]:
-    """Return the first two different texts `[n]` of a label that differ by blanks around them only; else none."""
+    """Return two texts of a label that differ only by blanks around them; empty if there are no such texts."""
     every = pl.DataFrame({"text": texts.unique().drop_nulls()}).filter(stripped("text") != "")
     twins = every.filter(stripped("text").is_duplicated()).sort(stripped("text"), "text")
     return twins["text"].head(2).to_list()
 
 
 def as_amount(name: str, comma: str, dtype: pl.DataType = TEXT) -> pl.Expr:
-    """Return float32 of amounts without their currency, as `as_number`; `comma` is the kind's detail.
+    """Return float32 of amounts without their currency, see `as_number`. `comma` is the kind's detail.
 
-    A typed number is itself: the rule of decimal commas is for texts.
+    Typed numbers are unchanged: the decimal comma applies to texts only.
     """
     if dtype.is_numeric():
         return as_number(name, dtype)
@@ -371,31 +370,31 @@ def as_amount(name: str, comma: str, dtype: pl.DataType = TEXT) -> pl.Expr:
 
 
 def as_amount_numeral(name: str, comma: str, dtype: pl.DataType = TEXT) -> pl.Expr:
-    """Return amounts without their currency as text: $1.50 and 1.5 are one; empty for a missing one."""
+    """Return amounts without their currency as text: $1.50 and 1.5 are equal. A missing amount is empty."""
     return text_of(as_amount(name, comma, dtype), pl.Float32())
 
 
 def as_domain(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
-    """The domain of an e-mail address or a URL, lower case; empty for a missing one, anything else in lower case."""
+    """Return the domain of an e-mail address or a URL in lower case, else the text in lower case, empty if missing."""
     text = stripped(name, dtype).str.to_lowercase()
     host = pl.coalesce(text.str.extract(r"^[a-z][a-z0-9+.-]*://(?:[^/@]*@)?([^/:?#]*)"), text.str.extract(r"@([^@]+)$"))
     return pl.when(is_missing(stripped(name, dtype))).then(pl.lit("")).otherwise(pl.coalesce(host, text))
 
 
 def words_of(text: pl.Expr) -> pl.Expr:
-    """The different words of a text in lower case, in the order of the text."""
+    """Return the different words of a text in lower case, in the order of the text."""
     found = text.str.normalize("NFC").str.to_lowercase().str.extract_all(r"[\p{L}\p{N}]+")
     return found.list.head(MOST_WORDS).list.unique(maintain_order=True)
 
 
 def as_words(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
-    """The words of a text with `JOINT` between them; none of a missing text."""
+    """Return the words of a text, joined by `JOINT`. A missing text has no words."""
     text = text_of(pl.col(name), dtype)
     return pl.when(is_missing(stripped(name, dtype))).then(pl.lit("")).otherwise(words_of(text).list.join(JOINT))
 
 
 def as_boolean(name: str, dtype: pl.DataType = TEXT) -> pl.Expr:
-    """Return 1 and 0 for the spellings of true and false, for other values what `as_numeral` has."""
+    """Return 1 and 0 for the spellings of true and false, and the result of `as_numeral` for other values."""
     if dtype == pl.Boolean:
         return pl.col(name).cast(pl.UInt8).cast(pl.String)
     if dtype != pl.String:
@@ -411,7 +410,7 @@ def _booleans(texts: pl.Series) -> pl.Series:
 
 
 def as_seconds(name: str, unit: str, dtype: pl.DataType = TEXT) -> tuple[pl.Expr, pl.Expr]:
-    """Whole seconds since 1970, int64, null where they cannot be read: in UTC, and in the zone that is written."""
+    """Return whole seconds since 1970, int64, in UTC and in the written zone. Unreadable values are null."""
     column = pl.col(name)
     if isinstance(dtype, pl.Date | pl.Datetime):
         local = column.dt.replace_time_zone(None) if isinstance(dtype, pl.Datetime) else column
@@ -441,17 +440,17 @@ def as_seconds(name: str, unit: str, dtype: pl.DataType = TEXT) -> tuple[pl.Expr
 
 
 def hour_of(local: pl.Expr) -> pl.Expr:
-    """The hour of seconds since 1970, 0 to 23, as text."""
+    """Return the hour of seconds since 1970, 0 to 23, as text."""
     return (local % _DAY // 3600).cast(pl.String)
 
 
 def weekday_of(local: pl.Expr) -> pl.Expr:
-    """The weekday of seconds since 1970, 1 (Monday) to 7, as text."""
+    """Return the weekday of seconds since 1970, 1 (Monday) to 7, as text."""
     return ((local // _DAY + 3) % 7 + 1).cast(pl.String)
 
 
 def without_missing(name: str, dtype: pl.DataType, part: pl.Expr) -> pl.Expr:
-    """Return what is made of a column, empty where the column has no value."""
+    """Return the derived texts of a column, with an empty text for each missing value of the column."""
     return (
         pl.when(is_missing(stripped(name, dtype) if dtype == pl.String else pl.col(name).cast(pl.String)))
         .then(pl.lit(""))
@@ -460,9 +459,9 @@ def without_missing(name: str, dtype: pl.DataType, part: pl.Expr) -> pl.Expr:
 
 
 def as_list(name: str, separator: str, dtype: pl.DataType = TEXT) -> pl.Expr:
-    """Return the values of a list with one separator between them, of a JSON array `JOINT`; null for what is none.
+    """Return the values of a list, joined by its separator; of a JSON array, by `JOINT`. Null: the value is not a list.
 
-    A typed list that has the separator in a value is null.
+    A typed list is null if one of its values contains the separator.
     """
     if isinstance(dtype, pl.List | pl.Array):
         return _joined_lists(pl.col(name), dtype, separator)
@@ -489,7 +488,7 @@ def _joined_arrays(texts: pl.Series) -> pl.Series:
 
 
 def json_list(text: str) -> list[str] | None:
-    """The values of a JSON array as texts: 1.0 is "1", null is ""; None where it is no array."""
+    """Return the values of a JSON array as texts: 1.0 is "1", null is "". None: the text is not an array."""
     try:
         values = json.loads(text)
     except ValueError:

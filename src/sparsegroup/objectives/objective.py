@@ -34,7 +34,7 @@ class Objective(NamedChoice, ABC, kind="objective"):
         takes_classes: Whether labels are numbers of classes, from 0.
         outputs: How many scores it takes of a row: scores are `[n]`, or, of several, `[n, outputs]`.
         prediction: What a prediction is called: the column of files of predictions, the output of an ONNX model.
-        least, includes_least: The smallest label; and whether it is one itself.
+        least, includes_least: Lower bound of the labels, and whether the bound is a valid label.
         most: The largest label.
         takes_groups: Whether losses are of several rows together, the rows of a group: of equal `groups_of`.
         scaled: Whether scores are predictions over `scale`, so that learning rates do not depend on a label's unit.
@@ -84,12 +84,12 @@ class Objective(NamedChoice, ABC, kind="objective"):
 
     @property
     def labels(self) -> Any:
-        """What it takes of a log: "binary" labels, "numbers" (with bounds), or "classes", or the texts of these."""
+        """Labels that the objective accepts: "binary", "numbers" (with bounds), "classes", or the texts of classes."""
         return "binary" if self.is_binary else self._numbers
 
     @property
     def _numbers(self) -> str:
-        """Numbers and their bounds, as the rule of a log's label says them."""
+        """Rule of a log's label with the bounds of the numbers, such as `numbers >= 0`."""
         least = "" if self.least == -math.inf else f" {'>=' if self.includes_least else '>'} {self.least:g}"
         return f"numbers{least}{'' if self.most == math.inf else f' <= {self.most:g}'}"
 

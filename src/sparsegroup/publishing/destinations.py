@@ -38,20 +38,20 @@ REDIS_TIMEOUTS = {"socket_timeout": 60.0, "socket_connect_timeout": 10.0, "healt
 
 
 class Destination(ABC):
-    """A place where one process publishes the releases of a model, and any number of others fetch them.
+    """Place where one process publishes the releases of a model, and any number of processes fetch the releases.
 
-    The index names all releases. It is written last, so that every release in it is complete. A folder is locked. A
-    place without locks belongs to the process that claimed it last: the claim writes a mark, the mark is compared
-    before the index is written, and the files of a release are stored under a name with the publisher's suffix, so
-    that an earlier publisher changes nothing of the later one.
+    The index names all releases. The index is written last, so that every named release is complete. A folder is
+    locked. A destination without locks belongs to the process with the last claim. The claim writes a mark, which is
+    compared before the index is written. Release names have the publisher's suffix, so that an earlier publisher cannot
+    change the files of a later publisher.
 
     Args:
         name: The place, for messages.
 
     Attributes:
         name: See above.
-        suffix: End of the names of this publisher's releases; "" if a lock keeps other publishers away.
-        scratch: Folder in which releases are best written before they are published; None: anywhere.
+        suffix: End of the names of this publisher's releases; "" if a lock excludes other publishers.
+        scratch: Preferred folder for writing releases before publication; None: any folder.
     """
 
     scratch: Path | None = None
@@ -71,12 +71,12 @@ class Destination(ABC):
         return self._decoded(self._read_index())
 
     def claim(self) -> None:
-        """Become the only process that publishes there.
+        """Become the only process that publishes to the destination.
 
-        The first call takes a place without locks from an earlier publisher; later calls don't take it back.
+        The first call takes a destination without locks from an earlier publisher. Later calls do not take it back.
 
         Raises:
-            PublishError: Another process publishes there.
+            PublishError: Another process publishes to the destination.
         """
         if self._is_claimed:
             self._check_owner()
@@ -162,7 +162,7 @@ class Destination(ABC):
 
     @abstractmethod
     def _take(self) -> None:
-        """Become the only publisher; PublishError if that is not possible."""
+        """Become the only publisher. PublishError: another process holds the destination."""
 
     @abstractmethod
     def _check_owner(self) -> None:
@@ -174,7 +174,7 @@ class Destination(ABC):
 
     @abstractmethod
     def _write_index(self, index: bytes, before: bytes | None) -> None:
-        """Replace the index atomically; PublishError if another process has become the publisher."""
+        """Replace the index atomically. PublishError: another process has become the publisher."""
 
     @abstractmethod
     def _put(self, folder: Path, release: Release) -> None:
@@ -186,9 +186,9 @@ class Destination(ABC):
 
     @abstractmethod
     def _remove_others(self, releases: Sequence[Release]) -> None:
-        """Remove the files of all other releases, also of unfinished ones of a killed process.
+        """Remove the files of all other releases, including unfinished releases of a killed process.
 
-        Without a lock, releases of higher numbers remain: they may be those of a later publisher.
+        Without a lock, releases of higher numbers remain, because a later publisher may have written them.
         """
 
 
@@ -224,7 +224,7 @@ class FolderDestination(Destination):
         temporary_name(self.folder / RELEASES.file, ".", ".tmp").unlink(missing_ok=True)
 
     def _check_owner(self) -> None:
-        """The lock keeps other publishers away."""
+        """Do nothing, because the lock excludes other publishers."""
 
     def _read_index(self) -> bytes | None:
         try:
@@ -437,7 +437,7 @@ class RedisDestination(Destination):
 
 
 PUBLISHER = "publisher"
-"""File or key of the mark of the process that publishes."""
+"""File or key that holds the mark of the publishing process."""
 
 
 def _new_mark() -> bytes:

@@ -53,17 +53,17 @@ class Release:
 
 
 def folder_of(number: int, kind: ReleaseKind) -> str:
-    """Name of a release's folder, before the suffix of its publisher."""
+    """Return the name of a release's folder, without the suffix of its publisher."""
     return f"{number:08d}-{kind}"
 
 
 def is_folder_of(name: str) -> bool:
-    """Whether a name is one of a release's folder."""
+    """Return whether a name is the name of a release's folder."""
     return re.fullmatch(r"\d{8,}-(export|delta)(-[0-9a-f]{8})?", name) is not None
 
 
 def is_superseded(name: str, releases: Sequence[Release]) -> bool:
-    """Whether a name is one of a release's folder that is not among some releases, nor newer than they are."""
+    """Return whether a name is that of a release's folder, and the release is neither in `releases` nor newer."""
     newest = max((release.number for release in releases), default=0)
     is_listed = any(name == release.folder for release in releases)
     return is_folder_of(name) and not is_listed and int(name.partition("-")[0]) <= newest

@@ -41,14 +41,13 @@ class Served:
 
 
 class Subscriber:
-    """Takes over the releases at a destination, by deltas where these are smaller. It may miss any number of them.
+    """Reader of the releases at a destination, which applies deltas if they are smaller, and may miss any releases.
 
     Args:
-        destination: A destination, or what `open_destination` takes.
-        cache: A folder in which fetched files remain, in a folder for each destination, so that a process that starts
-            again fetches less, and begins with the release of the last time if the destination cannot be reached. The
-            files of releases that are no longer published are removed. None: files are removed when they have been
-            read. A local destination is read in its place, and not cached.
+        destination: A destination, or an argument of `open_destination`.
+        cache: A folder with a subfolder of fetched files for each destination. A restarted process fetches less, and
+            starts with the last cached release if the destination cannot be reached. Files of releases that are no
+            longer published are removed. None: files are removed after reading. A local destination is not cached.
 
     Examples:
         >>> from sparsegroup.publishing import Subscriber
@@ -64,15 +63,15 @@ class Subscriber:
 
     @cached_property
     def destination(self) -> Destination:
-        """The destination. An address is opened at the first use, which may need a network."""
+        """Destination. An address is opened at the first use, which may need a network."""
         return self._given if isinstance(self._given, Destination) else open_destination(self._given)
 
     def newer(self, have: Served | None) -> Release | None:
-        """The latest release, unless it is that of `have`; None if nothing is published yet. One small read.
+        """Return the latest release; None if `have` is the latest, or nothing is published yet. One small read.
 
         Raises:
-            PublishError: The index is damaged or has been removed, or the destination cannot be reached; without
-                `have` also only if the cache has no release.
+            PublishError: The index is damaged or removed, or the destination cannot be reached. Without `have`, only if
+                the cache has no release.
         """
         try:
             releases = self.destination.releases()
@@ -90,16 +89,16 @@ class Subscriber:
         return releases[-1]
 
     def catch_up(self, have: Served | None, to: Release | None = None) -> Served:
-        """A release, read from what is fetched and from `have`. `have` does not change.
+        """Return a release, made from fetched files and from `have`, which does not change.
 
         Args:
             have: The release that is served now.
-            to: The release to read, which may be older than `have`; None: the latest at that moment. While the latest
-                cannot be read because others take its place, newer ones are tried.
+            to: The release to read, which may be older than `have`; None: the latest release. If the latest release is
+                replaced during the read, a newer release is read.
 
         Raises:
-            PublishError: Nothing is published there; `to` is no longer kept; a file is missing or damaged, by name; the
-                destination cannot be reached; without `have` and `to` also only if the cache has no release.
+            PublishError: Nothing is published; `to` has been removed; a named file is missing or damaged; or the
+                destination cannot be reached. Without `have` and `to`, the last only if the cache has no release.
             OSError: The disk is full.
         """
         try:
@@ -172,9 +171,9 @@ class Subscriber:
         return nullcontext(self.cache)
 
     def _keep(self, wanted: Release, releases: Sequence[Release]) -> None:
-        """Complete the cache, so that a release can be read from it alone; remove what is no longer published.
+        """Complete the cache, so that a release can be read from the cache alone. Remove unpublished files.
 
-        A model may be published as a delta and as a whole: what takes the fewest bytes to complete is cached.
+        If a model is published both as a delta and as a whole export, the form with fewer missing bytes is cached.
         """
         if self.cache is None or not self.cache.is_dir():
             return

@@ -1,4 +1,4 @@
-"""Lines that say how far something has come, and when it will end."""
+"""Lines of progress with the remaining time."""
 
 import time
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from sparsegroup.reporting.formatting import duration, size
 Unit = Literal["bytes", "rows", "samples"]
 
 HEARTBEAT = 60.0
-"""Seconds between two lines where a line cannot be rewritten."""
+"""Seconds between two lines if the output cannot rewrite a line."""
 
 
 class Heartbeat:
-    """Writes a line at most every `seconds` by `clock`: amount done, share, speed, details, and the remaining time."""
+    """Writer of a line at most every `seconds` by `clock`: amount, share, speed, details, and remaining time."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Heartbeat:
         self._first: int | None = None
 
     def update(self, done: int, total: int | None, detail: str, *, is_last: bool = False) -> None:
-        """Write the line if it is due or the last one. `total` is None if the amount to do is unknown."""
+        """Write the line if it is due or the last line. `total` is the whole amount; None if unknown."""
         self._first = done if self._first is None else self._first
         now = self._clock()
         if is_last or now - self._last >= self._seconds:

@@ -27,7 +27,7 @@ EXACT = 10
 """Columns up to which all their subsets are evaluated, 2¹⁰ at most."""
 
 _VALUES = 1_000_000
-"""Values of lists in one evaluation of the model, unless a row has more."""
+"""Largest number of list values in one evaluation of the model, unless a single row has more."""
 
 _UNSEEN = 0x9E3779B97F4A7C
 """The value bits of a key that has no row, unless a hash is just that: 2⁵⁶ over the golden ratio."""
@@ -141,7 +141,7 @@ def explain(
 
 
 def _parts(row: Batch, evaluations: int) -> list[Tensor]:
-    """Return the numbers of a row's evaluations, in parts of as many as have `_VALUES` values of lists at most."""
+    """Return the numbers of a row's evaluations, in parts with at most `_VALUES` list values each."""
     values = sum(len(bag.keys) for bag in row.bags)
     size = max(1, min(EVALUATED, _VALUES // max(1, values)))
     return list(torch.split(torch.arange(evaluations), size))

@@ -302,13 +302,13 @@ _WITHOUT_EFFECT: Mapping[str, Collection[str] | None] = {
     "tracking": None,
     "data": ("log", "test"),
 }
-"""Sections of settings, or some of a section's settings, that no prediction of a trained model depends on."""
+"""Section → settings without effect on the predictions of a trained model; None for the whole section."""
 
 
 def settings_of_answers(config: Mapping[str, Any]) -> Plain:
     """Return the settings that may change a prediction: all except training-only settings and the paths of logs.
 
-    A new setting is among them unless it is listed as one without effect, so that a change is never overlooked.
+    A new setting is included unless `_WITHOUT_EFFECT` lists it, so that no change is overlooked.
     """
     found: Plain = {}
     for section, settings in config.items():

@@ -125,7 +125,7 @@ def read_export(folder: str | Path) -> Export:
 
 
 def apply(export: Export, *folders: Path) -> Export:
-    """Return the export that deltas lead to, one after the other, in memory.
+    """Return the export that results from applying deltas in order, in memory.
 
     Raises:
         ExportError: A folder is no delta, does not follow the one before it, is damaged, or leads to other rows than
@@ -145,7 +145,7 @@ def apply(export: Export, *folders: Path) -> Export:
 
 
 def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
-    """Return the result of a delta, whose rows `_checked` compares with the manifest."""
+    """Return the result of a delta. The caller compares the rows with the manifest by `_checked`."""
     manifest.check_files(folder, ExportError)
     before = export.manifest
     for field, ours, theirs in (
@@ -178,7 +178,7 @@ def _applied(export: Export, folder: Path, manifest: ExportManifest) -> Export:
 
 
 def _checked(export: Export) -> Export:
-    """Return the export; raise ExportError if a delta's rows have other digests than its manifest and so its id.
+    """Return the export. ExportError: the rows after a delta have other digests than the delta's manifest.
 
     The digests of a whole export's files have been checked before.
     """
@@ -192,7 +192,7 @@ def _checked(export: Export) -> Export:
 
 
 def _read_network(folder: Path) -> dict[str, Tensor]:
-    """Read the weights outside of tables; a buffer may hold infinite values, such as a mask's, but no NaN."""
+    """Read the weights outside of tables. A buffer, such as a mask, may hold infinite values, but no NaN."""
     path = folder / NETWORK
     weights = read_tensors(path, ExportError)
     for name, values in weights.items():

@@ -578,7 +578,7 @@ class Settings(StrictSettings):
         return checked(type(self), with_values({**self._content(), "given": self.given_keys}, values), "config")
 
     def for_log(self, log: "Log") -> Self:
-        """Return these settings with what the columns of `log` are, so that other logs are read in the same way.
+        """Return these settings with the columns' kinds of `log`, so that other logs are read in the same way.
 
         The settings then hold the content of a schema file instead of its path: later changes of the file have no
         effect.

@@ -70,10 +70,10 @@ class BlockReader:
         return block, encoded.result()
 
     def close(self, patience: float = 10.0) -> bool:
-        """End the threads; the source stays open.
+        """End the threads. The source remains open.
 
         Args:
-            patience: Seconds to wait for a read that is under way: a store that hangs must not hold up the end.
+            patience: Seconds to wait for a read in progress, so that a hanging store does not delay the end.
 
         Returns:
             Whether the reading thread has ended. If not, it may still use the source.

@@ -145,7 +145,7 @@ class ModelConfig(ModelSettings):
         return found
 
     def named_fields(self, columns: LogSchema) -> set[str]:
-        """Return the fields that `pairs`, `dims` and `attention` name; ValueError if fields of pairs are not there."""
+        """Return the fields that `pairs`, `dims` and `attention` name. ValueError: a field of a pair is missing."""
         of_pairs = {columns.single[place] for pair in self.places(columns) for place in pair}
         return of_pairs | {*self.dims, *self.attention, *self.attention.values()}
 
@@ -614,8 +614,8 @@ def read_config(path: Path | None, values: Mapping[str, Any], source: str = "val
 
 
 _DRAWING = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
-"""The functions that a network's layers draw their first weights with. PyTorch passes a call of `nn.init` as a whole to
-a mode, which does not see the call of the tensor's method inside."""
+"""Functions that draw the initial weights of a network's layers. PyTorch passes a call of `nn.init` as a whole to
+a mode, so that the mode does not see the tensor's method inside."""
 
 
 class _Undrawn(TorchFunctionMode):

@@ -46,13 +46,13 @@ SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _ROW_GROUP = 1 << 17
 
 _NEARLY_ALL = 0.99
-"""Share of a column's values without a row from which on a warning names the column."""
+"""Smallest share of a column's values without a row that causes a warning."""
 
 _ENOUGH_VALUES = 100
-"""Values of a column from which on the share says something."""
+"""Smallest number of a column's values for a warning."""
 
 _FIRST_BATCHES, _EVERY = 32, 8
-"""All of the first batches are counted, and then every eighth."""
+"""Number of first batches, which are all counted; afterwards every eighth batch is counted."""
 
 Sample = Batch | Sequence[Tensor]
 """A batch, or tensors (keys, labels) or (keys, numbers, labels), as a torch DataLoader gives them."""
@@ -76,7 +76,7 @@ def as_batch(sample: Sample) -> Batch:
 
 
 def with_checked_labels(batches: Iterable[Batch], objective: Objective = LOGISTIC) -> Iterator[Batch]:
-    """Yield the batches; UserError names value, batch and row of a label that the objective does not take."""
+    """Yield the batches. UserError: the objective does not accept a label, named with value, batch and row."""
     for number, batch in enumerate(batches):
         good = objective.are_labels(batch.labels)
         if not bool(good.all()):
@@ -401,19 +401,19 @@ def _write_parquet(parts: Iterator[Columns], path: Path) -> None:
 
 
 class UnseenValues:
-    """Counts the values of each field, without missing ones, and those without a row in the model.
+    """Count of the values of each field, without missing values, and of the values without a row in the model.
 
     A value without a row was not in the training log, was pruned, or was not admitted.
 
     Args:
-        embedding: The model's embedding; of a kind that does not know its keys, nothing is counted.
+        embedding: The model's embedding. Nothing is counted for an embedding that does not know its keys.
         columns: The columns that the model expects.
     """
 
     def __init__(self, embedding: Any, columns: LogSchema) -> None:
         self._contains: Callable[[Tensor], Tensor] | None = getattr(embedding, "contains", None)
         if any(table.across is not None for table in tables_in(embedding).values()):
-            self._contains = None  # other ranks would have to join in
+            self._contains = None  # a count would need all ranks
         counts = embedding.field_counts() if self._contains is not None else {}
         numbers = {name: number for number, name in enumerate(columns.fields)}
         self._fields, self._columns = [name for name in columns.fields if numbers[name] in counts], columns
@@ -423,10 +423,10 @@ class UnseenValues:
         self.unseen = dict.fromkeys(self._fields, 0)
 
     def add(self, batch: Batch) -> Mapping[str, tuple[int, int]]:
-        """Count the values of a batch, or of some of many batches.
+        """Count the values of a batch. Of many batches, only some are counted.
 
         Returns:
-            Field → its values in the batch, and those without a row; empty if the batch is not counted.
+            Field → number of values, and of values without a row; empty if the batch is not counted.
         """
         self._batches += 1
         if self._contains is None or (self._batches > _FIRST_BATCHES and self._batches % _EVERY):
@@ -447,11 +447,11 @@ class UnseenValues:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Field → the share of its values without a row; without fields of which no value was counted."""
+        """Field → share of its values without a row. Fields without a counted value are left out."""
         return {name: self.unseen[name] / count for name, count in self.values.items() if count}
 
     def warning(self, where: str) -> str:
-        """Return what to warn of the rows of `where`; empty if nothing."""
+        """Return a warning about the columns of `where` with hardly any known value; empty for no warning."""
         found = [
             f"{name!r} ({share:.1%})"
             for name, share in self.shares.items()

@@ -98,7 +98,7 @@ class Provenance:
     job: str | None = None
     trials: tuple[Trial, ...] = ()  # by which settings were chosen
     stream: str | None = None  # the source that the training follows, if it follows one
-    follows: Mapping[str, Any] = field(default_factory=dict)  # that source's identity, see `streaming.sources.Source`
+    follows: Mapping[str, Any] = field(default_factory=dict)  # identity of the source, see `streaming.sources.Source`
     first_rows: tuple[str, ...] = ()  # files of its first rows, in the folder of the run
     run: str = ""  # a random id of a run that follows a stream, which its releases have
 
@@ -232,7 +232,7 @@ class RunFolder:
         return RUN.read(self.path).summary
 
     def check_names(self) -> None:
-        """Raise RunError if the run is finished and the names of its features are not those that were written."""
+        """Raise RunError if the run is finished and the file of its features' names has changed."""
         if (names := [name for name in (NAMES, VOCABULARY) if (self.path / name).is_file()]) and RUN.is_in(self.path):
             RUN.read(self.path).check_files(self.path, RunError, *names)
 
@@ -246,7 +246,7 @@ class RunFolder:
 
     @property
     def unfinished_checkpoint(self) -> Path | None:
-        """The last checkpoint of a run that has begun and not finished; None if there is no such run or checkpoint."""
+        """Return the last checkpoint of an unfinished run; None if there is no such run or checkpoint."""
         if not self.has_begun or (self.path / SUMMARY).is_file() or self.follows_a_stream:
             return None
         return next(reversed(Checkpoints(self.path / CHECKPOINTS).paths()), None)
@@ -280,7 +280,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Write files of a run that has begun; an error is a RunError if the folder has been removed or moved."""
+        """Turn an error within the block into a RunError if the run's folder has been removed or moved."""
         self.check_there()
         try:
             yield

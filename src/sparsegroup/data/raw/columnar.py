@@ -20,7 +20,7 @@ from sparsegroup.data.values import is_pandas_index, leaves, size_of, without_em
 from sparsegroup.errors import ClickLogError
 
 LONGEST_VALUE = 1 << 20
-"""Bytes. A row with a longer text or list is a bad one."""
+"""Largest size of a text or list, in bytes. A longer value makes a bad row."""
 
 _ROWS = 1 << 16
 """Rows of a chunk, at most."""
@@ -79,13 +79,13 @@ def _inner(values: pa.Array) -> Iterator[pa.Array]:
 
 
 def _has_decimal256(dtype: pa.DataType) -> bool:
-    """Whether a type is or holds decimals of 256 bits, at which Polars panics."""
+    """Return whether a type is or contains decimals of 256 bits, at which Polars panics."""
     inner = (dtype.field(place).type for place in range(dtype.num_fields))
     return pa.types.is_decimal256(dtype) or any(map(_has_decimal256, inner))
 
 
 def _plain(values: pa.Array) -> pa.Array:
-    """Return values of a type that Polars reads, if there is one of the same values."""
+    """Convert values to a type that Polars reads, if such a type has the same values."""
     values = values.storage if isinstance(values, pa.ExtensionArray) else values
     if pa.types.is_dictionary(values.type):
         inner = values.type.value_type
@@ -94,7 +94,7 @@ def _plain(values: pa.Array) -> pa.Array:
     if pa.types.is_decimal256(values.type):
         try:
             return values.cast(pa.decimal128(38, min(values.type.scale, 38)))
-        except pa.ArrowInvalid:  # more digits
+        except pa.ArrowInvalid:  # more than 38 digits
             return values.cast(pa.string())
     return values
 
@@ -107,7 +107,7 @@ class ColumnarFile(RawFile):
 
     @property
     def is_parquet(self) -> bool:
-        """Whether it is a Parquet file, not an Arrow or Feather file."""
+        """Whether the file is a Parquet file, not an Arrow or Feather file."""
         return self.suffix not in (".arrow", ".feather")
 
     @cached_property
@@ -156,7 +156,7 @@ class ColumnarFile(RawFile):
                             yield Chunk(begin + 1, row, row + 1, (place, rows), entry)
 
     def frame(self, chunk: Chunk, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
-        """Return the typed rows; ClickLogError if the file is damaged, or a column is of a type that cannot be read."""
+        """Return the typed rows. ClickLogError: the file is damaged, or the type of a column cannot be read."""
         place, batch = chunk.data
         with _damage(f"{self.source}: {place}"):
             batch.validate(full=True)
@@ -183,7 +183,7 @@ class ColumnarFile(RawFile):
     def _values(
         self, name: str, values: pa.Array, log: LogFormat, first: int, unusable: dict[int, BadRow]
     ) -> pl.Series:
-        """Return a column; `unusable` receives rows with impossible times or long texts; row 0 is line `first`."""
+        """Return a column. Add rows with impossible times or long texts to `unusable`. Row 0 is line `first`."""
         column, unread = f"{self.source}: column {name!r}", "leave it out (`exclude`), or write it as text"
         values = _plain(values)
         if (beyond := _beyond(values)) is not None:

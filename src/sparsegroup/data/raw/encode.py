@@ -157,9 +157,9 @@ def encode_chunk(file: RawFile, chunk: Chunk, log: LogFormat, keep_raw: bool = F
 def encode_frame(
     frame: pl.DataFrame, log: LogFormat, bad: list[BadRow], keep_raw: bool = False, places: int = 0
 ) -> EncodedRows:
-    """Hash the format's raw columns, empty values as null; the column `LINE` has the rows' line numbers.
+    """Hash the format's raw columns, in which empty values are null. The column `LINE` has the rows' line numbers.
 
-    `bad` has the rows that were left out before. Raises ClickLogError if a column's type cannot be what its kind is.
+    `bad` has the rows that were left out before. ClickLogError: a column's type does not fit its kind.
     """
     of_texts = (
         (*log.label_columns, log.weight, log.split_column, log.time) if log.kinds and log.derive else frame.columns
@@ -178,7 +178,7 @@ def encode_frame(
     keys, numbers = np.empty((rows, 0), np.int64), np.empty((rows, 0), np.float32)
     if single:
         keys = keys_of_columns([frame[name] for name in single], [numbered[name] for name in single])
-    if log.numbers:  # a call of Polars for each column would take most of the time
+    if log.numbers:  # one call of Polars: a call for each column would dominate the time
         columns = pl.DataFrame([frame[name] for name in log.numbers])
         columns = columns.select(pl.all().fill_null(missing).cast(pl.Float32))
         numbers = columns.to_numpy(order="c", writable=True)
@@ -267,7 +267,7 @@ def _with_valid_weights(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) 
 
 
 def _with_valid_split(frame: pl.DataFrame, log: LogFormat, bad: list[BadRow]) -> pl.DataFrame:
-    """Return the rows whose mark in the split column is known, with its number in `_SPLIT_MARK`."""
+    """Return the rows with a valid mark in the split column, and the number of the mark in `_SPLIT_MARK`."""
     if log.split_column is None:
         return frame
     text = pl.col(log.split_column).fill_null("").str.strip_chars().str.to_lowercase()

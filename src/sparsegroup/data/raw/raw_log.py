@@ -134,7 +134,7 @@ class RowCount:
         return train_rows
 
     def notes(self, log: LogFormat) -> tuple[str, ...]:
-        """Return what a reader of the log is to know about the sets of the rows and about the labels."""
+        """Return notes about validation rows and about labels that are all equal."""
         found = []
         if self.validation:
             found.append(f"{self.validation:,} rows that {log.split_column!r} marks for validation are trained on")

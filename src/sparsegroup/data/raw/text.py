@@ -38,15 +38,15 @@ _CONTENTS = (
     (b'{"', "is JSON: write it as CSV or Parquet"),
     (b'[{"', "is JSON: write it as CSV or Parquet"),
 )
-"""First bytes of a file that is no table as text, and what to do with it."""
+"""First bytes of a file that is not a text table, and the advice about the file."""
 
 
 @cache
 def _quotes_enclose_values(separator: str) -> re.Pattern[bytes]:
     """Return the pattern of lines whose quotes enclose whole values.
 
-    To Arrow a quote is one only where a value begins: it reads on over the line's end if none follows, and appends to
-    the value the text between a closing quote and the next separator.
+    To Arrow a quote opens a value only at its beginning. Without a closing quote, Arrow reads beyond the end of the
+    line. Arrow appends the text between a closing quote and the next separator to the value.
     """
     sign = re.escape(separator.encode())
     value = rb'(?:"(?:[^"]|"")*+"|[^"%b][^%b]*+|)' % (sign, sign)

@@ -146,7 +146,7 @@ class MLflowCallback(Callback):
 
     @contextmanager
     def _warned(self, what: str) -> Iterator[None]:
-        """Log an error of a server that fails as a warning."""
+        """Log an error of a failing server as a warning."""
         from mlflow.exceptions import MlflowException
 
         try:

@@ -1,4 +1,4 @@
-"""How far a training has come: a line that is rewritten in a terminal or a notebook, or a line a minute elsewhere."""
+"""Progress of a training: a line that is rewritten in a terminal or notebook, or a line a minute in other outputs."""
 
 import sys
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.training.trainer import Callback, TrainedBatch, Trainer
 
 _REWRITTEN = 0.25
-"""Seconds between two texts of a line that is rewritten."""
+"""Seconds between two updates of a rewritten line."""
 _WIDTH = 100
 
 
 class TrainingProgress(Callback):
-    """Calls `show(samples, total, figures of the last point)` after each batch of a training."""
+    """Callback that calls `show(samples, total, figures of the last point)` after each batch of a training."""
 
     def __init__(self, show: Callable[[int, int | None, str], None], total: int | None = None) -> None:
         self._show, self.total = show, total
@@ -38,15 +38,15 @@ class TrainingProgress(Callback):
 
 
 class ProgressBar(TrainingProgress):
-    """Shows how far a training has come: samples, remaining time, and the figures of the last point.
+    """Callback that shows the progress of a training: samples, remaining time, and the figures of the last point.
 
-    In a terminal and in a notebook, one line is rewritten; elsewhere, as in a file, a line is written about once a
+    In a terminal or notebook, one line is rewritten. In other outputs, such as a file, a line is added about once a
     minute.
 
     Args:
         total: Samples of the training, such as epochs times rows; None if unknown.
-        name: Begins the line.
-        file: Where to write; None for standard error.
+        name: Beginning of the line.
+        file: Output; None for standard error.
 
     Examples:
         >>> from sparsegroup.training import ProgressBar
