@@ -47,7 +47,7 @@ NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)"
 ISO = r"\s*(\d{4}-\d\d-\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,]\d+)?)?\s*(?:Z|UTC|[+-]\d\d(?::?\d\d)?)?)?\s*"  # local
 OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 DETAILED = ("timestamp ", "time ", "list ", "category, amount ", "amount ")
-"""Beginnings of kinds with a detail, such as a unit or a separator."""
+"""Beginnings of kinds that have a detail, such as a unit or a separator."""
 
 UNREAD = ("label", "split", "weight", "ignore")
 """Kinds that are not read to score a row."""
@@ -58,14 +58,14 @@ class UnreadableError(ValueError):
 
 
 def key_of(field: int, value: str) -> int:
-    """The key of a value: field · 2⁵⁶ + (XXH3_64(value in NFC) mod 2⁵⁶), as a signed 64-bit number."""
+    """Return the key of a value: field · 2⁵⁶ + (XXH3_64(value in NFC) mod 2⁵⁶), as a signed 64-bit number."""
     text = unicodedata.normalize("NFC", value).encode()
     key = field << 56 | xxhash.xxh3_64_intdigest(text) & (1 << 56) - 1
     return key - (1 << 64) if key >> 63 else key
 
 
 def spelled(value: float) -> str:
-    """A number in the spelling that is hashed: 7 for 7.0; powers of ten below .00001."""
+    """Return a number in the hashed spelling: 7 for 7.0; with an exponent below .00001."""
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     if value.is_integer() and abs(value) < 1e38:
@@ -76,7 +76,7 @@ def spelled(value: float) -> str:
 
 
 def numeral(text: str) -> str:
-    """The one spelling of a number: 7 for 7.0, +7 and 007; another text is unchanged."""
+    """Return the hashed spelling of a number: 7 for 7.0, +7 and 007. Another text is unchanged."""
     if whole := re.fullmatch(r"([+-]?[0-9]+)(?:\.0*)?", text):
         return str(int(whole[1]))
     return spelled(float(text)) if re.fullmatch(NUMBER, text, re.IGNORECASE | re.ASCII) else text
@@ -91,7 +91,7 @@ def number(text: str) -> float:
 
 
 def amount(text: str, detail: str) -> float:
-    """The number of an amount, without its currency."""
+    """Return the number of an amount, without its currency."""
     if text in MISSING:
         return math.nan
     text = re.sub(r"[^\W\d_]+\.?|[^\w\s.,'’+-]", "", text).strip()
@@ -108,7 +108,7 @@ def finite(value: float) -> float:
 
 
 def clock(text: str, detail: str) -> datetime.datetime:
-    """The time in the zone that is written, else in UTC."""
+    """Return the time in the written zone, else in UTC."""
     if detail in PER_SECOND:
         value = int(text) if re.fullmatch(r"[+-]?\d+", text) else math.floor(number(text))
         return datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=value // PER_SECOND[detail])
@@ -134,7 +134,7 @@ def json_values(text: str) -> list[str]:
 
 
 def part_of(value: object) -> str:
-    """A value within a JSON array, in the spelling that is hashed."""
+    """Return a value of a JSON array in the hashed spelling."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -156,9 +156,9 @@ def words(raw: str) -> list[str]:
 
 
 def values_of(name: str, kind: str, raw: str, made: str = "") -> dict[str, Any]:
-    """What training makes of a value: texts, numbers and lists of texts by the names of fields and numbers.
+    """Return the texts, numbers and lists of texts that training derives from a value, by name of field or number.
 
-    `made` is the name of the column's own field or number, if it is not the column's.
+    `made` is the name of the column's main field or number, if it differs from the name of the column.
     """
     kind, _, others = kind.partition(" except ")
     prefix = next((one for one in DETAILED if kind.startswith(one)), kind)
@@ -202,14 +202,14 @@ def values_of(name: str, kind: str, raw: str, made: str = "") -> dict[str, Any]:
 
 
 def spelled_float32(value: float) -> str:
-    """A float32 in the spelling that is hashed."""
+    """Return a float32 in the hashed spelling."""
     if value.is_integer():
         return spelled(value)
     return spelled(float(str(np.float32(value))))
 
 
 def made_of(row: Mapping[str, str], kinds: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    """What training makes of a row; exits where a value cannot be read."""
+    """Return the values that training derives from a row. Exit if a value cannot be read."""
     made: dict[str, Any] = {}
     for name, (kind, own) in kinds.items():
         try:
@@ -220,7 +220,7 @@ def made_of(row: Mapping[str, str], kinds: Mapping[str, tuple[str, str]]) -> dic
 
 
 def kinds_to_read(manifest: Mapping[str, Any], hashed: bool) -> dict[str, tuple[str, str]]:
-    """Column that the model needs → its kind and the name of its field; exits if this script cannot read one."""
+    """Return column → kind and name of the field, for all columns of the model. Exit if a kind is unknown."""
     data, columns = manifest["config"]["data"], manifest["columns"]
     kinds = data.get("columns")
     if not isinstance(kinds, dict):
@@ -266,7 +266,7 @@ def parts(values: str | list[str], separator: str) -> list[str]:
 
 
 def read(file: IO[str], wanted: Sequence[str]) -> Iterator[list[dict[str, str]]]:
-    """The rows, some thousand at a time; a tab in the header separates the columns, and then quotes mean nothing."""
+    """Yield some thousand rows at a time. If the header has a tab, tabs separate columns and quotes are literal."""
     header = file.readline()
     lines = itertools.chain([header], file)
     is_tsv = "\t" in header

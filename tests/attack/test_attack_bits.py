@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[Callable[[Path], Any], set[str]]] = {
     DELTA: (read_served, set()),
     CHAIN: (read_checkpoint, set()),
 }
-"""Folder → what is read of it, and files that are not read or may be edited."""
+"""Kind of folder → the function that reads the folder, and the files that are unread or editable."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Addresses in messages and records: whatever an address is like, its secrets are not shown."""
+"""Addresses in messages and records: no address shows its secrets."""
 
 import json
 import logging
@@ -76,7 +76,7 @@ SECRETS = ("s3cret", "h1dden", "t0ken")
 
 
 def shown_by(action: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> str:
-    """Return all that a user sees of a call."""
+    """Return all output of a call that a user sees."""
     with caplog.at_level(logging.DEBUG, "sparsegroup"):
         try:
             result = str(action())

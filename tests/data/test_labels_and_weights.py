@@ -79,7 +79,7 @@ def test_labels_are_0_and_1_in_every_spelling(texts: list[str], expected: list[i
 
 
 def advised(values: list[str], path: Path) -> str | None:
-    """The label that the error about a column of these labels proposes; None if they are labels."""
+    """Return the label that the error about these labels proposes; None if the labels are valid."""
     pl.DataFrame({"label": values, "u": [f"u{i % 7}" for i in range(len(values))]}).write_csv(path)
     try:
         open_log(path)

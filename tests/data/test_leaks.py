@@ -1,4 +1,4 @@
-"""Columns that know the label: they are warned of, or left out if they are named like a label."""
+"""Columns that leak the label cause a warning, or are left out if they are named like a label."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ RARE = np.isin(np.arange(ROWS), [5, 900, 901, 1_500, 1_777, 2_500, 2_600])
 
 
 def findings(path: Path, label: Any, options: Any = None, **columns: Any) -> dict[str, ColumnFinding]:
-    """What is found of columns, and of two others: users, and numbers that say nothing."""
+    """Return the findings about columns and two more columns: users, and random numbers."""
     frame = {"label": label, **columns, "user": [f"u{i * 7919 % 83}" for i in range(ROWS)], "x": AMOUNTS[::-1]}
     pl.DataFrame(frame).write_csv(path)
     found = {one.name: one for one in open_log(path, **(options or {})).findings}

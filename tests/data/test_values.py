@@ -187,7 +187,7 @@ def jsonable(value: object) -> object:
 
 
 def json_rows() -> list[dict[str, Any]]:
-    """The typed rows as JSON has them; JSON has texts for times."""
+    """Return the typed rows as JSON, with times as texts."""
     rows = []
     for typed, texts in zip(TYPED.iter_rows(named=True), TEXTS.iter_rows(named=True), strict=True):
         has_time = {name for name, dtype in TYPED.schema.items() if isinstance(dtype, pl.Date | pl.Datetime)}
@@ -252,7 +252,7 @@ def of_kafka_one_by_one(folder: Path) -> Batch:
 
 
 def of_onnx_script(folder: Path) -> Batch:
-    """The inputs of `examples/score_onnx.py`, which knows the kinds by the manifest alone."""
+    """Return the inputs that `examples/score_onnx.py` makes, with the kinds from a manifest."""
     script = runpy.run_path(str(SCORE))
     columns = {"fields": FORMAT.fields, "lists": tuple(FORMAT.lists), "numbers": FORMAT.numbers}
     kinds = script["kinds_to_read"]({"config": {"data": {"columns": KINDS}}, "columns": columns}, False)
@@ -273,7 +273,7 @@ FORMS: Sequence[Callable[[Path], Batch]] = (
 
 
 def made_by_column(batch: Batch) -> dict[str, Any]:
-    """Field or number → what a batch has of it, comparable."""
+    """Return field or number → its values in a batch, in a comparable form."""
     single = [name for name in FORMAT.fields if name not in FORMAT.lists]
     found: dict[str, Any] = {name: batch.keys[:, place].tolist() for place, name in enumerate(single)}
     found |= {name: batch.numbers[:, place].nan_to_num(-7).tolist() for place, name in enumerate(FORMAT.numbers)}
@@ -291,7 +291,7 @@ def test_every_form_gives_the_keys_and_numbers_of_a_csv(form: Callable[[Path], B
 
 
 def keys_and_numbers(kind: str, values: object) -> tuple[Any, Any]:
-    """Keys of the field and numbers of a column of a frame."""
+    """Return the keys and numbers of a column of a frame."""
     frame = pl.DataFrame({"x": values, "other": ["a"] * len(values)})  # type: ignore[arg-type]
     found = hash_keys(frame, {"x": kind, "other": "category"})
     keys = found.bags["x"].keys.tolist() if "x" in found.bags else found.keys.tolist()
@@ -299,7 +299,7 @@ def keys_and_numbers(kind: str, values: object) -> tuple[Any, Any]:
 
 
 def of_request(kind: str, values: Sequence[object]) -> tuple[Any, Any]:
-    """The same of rows in JSON."""
+    """Return the keys and numbers of a column of JSON rows."""
     log = feature_format({"x": kind, "other": "category"}).for_scoring()
     batch = RowReader(log).batch([{"x": json.loads(json.dumps(value)), "other": "a"} for value in values])
     keys = batch.bags[0].keys.tolist() if log.lists else batch.keys.tolist()

@@ -1,4 +1,4 @@
-"""A step is by a gradient's numbers, however torch holds them in memory."""
+"""A step depends on a gradient's values only, not on their layout in memory."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ Form: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def negated(gradient: Tensor) -> Tensor:
-    """The same numbers as a negation that torch puts off until somebody reads them."""
+    """Return the same values as a lazy negation of torch."""
     return torch._neg_view(-gradient)
 
 

@@ -1,4 +1,4 @@
-"""Nothing of a model or an optimizer outlives its last name: no reference cycle waits for Python's collector."""
+"""Deleted models and optimizers are freed immediately: no reference cycle waits for Python's collector."""
 
 import copy
 import gc
@@ -82,7 +82,7 @@ def weak(things: Iterator[object]) -> list[weakref.ref[Any]]:
 
 
 def parts_of(model: nn.Module, optimizer: GroupOptimizer) -> Iterator[object]:
-    """All that takes memory."""
+    """Return all objects that hold memory."""
     yield optimizer
     for parameter in model.parameters():
         yield parameter

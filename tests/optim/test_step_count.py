@@ -1,4 +1,4 @@
-"""A step count counts on: beyond what float32 can count to, and from any dtype in which it is loaded."""
+"""Step counts remain exact beyond the limit of float32, and after loading from any dtype."""
 
 import copy
 from typing import Any
@@ -38,7 +38,7 @@ def step(model: nn.Module, optimizer: GroupOptimizer) -> None:
 
 
 def begun(kind: str, cls: type[GroupOptimizer], count: Any, **options: Any) -> tuple[nn.Module, GroupOptimizer]:
-    """A training of one step, loaded with another count."""
+    """Return an optimizer after one step, loaded with another step count."""
     torch.manual_seed(0)
     model = MODULES[kind]()
     optimizer = make(cls, model.parameters(), **options)

@@ -224,7 +224,7 @@ MAKERS: dict[str, TargetMaker] = {
 
 
 def passed_on(table: HashEmbedding, optimizer: GroupOptimizer) -> tuple[Any, Any]:
-    """What a framework saves and loads, which knows of no target: state dicts of a module and of an optimizer."""
+    """Copy the state dicts of a module and an optimizer, as a framework does that knows no target."""
     file = io.BytesIO()
     torch.save([table.state_dict(), optimizer.state_dict()], file)
     file.seek(0)

@@ -107,7 +107,7 @@ DEFAULTS: dict[str, Callable[[], Any]] = {"device": lambda: torch.device("meta")
 
 
 def trained(new: Callable[[], nn.Module], cls: type[GroupOptimizer], folder: Path, **options: Any) -> list[Any]:
-    """All that a training leaves, with a checkpoint in the middle, a size to reach and a sweep at the end."""
+    """Return the results of a training with a checkpoint in the middle, a target size and a final sweep."""
     if cls.rule.second_order:  # torch's bags cannot be differentiated twice, and its default generator is one of all
         options["generator"] = torch.Generator("cpu").manual_seed(1)
     torch.manual_seed(0)
@@ -136,7 +136,7 @@ def trained(new: Callable[[], nn.Module], cls: type[GroupOptimizer], folder: Pat
 
 
 def plain(found: Any) -> Any:
-    """The same without objects that differ from run to run, and state dicts' padding."""
+    """Return the results without objects that differ between runs, and without the padding of state dicts."""
     if isinstance(found, dict):
         return {name: plain(value) for name, value in found.items() if name != "owner"}
     return [plain(one) for one in found] if isinstance(found, list | tuple) else found

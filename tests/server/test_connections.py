@@ -1,4 +1,4 @@
-"""Connections of clients that are slow, idle, half-open, too many, or gone: the others are answered."""
+"""Slow, idle, half-open, closed and too many connections do not prevent answers to other clients."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""What one request may take: rows, bytes, values, memory and time, whatever the body is made of."""
+"""Limits of a request's rows, bytes, values, memory and time, for every kind of body."""
 
 import asyncio
 import io

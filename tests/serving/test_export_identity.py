@@ -1,4 +1,4 @@
-"""The id of an export: everything that changes an answer changes the id, and a delta leads to the export of its id."""
+"""Id of an export: each change of a prediction changes the id, and a delta results in the export with its id."""
 
 import shutil
 from collections.abc import Iterator, Mapping

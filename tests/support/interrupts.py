@@ -1,4 +1,4 @@
-"""Signals whose handler raises, at each moment of an action at which Python may call a handler."""
+"""Signals whose handler raises, at each point of an action at which Python may call a handler."""
 
 import mmap
 import signal
@@ -16,7 +16,7 @@ import sparsegroup
 
 PACKAGE = str(Path(sparsegroup.__file__).parent)
 BY_LINE = tuple(f"{PACKAGE}/{part}" for part in ("table/", "checkpoint/", "signals.py", "kernels/cpu/threads.py"))
-"""Where a signal comes at every line, and not only at every call and every return from a kernel."""
+"""Files in which a signal arrives at every line, not only at every call and every return from a kernel."""
 
 
 def stop(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What is cut off by a signal, by the lack of memory or by a policy has happened whole or not at all."""
+"""An action that a signal, exhausted memory or a policy interrupts has happened completely or not at all."""
 
 import copy
 import time
@@ -34,14 +34,14 @@ Content = tuple[dict[int, bytes], dict[str, dict[int, bytes]]]
 
 
 def train(table: HashEmbedding, optimizer: GroupAdam, keys: Tensor) -> None:
-    """A step with small gradients for the first keys, which l21 kills."""
+    """Take a step with small gradients for the first keys, whose rows l21 makes zero."""
     optimizer.zero_grad()
     (table(keys) * torch.linspace(0, 1, len(keys))[:, None] ** 3).sum().backward()
     optimizer.step()
 
 
 def trained(kind: str, *later: Tensor) -> Pair:
-    """A table with live and with zero rows, and its optimizer."""
+    """Return a table with live rows and zero rows, and its optimizer."""
     table = HashEmbedding(DIM, seed=1, huge_pages=False, **KINDS[kind])
     optimizer = GroupAdam(table.parameters(), lr=0.1, l21=0.05)
     for keys in (OLD, OLD, OLD, *later):
@@ -55,7 +55,7 @@ def by_key(keys: Tensor, values: Tensor) -> dict[int, bytes]:
 
 
 def content(table: HashEmbedding, optimizer: GroupAdam) -> Content:
-    """Vector and state of each key; all counts must agree with them, and each key must have its row."""
+    """Return vector and state of each key. Check that all counts agree, and that each key has its row."""
     entries = table.state_dict()
     keys, vectors = entries["keys"], table.lookup(entries["keys"])
     rows, state = by_key(keys, vectors), optimizer.state_dict()["state"].get(0, {})
@@ -110,7 +110,7 @@ class Case:
         ACTIONS[self.name](*pair, self.other, self.path)
 
     def check(self, pair: Pair) -> None:
-        """The content is from before or after the action, which can be repeated, and training can continue."""
+        """Check that the content is from before or after the action, and that action and training can continue."""
         assert content(*pair) in (self.before, self.after)
         if self.name not in ("step", "average"):
             self.act(pair)

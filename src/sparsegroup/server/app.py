@@ -45,9 +45,9 @@ _BAD = 100
 
 _RETRY_SECONDS = 1
 _DISCARDED = 8
-"""Bytes of a body that is too large, in parts of the limit, that are read before the answer.
+"""Multiple of the limit of bytes up to which a body that is too large is read and discarded before the answer.
 
-A client that sends them would otherwise lose the answer with the connection.
+Otherwise a client that still sends would lose the answer together with the connection.
 """
 
 _LEFT = 499
@@ -59,14 +59,14 @@ class Limits:
     """Limits of requests and connections.
 
     Attributes:
-        rows: Rows of a request.
+        rows: Largest number of rows of a request.
         bytes: Bytes of a request's body; of an Arrow stream also after decompression, and with each value written out.
             A request may have a value for each 8 of these bytes.
         seconds: Time for a body to arrive, and time for the answer, which includes the wait for other requests.
         concurrency: Requests for predictions at a time, waiting ones included.
         connections: Connections of clients at a time, idle ones included.
-        idle: Time in seconds for the headers of a request to arrive, from the connection or the last answer on.
-        age: Age of the model in seconds from which on `/health` fails; None for any age.
+        idle: Seconds from the connection or the last answer until the headers of a request must arrive.
+        age: Age of the model in seconds from which `/health` fails; None for no limit.
     """
 
     rows: int = 10_000
@@ -92,14 +92,14 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 
 class _Lane:
-    """Threads for requests of one kind, and the requests that wait for them or run."""
+    """Threads for one kind of request, and the count of waiting and running requests."""
 
     def __init__(self, name: str, threads: int, most: int) -> None:
         self.pool = ThreadPoolExecutor(threads, f"sparsegroup-{name}")
         self.most, self.inside = most, 0
 
     async def run(self, job: Callable[[], Response]) -> Response:
-        """Return the result of a job. The job counts until it has ended, which may be after the request is given up."""
+        """Return the result of a job. The job counts until its end, even if the request times out earlier."""
         loop = asyncio.get_running_loop()
         self.inside += 1
         future = self.pool.submit(job)
@@ -115,9 +115,9 @@ class _Lane:
 
 
 class _Service:
-    """The endpoints. Threads score and explain; the event loop only reads and answers.
+    """Endpoints of the server. Threads score and explain. The event loop only reads requests and sends answers.
 
-    Explanations have a separate thread, because one takes as long as thousands of predictions.
+    Explanations have a separate thread, because an explanation takes as long as thousands of predictions.
     """
 
     def __init__(
@@ -177,9 +177,9 @@ class _Service:
         return _json({"pinned": False})
 
     def _check_admin(self, request: Request) -> None:
-        """Refuse a request without the server's token, and any request if the server has none.
+        """Refuse a request without the server's token, and every request if the server has no token.
 
-        The address of the client proves nothing: a proxy on this machine forwards requests of others.
+        The client's address proves nothing, because a proxy on this machine forwards requests from other machines.
         """
         if self._token is None:
             raise _RefusedError(
@@ -192,7 +192,7 @@ class _Service:
     async def _answered(
         self, request: Request, lane: _Lane, answer: Callable[[LoadedModel, bytes, Request, float], Response]
     ) -> Response:
-        """Read a body, and answer the request in a thread."""
+        """Read a body and answer the request in a thread."""
         self._check_room(lane)
         body = await self._body(request)
         self._check_room(lane)
@@ -214,7 +214,7 @@ class _Service:
         return _RefusedError(429, reason, {"Retry-After": str(_RETRY_SECONDS), "Connection": "close"})
 
     async def _body(self, request: Request) -> bytes:
-        """Return the whole body. All bodies that arrive take at most the bytes of `concurrency` largest bodies."""
+        """Return the whole body. All incomplete bodies together take at most `concurrency` times the limit of bytes."""
         most, parts, size = self.limits.bytes, list[bytes](), 0
         length = request.headers.get("content-length", "")
         announced = int(length) if length.isdecimal() else 0
@@ -279,7 +279,7 @@ class _Service:
         return _json(finite({**found, "release": model.release.number}))
 
     def _parsed(self, body: bytes) -> Any:
-        """Return the content of JSON, whose values take tens of bytes each."""
+        """Return the parsed JSON, whose values take tens of bytes of memory each."""
         self._check_many(body.count(b","))
         try:
             content = json.loads(body)
@@ -396,9 +396,10 @@ def create_app(
     threads: int = 1,
     admin_token: str | None = None,
 ) -> FastAPI:
-    """The application that answers for a follower's model.
+    """Return the application that answers requests with a follower's model.
 
-    It starts no follower. The pages of FastAPI that load scripts of others are off; `/openapi.json` is there.
+    The caller starts the follower. FastAPI's pages, which load scripts from other sites, are disabled; `/openapi.json`
+    is available.
 
     Args:
         follower: Has the model.

@@ -10,19 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 VALUE_BYTES = 8
-"""Bytes that a number, time or boolean counts."""
+"""Bytes that are counted for a number, time or boolean."""
 
 
 _INSIDE = 12
-"""Bytes of a text up to which its view holds the text."""
+"""Largest length of a text, in bytes, that a view stores inline."""
 
 
 class StreamError(ValueError):
-    """A body that is not an Arrow IPC stream, or has a type that is not read."""
+    """A body that is not an Arrow IPC stream, or has an unsupported type."""
 
 
 class TooLargeError(StreamError):
-    """An Arrow IPC stream of more rows or bytes than a request may have."""
+    """An Arrow IPC stream with more rows or bytes than a request may have."""
 
 
 def read_table(body: bytes, columns: Collection[str], rows: int, size: int) -> pa.Table:
@@ -34,12 +34,12 @@ def read_table(body: bytes, columns: Collection[str], rows: int, size: int) -> p
     Args:
         body: The stream.
         columns: The columns to decode; "price.net" is in the struct "price".
-        rows: Rows, at most.
-        size: Bytes of all buffers after decompression, at most; and bytes of the decoded values.
+        rows: Largest number of rows.
+        size: Largest number of bytes, both of all buffers after decompression and of the decoded values.
 
     Raises:
         TooLargeError: The stream has more rows or bytes.
-        StreamError: The stream is damaged, older than Arrow 1.0, or a column has a type that is not read.
+        StreamError: The stream is damaged, older than Arrow 1.0, or a column has an unsupported type.
     """
     try:
         _check_messages(body, rows, size)
@@ -58,7 +58,7 @@ def read_table(body: bytes, columns: Collection[str], rows: int, size: int) -> p
         raise StreamError(f"the body is not an Arrow IPC stream ({' '.join(str(error).split())})") from error
     if sum(_written(name, part) for name, column in _columns(table) for part in column.chunks) > size:
         raise TooLargeError(f"the values of a request may have {size:,} bytes when each is written out")
-    # Where a value is null, its place in a dictionary may be anything, and Polars would follow it.
+    # A null value may have any index into the dictionary, and Polars would use the index.
     for dictionaries in (True, False):  # Arrow cannot look up views by a dictionary's places
         table = table.cast(pa.schema([_plain(field, dictionaries=dictionaries) for field in table.schema]))
     return table
@@ -125,7 +125,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _lengths(texts: pa.Array) -> pa.Array:
-    """Return the bytes of each text. Views are checked also where a value is null, as other libraries follow them."""
+    """Return the bytes of each text. Views of null values are checked too, because other libraries read such views."""
     if not (pa.types.is_string_view(texts.type) or pa.types.is_binary_view(texts.type)):
         return pc.binary_length(texts).cast(pa.int64())
     _, buffer, *data = texts.buffers()
@@ -164,7 +164,7 @@ def _check_messages(body: bytes, rows: int, size: int) -> None:
 
 
 class _Table:
-    """A table of a flatbuffer: fields by number, each at an offset in a list of offsets."""
+    """Table of a flatbuffer, with numbered fields that are found by a list of offsets."""
 
     def __init__(self, data: Any, at: int) -> None:
         self._data, self._at = data, at
@@ -174,7 +174,7 @@ class _Table:
         return cls(data, *struct.unpack_from("<I", data))
 
     def _place(self, field: int) -> int | None:
-        """Return where a field is stored; None if the field has its default."""
+        """Return the position of a field; None if the field has its default value."""
         (back,) = struct.unpack_from("<i", self._data, self._at)
         offsets = self._at - back
         (length,) = struct.unpack_from("<H", self._data, offsets)

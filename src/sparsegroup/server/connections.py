@@ -1,4 +1,4 @@
-"""The process that serves an application over HTTP: its socket, its end, and the limits of its connections."""
+"""HTTP process of an application: socket, shutdown, and limits of connections."""
 
 import asyncio
 import json
@@ -23,17 +23,17 @@ except ImportError:  # on Windows, which has no such limit
 _logger = logging.getLogger(__name__)
 
 _SEND_SECONDS = 30.0
-"""Time for a client to receive an answer that is larger than the buffers."""
+"""Seconds in which a client must drain the full send buffer."""
 
 _DRAIN_SECONDS = 30
 _BACKLOG = 2048
-"""Connections that wait for the process to accept them, at most."""
+"""Largest number of connections that wait to be accepted."""
 
 _ACCEPTED = 32
-"""Connections that asyncio accepts before it handles one, at most."""
+"""Largest number of connections that asyncio accepts before it handles a connection."""
 
 _OTHER_FILES = 64
-"""Open files of the process that are not connections of clients, at most."""
+"""Largest expected number of open files that are not client connections."""
 
 _CONTENT = json.dumps({"error": "the server has as many connections as it may have; try again"}).encode()
 _FULL = b"\r\n".join(
@@ -69,10 +69,11 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def run(app: FastAPI, listener: socket.socket, limits: Limits | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; requests in progress are answered then, for up to 30 s.
+    """Serve until SIGTERM or SIGINT, then answer requests in progress for up to 30 s.
 
-    Connections beyond the limit are answered with 503. The limit of open files may allow fewer than `limits`, which is
-    logged. An idle connection is closed, and one whose client does not receive an answer for 30 s.
+    Connections beyond the limit are answered with 503. If the limit of open files allows fewer connections than
+    `limits`, a message is logged. A connection is closed if it is idle, or if its client does not receive an answer for
+    30 s.
 
     Args:
         app: The application.
@@ -127,7 +128,7 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection of a client, which is closed if the client is too slow, or if there are too many."""
+    """Connection of a client, which is closed if the client is too slow or the server has too many connections."""
 
     def __init__(self, *, most: int, idle: float, **about: Any) -> None:
         super().__init__(**about)
@@ -164,7 +165,7 @@ class _Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Start the time limit of the phase that begins; the application limits how long it takes to answer."""
+        """Start the time limit of the next phase. The application itself limits the time until its answer."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
         seconds = {"sending": _SEND_SECONDS, "answering": None, "waiting": self._idle}
         phase = "sending" if self.flow.write_paused else "answering" if is_answering else "waiting"

@@ -24,7 +24,7 @@ _REMEMBERED = 100
 """Releases that have served, and refused ones, that are remembered."""
 
 _LONGEST_WAIT = 300.0
-"""Seconds between two attempts at a release that could not be loaded, at most; the waits double from `poll` on."""
+"""Longest wait in seconds before a failed release is tried again. The waits double, beginning with `poll`."""
 
 
 class RollbackError(UserError):
@@ -193,9 +193,9 @@ class ReleaseFollower:
             self._thread.join(_STOP_SECONDS)
 
     def load_newest(self) -> bool:
-        """Fetch the newest release, check it, and swap it in; return whether it is another one than the model's.
+        """Fetch, check and serve the newest release. Return whether the model has changed.
 
-        A release that failed is skipped: for ever if its content is wrong, otherwise for a time that doubles.
+        A failed release is skipped: permanently if its content is wrong, otherwise for a time that doubles.
 
         Raises:
             Exception: The release cannot be fetched, or fails its checks. The model in service remains.
@@ -210,9 +210,9 @@ class ReleaseFollower:
             return True
 
     def rollback(self, to: int | None = None) -> LoadedModel:
-        """Serve an earlier release, until `resume`: number `to`, or the last one before the model's that served.
+        """Serve an earlier release until `resume`: release `to`, or the release that served before the present model.
 
-        Repeated rollbacks without a number go back further, never to a release that a rollback has left.
+        Repeated rollbacks without a number go back further, and never return to a release that a rollback has left.
 
         Raises:
             RollbackError: There is no such release.
@@ -328,7 +328,7 @@ def _shown(model: LoadedModel, seconds: float) -> str:
 
 @dataclass
 class _Failures:
-    """Attempts to load one release that failed, each followed by a longer wait."""
+    """Failed attempts to load a release, each followed by a longer wait."""
 
     number: int | None = None
     wait: float = 0.0
@@ -345,7 +345,7 @@ class _Failures:
 
 
 def _is_of_the_content(error: BaseException | None) -> bool:
-    """Return whether a release would fail again: all that led to the error are errors about values, not the machine."""
+    """Return whether a release would fail again: the error and all its causes are about content, not the machine."""
     while isinstance(error, ValueError):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error is None

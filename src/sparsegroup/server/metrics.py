@@ -57,7 +57,7 @@ class Metrics:
         self.age.set_function(lambda: float("nan") if (seconds := age()) is None else seconds)
 
     def count_values(self, found: Mapping[str, tuple[int, int]]) -> None:
-        """Count the values of some columns, and those without a row."""
+        """Count the values of some columns, and their values without a row."""
         for column, (values, unseen) in found.items():
             self.values.labels(column).inc(values)
             self.unseen.labels(column).inc(unseen)

@@ -120,7 +120,7 @@ class LoadedModel:
         return (found[0] if len(found) == 1 else np.stack(found, axis=1)).astype(np.float64)
 
     def unseen_in(self, batch: Batch) -> Mapping[str, tuple[int, int]]:
-        """Return field → its values in a batch, and those without a row; empty for many batches, see `UnseenValues`."""
+        """Return field → values in a batch, and values without a row; empty for most batches, see `UnseenValues`."""
         return self._unseen.add(batch)
 
     def predictions(self, batch: Batch) -> Columns:

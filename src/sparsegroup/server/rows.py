@@ -30,10 +30,10 @@ _LONGEST = 200
 """Characters of the longest text that is remembered."""
 
 _LEARNT = 100_000
-"""Characters of unknown values of a request, from which on the keys are not held as Python's numbers."""
+"""Total characters of a request's unknown values above which keys are not stored as Python integers."""
 
 _CANDIDATES = 50
-"""Columns of a request that are compared with absent ones, and absent ones with a hint, at most."""
+"""Largest number of a request's columns that are compared with a missing column, and of missing columns with a hint."""
 
 Row = Mapping[str, Any]
 """Column of the log → its value: text, number, true or false, a list of these, an object of columns, or None."""

@@ -594,7 +594,7 @@ class JoinedSource(Source):
 
 
 def _format_of(names: Sequence[str], kinds: Mapping[str, str] = MappingProxyType({})) -> LogFormat:
-    """Return a format that reads these columns, of some kinds, and makes nothing of them."""
+    """Return a format that reads these columns, of some kinds, and derives no field."""
     names = list(dict.fromkeys(names))
     made = {str(number): name for number, name in enumerate(names)}  # a field may not be called "time", as a column may
     return LogFormat("log", "", tuple(made), sources=made, labelled=False, separator="", kinds=kinds)

@@ -135,7 +135,7 @@ class KafkaSource(Source):
         return {"topic": self._topic, "brokers": self._brokers}
 
     def difference_from(self, identity: Mapping[str, Any]) -> str:
-        """See `Source.difference_from`: a cluster of which one broker is the same is the same."""
+        """See `Source.difference_from`. Two addresses with a common broker are the same cluster."""
         is_shared = not set(self._brokers).isdisjoint(identity.get("brokers", ()))
         return super().difference_from({**identity, "brokers": self._brokers} if is_shared else identity)
 
@@ -356,7 +356,7 @@ class KafkaSource(Source):
         return {"rows": rows}
 
     def acknowledge(self, position: Any) -> None:
-        """Let the reading thread write the consumer group's offsets: a commit in another one waits for its polls."""
+        """Let the reading thread write the consumer group's offsets, because other threads would wait for its polls."""
         self._acknowledged = position
 
     def _commit(self) -> None:

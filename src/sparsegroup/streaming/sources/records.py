@@ -55,10 +55,11 @@ def _is_text(value: Any) -> bool:
 
 
 class FieldWatch:
-    """Warns, once each, of fields that the rows of a stream gain or lose.
+    """Warnings, once per field, about fields that the rows of a stream gain or lose.
 
-    A field is new if a tenth of a block's rows have it and no earlier row. A column is lost if none of the last 1,000
-    rows or more has it, and 20 times as many rows as used to have it once. Blocks may be parsed in any thread.
+    A field is new if a tenth of a block's rows have the field and no earlier row had it. A column is lost if at least
+    1,000 consecutive rows lack the column, and at least 20 times the usual distance between two rows with the column.
+    Any thread may parse a block.
 
     Args:
         name: The stream, for messages.
@@ -71,7 +72,7 @@ class FieldWatch:
         self._lock = threading.Lock()
 
     def note(self, records: Sequence[Record], columns: Sequence[str]) -> None:
-        """Take the records of a block, of which the model reads these columns."""
+        """Note the fields of a block's records. `columns`: the columns that the model reads."""
         found = Counter(name for record in records for name in record)
         with self._lock:
             known = self._seen.keys() | set(columns) if self._rows else found.keys()
@@ -96,9 +97,9 @@ class FieldWatch:
 
 
 _SHOWN = 5
-"""Fields that a warning names."""
+"""Largest number of fields that a warning names."""
 _MISSED, _LONGER = 1000, 20
-"""Rows without a column, and in parts of the rows that used to have it once, from which on it is lost."""
+"""Least rows without a lost column, and least multiple of the usual distance between two rows with the column."""
 
 
 def frame_of(
@@ -107,10 +108,10 @@ def frame_of(
     bad: list[BadRow],
     watch: FieldWatch | None = None,
 ) -> pl.DataFrame:
-    """Return the format's raw columns of some rows, empty and missing values as null, and the column `LINE`.
+    """Return the format's raw columns of some rows, with null for empty and missing values, and the column `LINE`.
 
     Args:
-        rows: Number of each row, its record or why there is none, and its text as it arrived.
+        rows: Number of each row, its record or the reason why it has no record, and the original text.
         format: The format.
         bad: Receives the rows without a record, and rows with a list or object where the column takes none.
         watch: Receives the records.
@@ -141,12 +142,12 @@ def frame_of(
 
 
 def _column(values: Sequence[Any], kind: ColumnKind | None, unread: dict[int, str]) -> pl.Series:
-    """Return values of one column, as numbers if all are, else as texts.
+    """Return the values of a column: numbers if all values are numbers, else texts.
 
     Args:
         values: `[n]` values of JSON.
         kind: The kind of the column; None for formats without kinds.
-        unread: Receives place → reason of the values that the column does not take.
+        unread: Receives place → reason for the values that the column does not accept.
     """
     types = set(map(type, values))
     if types <= _FLOATS and float in types and all(abs(value) < 2**53 for value in values if type(value) is int):

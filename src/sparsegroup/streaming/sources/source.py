@@ -88,11 +88,11 @@ class Source(ABC):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The facts that make it this source, for JSON, without secrets: a position is one of no other source."""
+        """Facts that identify the source, for JSON, without secrets. A position is valid only for the same source."""
         return {"source": self.name}
 
     def difference_from(self, identity: Mapping[str, Any]) -> str:
-        """Return how this source differs from the one that had an identity, in words; "" if it is the same one."""
+        """Return a description of the difference from the source with an identity; "" for the same source."""
         before, now = (json.dumps(one, ensure_ascii=False, sort_keys=True) for one in (identity, self.identity))
         return "" if before == now else f"the source was {before} and is {now}"
 

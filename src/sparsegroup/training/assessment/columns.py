@@ -28,8 +28,8 @@ MOST_CELLS = 500_000
 """Rows times columns that are shuffled at most, if that leaves `LEAST_ROWS`."""
 
 MOST_WORK = 7 * 10**10
-"""Multiplications of networks, at most, for the importances of a run's columns: some ten seconds on two cores. Of a
-wide log, fewer rows are shuffled, and if `FEWEST_ROWS` are still too many, only the columns that look most important.
+"""Largest number of multiplications for the importances of a run's columns: some ten seconds on two cores. For a wide
+log, fewer rows are shuffled. If `FEWEST_ROWS` still take too long, only the most predictive columns are shuffled.
 """
 
 LEAST_ROWS, FEWEST_ROWS = 1_000, 250
@@ -43,7 +43,7 @@ PAIRED, PAIRED_ROWS, INTERACTIONS = 8, 2_000, 5
 _WORTH_SHOWING = 0.001
 _SURE = 0.05
 _MOSTLY_UNSEEN, _OFTEN_UNSEEN = 0.9, 0.25
-"""Shares of the test values that are unseen, see `Drift`, from which on there is a warning."""
+"""Shares of unseen test values, see `Drift`, above which a warning appears."""
 
 
 Float64s = npt.NDArray[np.float64]
@@ -114,9 +114,9 @@ def rises(
     seed: int = 0,
     columns: Collection[str] | None = None,
 ) -> dict[str, Rise]:
-    """Return by how much predictions of a batch become worse when a column is shuffled; see `importances`.
+    """Return the rises of the loss of a batch when each column is shuffled, see `importances`.
 
-    `columns` are the columns to shuffle, by default all.
+    `columns` are the columns to shuffle, by default all columns.
     """
     drawn, window = torch.Generator().manual_seed(seed), _predicted(model, batch)
     losses, auc = _losses(window, window.probabilities()), _auc(window, window.probabilities())
@@ -173,7 +173,7 @@ class ColumnAssessment:
 
 
 def assess_columns(model: LookupModel, log: Log) -> ColumnAssessment:
-    """Importance, drift and interactions of the columns, and the values for which the model is wrong.
+    """Return importance, drift and interactions of the columns, and the values for which the model is wrong.
 
     The first test rows, up to 20,000, are compared with as many of the last training rows. The importance of columns
     that are not shuffled, see `MOST_WORK`, is NaN. If several ranks share the tables, all of them call it.
@@ -232,7 +232,7 @@ def interactions(
 
 
 def _drift_warnings(columns: Sequence[ColumnFigures], log: Log, rows: int) -> tuple[str, ...]:
-    """Return sentences on columns of which many test values are unseen; the training `rows` before them are named."""
+    """Return warnings about columns with many unseen test values. The warnings name the number of training `rows`."""
     found = []
     for least, most, share, advice in (
         (

@@ -195,7 +195,7 @@ def _against_the_mean(window: PredictionWindow, test: AnyMetrics, baseline: AnyM
 
 
 def _one_class(test: AnyMetrics, labels: npt.NDArray[np.float32]) -> str | None:
-    """Whether the test rows have positives alone, or negatives alone."""
+    """Return whether the test rows have only positives or only negatives."""
     if not isinstance(test, Metrics) or not math.isnan(test.auc):
         return None
     return (
