@@ -271,6 +271,40 @@ def test_a_columnar_file_is_read_once_it_has_a_footer(suffix: str, tmp_path: Pat
         drained(reader.source, rows=1)
 
 
+@over("suffix", [".csv", ".csv.gz", ".parquet"])
+def test_a_file_without_a_column_is_an_error_or_its_rows_have_no_values_there(
+    suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / suffix[1:]
+    folder.mkdir()
+
+    def put(name: str, frame: pl.DataFrame) -> None:
+        path = folder / f"{name}{suffix}"
+        if suffix == ".parquet":
+            write(frame, path)
+        else:
+            text = frame.write_csv().encode()
+            old(written(path, compress(".gz", text) if suffix == ".csv.gz" else text))
+
+    frames = table(*range(5)), table(*range(5, 9)).drop("b")
+    for name, frame in zip("12", frames, strict=True):
+        put(name, frame)
+    with pytest.raises(ClickLogError, match=r"2.*no column 'b'.*missing_columns"):
+        drained(opened(folder, settle=0.0))
+    blocks = drained(opened(folder, settle=0.0, missing_columns="empty"))
+    pl.concat(frames, how="diagonal").write_csv(folder / ".whole.csv")
+    assert_same(batch_of(blocks), rows_of(open_log(folder / ".whole.csv", format=CSV)))
+    assert "no column 'b'" in caplog.text
+    assert_read_again(opened(folder, settle=0.0, missing_columns="empty"), blocks)
+    with pytest.raises(ClickLogError, match="no column 'b'"):
+        opened(folder, settle=0.0).again(blocks[-1].span)
+    put("3", table(10).drop("label"))
+    with pytest.raises(ClickLogError, match=r"3.*no column 'label'"):
+        drained(opened(folder, settle=0.0, missing_columns="empty"))
+    with pytest.raises(StreamError, match="is error or empty"):
+        opened(folder, settle=0.0, missing_columns="yes")
+
+
 def test_the_first_rows_decide_the_format_and_all_are_those_of_the_log(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     for number in range(3):

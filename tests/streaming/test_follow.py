@@ -109,6 +109,28 @@ def test_a_run_resumes_only_at_its_own_source(frame, tmp_path):
     Follower.resume(tmp_path / "run", FrameSource(frame, [700] * 5)).follow()
 
 
+def test_folders_above_a_run_add_no_columns(frame, tmp_path):
+    config = Config.of(model="lr", batch_size=64, label="click", columns="categorical", compile="never")
+    run = Follower.begin(tmp_path / "region=eu" / "run", config, FrameSource(frame, [700], fails_after=1))
+    assert "region" not in run.log.fields
+    with pytest.raises(InterruptedError):
+        run.follow()
+    assert Follower.resume(run.run.path, FrameSource(frame, [700])).log.schema == run.log.schema
+
+
+def test_changed_first_rows_are_refused_when_a_run_continues(frame, tmp_path):
+    with pytest.raises(InterruptedError):
+        begun(tmp_path / "run", FrameSource(frame, [700], fails_after=1)).follow()
+    (copy,) = (tmp_path / "run" / "first_rows").iterdir()
+    whole = copy.read_bytes()
+    for damaged in (whole[:-40], whole.replace(b"0", b"1", 1)):
+        copy.write_bytes(damaged)
+        with pytest.raises(RunError, match=rf"{copy.name}: damaged"):
+            Follower.resume(tmp_path / "run", FrameSource(frame, [700]))
+    copy.write_bytes(whole)
+    Follower.resume(tmp_path / "run", FrameSource(frame, [700])).follow()
+
+
 def test_bad_rows_are_written_down_once(frame, tmp_path):
     damaged = frame.clone()
     damaged[100, "click"] = "maybe"

@@ -163,6 +163,15 @@ def follow_command(
             show_default="5s",
         ),
     ] = None,
+    missing_columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[error|empty]",
+            rich_help_panel=SOURCE,
+            help="Stop at a file without a column that the model reads, or read the column as empty.",
+            show_default="error",
+        ),
+    ] = None,
     lost: Annotated[
         str | None,
         typer.Option(
@@ -204,7 +213,8 @@ def follow_command(
         from sparsegroup.streaming.sources import open_source
 
     values = setting_values(None, settings, set_)
-    rows = open_source(source[0] if len(source) == 1 else source, **of_source, sort=sort, lost=lost)
+    of_source |= {"sort": sort, "missing_columns": missing_columns, "lost": lost}
+    rows = open_source(source[0] if len(source) == 1 else source, **of_source)
     destination = None if publish is None else open_destination(publish)
     follower = _follower(out, rows, values, continue_, first_rows, seconds["first-wait"])
     publication = None

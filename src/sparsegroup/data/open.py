@@ -200,10 +200,14 @@ def raw_log_files(
     *,
     sort_files: SortFiles = "name",
     whole: bool = False,
+    root: str | Path | None = None,
     **options: Unpack[FormatOptions],
 ) -> tuple[list[RawFile], LogFormat, int]:
-    """The files of a raw log in order, their format, and how many of them, the last ones, are the test set's own."""
-    groups = [listed(paths, by_name=sort_files != "given") for paths in (log, test) if paths is not None]
+    """Return the files of a raw log in order, their format, and the number of the test set's files, which are the last.
+
+    For `root`, see `listed`.
+    """
+    groups = [listed(paths, by_name=sort_files != "given", root=root) for paths in (log, test) if paths is not None]
     alike = format is None and options.get("schema") is None
     if sort_files == "time":  # one file shows which column that is, many only once they are in order
         for files in groups:

@@ -12,11 +12,12 @@ from time import monotonic
 from typing import Any
 
 from sparsegroup.artifact.folder import FolderLock, remove_folder
+from sparsegroup.artifact.manifest import check_file, facts_of
 from sparsegroup.checkpoint import Checkpoints
 from sparsegroup.checkpoint.load import saved_state
 from sparsegroup.data.open import raw_log_files
 from sparsegroup.data.raw.encode import EncodedRows
-from sparsegroup.data.raw.files import LogPaths, paths_of
+from sparsegroup.data.raw.files import LogPaths, listed
 from sparsegroup.data.raw.raw_log import RawLog
 from sparsegroup.errors import RunError
 from sparsegroup.optim import GroupOptimizer
@@ -95,8 +96,14 @@ def stream_settings(config: Config) -> Config:
     return config.with_keys({**_ENDLESS, **defaults}, "follow")
 
 
-def first_rows_log(path: LogPaths, config: Config, like: Config | None = None) -> RawLog:
-    """The log of a stream's first rows, all of them for training; `like` are settings that columns are read by.
+def first_rows_log(path: LogPaths, folder: Path, config: Config, like: Config | None = None) -> RawLog:
+    """Return the log of a stream's first rows, all of them for training.
+
+    Args:
+        path: The copies of the rows.
+        folder: The run's folder. Only the folders of the copies in it add columns.
+        config: The settings.
+        like: Settings that columns are read by.
 
     Raises:
         ClickLogError: No rows, or no label column.
@@ -104,7 +111,7 @@ def first_rows_log(path: LogPaths, config: Config, like: Config | None = None) -
     options: Any = config.format_options
     if like is not None:
         options = {**like.format_options, **{name: value for name, value in options.items() if value is not None}}
-    files, found, _ = raw_log_files(path, **options)
+    files, found, _ = raw_log_files(path, root=folder / FIRST_ROWS, **options)
     found = found.endless()
     return RawLog(files, found, on_bad_row="skip", max_bad=0.99)
 
@@ -196,7 +203,7 @@ class Follower:
         try:
             remove_folder(folder / FIRST_ROWS)  # of a process that was killed here
             paths = source.first_rows(folder / FIRST_ROWS, first_rows, patience)
-            log = first_rows_log(paths, config, None if run is None else run.config)
+            log = first_rows_log(paths, folder, config, None if run is None else run.config)
             if len(log) < 2:
                 raise RunError(f"{source.name}: has {len(log)} row; the first rows must be at least 2")
             config.check_log(log)
@@ -207,7 +214,7 @@ class Follower:
                 run.columns.check_fits(log.schema, log.name)
                 model, optimizer = run.model, run.optimizer
             made = cls(new, config, log, source, model, optimizer, run)
-            first = tuple(os.path.relpath(path, folder) for path in paths_of(paths))
+            first = {os.path.relpath(file.path, folder): facts_of(Path(file.path)) for file in listed(paths)}
             provenance = Provenance.of(
                 log, run, stream=source.name, follows=source.identity, first_rows=first, run=uuid.uuid4().hex
             )
@@ -244,7 +251,9 @@ class Follower:
             )
         lock = run.lock()
         try:
-            log = first_rows_log([folder / name for name in provenance.first_rows], config)
+            for name, facts in provenance.first_rows.items():
+                check_file(folder / name, facts, RunError)
+            log = first_rows_log([folder / name for name in provenance.first_rows], folder, config)
             checkpoints = Checkpoints(run.path / CHECKPOINTS)
             latest, before = checkpoints.latest(), None
             saved = None if latest is None else CheckpointMetadata.of(saved_state(latest).extra, latest)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from sparsegroup.artifact import folder as disk
 from sparsegroup.artifact.folder import FolderLock, temporary_name, write_atomically
-from sparsegroup.artifact.manifest import FolderFormat, Manifest, Plain, facts_of, verified_chain
+from sparsegroup.artifact.manifest import FileFacts, FolderFormat, Manifest, Plain, facts_of, verified_chain
 from sparsegroup.artifact.validation import STRICT, Count, finite, validated
 from sparsegroup.checkpoint import CheckpointError, Checkpoints, load_checkpoint
 from sparsegroup.checkpoint.manifest import CHECKPOINT
@@ -99,7 +99,7 @@ class Provenance:
     trials: tuple[Trial, ...] = ()  # by which settings were chosen
     stream: str | None = None  # the source that the training follows, if it follows one
     follows: Mapping[str, Any] = field(default_factory=dict)  # identity of the source, see `streaming.sources.Source`
-    first_rows: tuple[str, ...] = ()  # files of its first rows, in the folder of the run
+    first_rows: Mapping[str, FileFacts] = field(default_factory=dict)  # files of its first rows, in the run's folder
     run: str = ""  # a random id of a run that follows a stream, which its releases have
 
     @classmethod
@@ -111,7 +111,7 @@ class Provenance:
         trials: tuple[Trial, ...] = (),
         stream: str | None = None,
         follows: Mapping[str, Any] | None = None,
-        first_rows: tuple[str, ...] = (),
+        first_rows: Mapping[str, FileFacts] | None = None,
         run: str = "",
     ) -> Self:
         """The provenance of a run that begins now."""
@@ -126,7 +126,7 @@ class Provenance:
             trials=trials,
             stream=stream,
             follows=follows or {},
-            first_rows=first_rows,
+            first_rows=first_rows or {},
             run=run,
         )
 

@@ -160,6 +160,21 @@ class RawFile(ABC):
         self.suffix = posixpath.splitext(self.path)[1].lower()
         self.first: RawFile | None = None
 
+    def set_root(self, folder: str | Path) -> None:
+        """Take columns only from the folders between a folder on this machine and the file."""
+        keyed, self.partition = _partition(os.path.relpath(self.path, on_disk(folder)))
+        self.name = keyed or posixpath.basename(self.path)
+
+    def missing_columns(self, log: LogFormat) -> list[str]:
+        """Return the format's columns that neither the file nor its folders have, without the label's."""
+        known = {*self._all_columns(log), *log.label_columns}
+        return [name for name in log.raw if name not in known]
+
+    def add_missing(self, names: Iterable[str]) -> None:
+        """Add columns in which every value is missing."""
+        self.partition = {**self.partition, **dict.fromkeys(names)}
+        vars(self).pop("head", None)  # it has the added columns
+
     @abstractmethod
     def _read_head(self) -> Head: ...
 
@@ -407,7 +422,9 @@ class NoFilesError(ClickLogError):
     """A folder or a pattern without files that have rows."""
 
 
-def listed(log: LogPaths, *, by_name: bool = True, waits: bool = False) -> list[RawFile]:
+def listed(
+    log: LogPaths, *, by_name: bool = True, waits: bool = False, root: str | Path | None = None
+) -> list[RawFile]:
     """The files of a log; files of a folder or pattern that are empty or begin with "." or "_" are skipped.
 
     Args:
@@ -415,6 +432,7 @@ def listed(log: LogPaths, *, by_name: bool = True, waits: bool = False) -> list[
         by_name: Sort all files by their paths, numbers in them by value (`day9` before `day10`); if not, the order is
             that of the given paths, and only the files of each folder or pattern are sorted.
         waits: Whether files may still be missing, because the log is being written.
+        root: A folder on this machine that has the files. Its own name and the folders above it add no columns.
 
     Raises:
         ClickLogError: No files, one that is named twice, or a store that cannot be opened.
@@ -428,6 +446,8 @@ def listed(log: LogPaths, *, by_name: bool = True, waits: bool = False) -> list[
         if file.source in seen:
             raise ClickLogError(f"{shown(log)}: {file.source} is in it twice; name each file once")
         seen.add(file.source)
+        if root is not None:
+            file.set_root(root)
     return files
 
 

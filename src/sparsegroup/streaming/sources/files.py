@@ -137,14 +137,28 @@ class FilesSource(Source):
         sort: The order of files: "name" (numbers by value) or "time" (of the last change).
         settle: Seconds without a change after which a file is complete.
         every: Seconds between listings, at least; listings that take long are rarer.
+        missing_columns: What to do about a file without a column that the model reads: stop with an "error", or read
+            the column as "empty". A file without the label is always an error.
     """
 
     def __init__(
-        self, log: LogPaths, *, sort: Literal["name", "time"] = "name", settle: float = 5.0, every: float = 1.0
+        self,
+        log: LogPaths,
+        *,
+        sort: Literal["name", "time"] = "name",
+        settle: float = 5.0,
+        every: float = 1.0,
+        missing_columns: Literal["error", "empty"] = "error",
     ) -> None:
         if sort not in ("name", "time"):
             raise StreamError(f"`sort` of files is name or time, got {sort!r}", "sort")
+        if missing_columns not in ("error", "empty"):
+            raise StreamError(
+                f"`missing_columns` of files is error or empty, got {missing_columns!r}", "missing_columns"
+            )
         self._log, self._sort, self._settle, self._every = log, sort, settle, every
+        self._are_filled = missing_columns == "empty"
+        self._reported: set[str] = set()
         self.name = shown(log)
         self._given = {on_disk(path) for path in paths_of(log)}
         self._paths = sorted(identified(log))
@@ -205,6 +219,8 @@ class FilesSource(Source):
             followed.offset, followed.line, followed.mark, followed.is_done = offset, line, 0, False
             self._reading = None
         try:
+            if not followed.is_checked:
+                self._check(followed)
             if followed.text is not None:
                 stream = self._stream(followed, end)
                 if followed.is_within_line:
@@ -315,6 +331,24 @@ class FilesSource(Source):
             return self._format
         return replace(self._format, separator=followed.file.head.separator or ",")
 
+    def _check(self, followed: _Followed) -> None:
+        """Raise ClickLogError unless the file has the columns of the format, or the missing ones can be empty."""
+        file, format = followed.file, self._format_of(followed)
+        if missing := file.missing_columns(format):
+            names = ", ".join(map(repr, missing))
+            if not self._are_filled:
+                raise ClickLogError(
+                    f"{file.source}:1: no column {names}; the columns are {', '.join(file.head.columns)}; with "
+                    "`missing_columns` empty, its rows have no values there",
+                    "missing_columns",
+                )
+            if not self._reported.issuperset(missing):
+                _logger.warning("%s: no column %s; its rows count as missing there", file.source, names)
+            self._reported.update(missing)
+            file.add_missing(missing)
+        file.check(format)
+        followed.is_checked = True
+
     def _next_of(self, followed: _Followed) -> Block | None:
         """The next rows of a file, if there are any now."""
         try:
@@ -360,8 +394,7 @@ class FilesSource(Source):
             begin = stream.read(BLOCK_BYTES)
             if b"\n" not in begin and not takes_rest and len(begin) < BLOCK_BYTES:
                 return None
-            text.check(self._format_of(followed))
-            followed.is_checked = True
+            self._check(followed)
         format = self._format_of(followed)
         while True:
             chunk = text.lines_from(stream, format, followed.offset, followed.line, BLOCK_BYTES, takes_rest=takes_rest)
@@ -431,8 +464,7 @@ class FilesSource(Source):
         try:
             _ = followed.file.head
             if not followed.is_checked:
-                followed.file.check(self._format_of(followed))
-                followed.is_checked = True
+                self._check(followed)
             chunk = self._next_chunk(followed)
         except _unreadable as error:
             self._reading, followed.tried = None, now

@@ -570,7 +570,7 @@ class JoinedSource(Source):
         heads: dict[str, pl.DataFrame] = {}
         for side, source in self._sources.items():
             with TemporaryDirectory() as folder:
-                heads[side] = _texts_in(source.first_rows(Path(folder), rows, patience))
+                heads[side] = _texts_in(source.first_rows(Path(folder), rows, patience), folder)
         impressions, clicks = heads["impressions"], heads["clicks"]
         for side, head in heads.items():
             for name in (*self._on, self._given_times[side]):
@@ -600,10 +600,10 @@ def _format_of(names: Sequence[str], kinds: Mapping[str, str] = MappingProxyType
     return LogFormat("log", "", tuple(made), sources=made, labelled=False, separator="", kinds=kinds)
 
 
-def _texts_in(log: LogPaths) -> pl.DataFrame:
-    """All rows of a small log, as texts."""
+def _texts_in(log: LogPaths, root: str) -> pl.DataFrame:
+    """Return all rows of a small log below a folder as texts."""
     frames: list[pl.DataFrame] = []
-    for file in listed(log):
+    for file in listed(log, root=root):
         names = [name for name in file.head.columns if name]
         format = _format_of(names, dict.fromkeys(names, "category"))
         frames += [texts_of(frame.select(names), names) for frame in _frames(file, format)]

@@ -23,6 +23,7 @@ class SourceOptions(TypedDict, total=False):
     Attributes:
         sort: The order of files, see `FilesSource`.
         settle: Seconds without a change after which a file is complete.
+        missing_columns: Whether a file without a column that the model reads is an "error", or the column "empty".
         lost: Whether rows that a broker has deleted before they were read are an "error", or "skip".
         clicks: Where the clicks are from, if the rows are impressions without a label, see `JoinedSource`; then `on`
             and `window` are needed.
@@ -36,6 +37,7 @@ class SourceOptions(TypedDict, total=False):
 
     sort: str | None
     settle: float | None
+    missing_columns: str | None
     lost: str | None
     clicks: str | Sequence[str] | None
     on: str | Sequence[str] | None
@@ -88,7 +90,10 @@ def open_source(text: str | Sequence[str], **options: Unpack[SourceOptions]) -> 
     joins["on"] = on.split(",") if isinstance(on, str) else on
     if "joined_label" in joins:
         joins["label"] = joins.pop("joined_label")
-    return JoinedSource(_source(text, given), _source(clicks, given), **joins)
+    of_clicks = {
+        name: value for name, value in given.items() if name != "missing_columns"
+    }  # they have joined columns only
+    return JoinedSource(_source(text, given), _source(clicks, of_clicks), **joins)
 
 
 def _source(text: str | Sequence[str], options: dict[str, Any]) -> Source:
@@ -96,7 +101,7 @@ def _source(text: str | Sequence[str], options: dict[str, Any]) -> Source:
     first = paths[0]
     url = _URL.fullmatch(first)
     if first != "-" and url is None:
-        return FilesSource(paths if len(paths) > 1 else first, **_of(("sort", "settle"), options))
+        return FilesSource(paths if len(paths) > 1 else first, **_of(("sort", "settle", "missing_columns"), options))
     if len(paths) > 1:
         raise StreamError(f"{public_address(first)}: only files can be several; give this source alone")
     if url is None:
