@@ -1,7 +1,7 @@
-"""What the columns of a log are, by their names and first values.
+"""Inference of the columns' kinds from their names and first values.
 
-One walk through rules: the first that fits decides. Each is here because without it a column of a real log, or of a
-plain case in the tests, would be taken for something else; where that is not obvious, a comment names the columns.
+The first matching rule decides. Each rule exists because a column of a real log, or of a simple test case, would
+otherwise get the wrong kind. If the reason is not obvious, a comment names the columns.
 """
 
 import re
@@ -189,7 +189,7 @@ def infer_columns(
     finds_weight: bool = False,
     types: Mapping[str, pl.DataType] = MappingProxyType({}),
 ) -> tuple[ColumnFinding, ...]:
-    """What the columns are, by some rows; a finding for each, in order.
+    """Infer the kinds of the columns from some rows. Return a finding for each column, in order.
 
     Args:
         frame: The first rows, as columns of texts; null where there is no value.
@@ -275,7 +275,7 @@ class _Column:
 
     @property
     def has_versions(self) -> bool:
-        """Whether numbers are versions, in which zeros at the end count: 1.10 follows 1.9."""
+        """Whether numbers are versions, in which trailing zeros count: 1.10 follows 1.9."""
         if self.is_named(VERSION_WORDS):
             return self.has(r"\.")
         decimals = self.values.str.extract(r"\.(\d+)$").drop_nulls()
@@ -284,7 +284,7 @@ class _Column:
         return bool(is_kept) and self.distinct <= _FEW and self.rows >= _OFTEN * self.distinct
 
     def without(self, odd: Sequence[str]) -> "_Column":
-        """The column in which some texts mean that there is no value."""
+        """Return the column with some texts as missing values."""
         return _Column(self.name, self._texts.set(self._texts.is_in(list(odd)).fill_null(False), None), self.dtype)
 
     def share(self, fits: pl.Series) -> float:
@@ -380,7 +380,7 @@ def _verdict(column: _Column, whole: bool) -> tuple[str, str, str]:
 
 
 def _either_order(name: str, read: str) -> str:
-    """The warning of a column of dates whose format may as well have the day and the month the other way round."""
+    """Return the warning of a column of dates whose day and month may also be read in the other order."""
     is_day_first = read.startswith("%d")
     other = read.replace(*("%d/%m", "%m/%d") if is_day_first else ("%m/%d", "%d/%m"))
     other = other.replace(*("%d-%m", "%m-%d") if is_day_first else ("%m-%d", "%d-%m"))
@@ -388,10 +388,10 @@ def _either_order(name: str, read: str) -> str:
 
 
 def _typed_but_for_odd_values(column: _Column, whole: bool) -> tuple[str, str, str] | None:
-    """Kind, reason and warning of numbers, amounts or times among which there are other values; None of other columns.
+    """Return kind, reason and warning of numbers, amounts or times with odd values; None for other columns.
 
-    The other values mean that there is none if they are at most 1 % of the rows. If they are more, the column is a
-    category, and only the warning says what it may be.
+    Odd values in at most 1 % of the rows count as missing. With more odd values, the column is a category, and the
+    warning names the likely kind.
     """
     if column.is_numeric:
         return None
@@ -436,7 +436,7 @@ def _likely_typed(column: _Column) -> Iterator[pl.Series]:
 
 
 def _of_units(column: _Column) -> str:
-    """The warning of a category whose values are numbers with a unit, or durations; empty of other columns."""
+    """Return the warning of a category of numbers with a unit, or of durations; empty for other columns."""
     if column.distinct <= _FEW:
         return ""
     units = column.values.str.extract(_QUANTITY, 1)
@@ -451,7 +451,7 @@ def _of_units(column: _Column) -> str:
 
 
 def _of_currencies(column: _Column) -> str:
-    """The warning of amounts in several currencies; empty of other amounts."""
+    """Return the warning of amounts in several currencies; empty for other amounts."""
     signs = column.values.str.extract(f"({SIGN})", 1).str.to_uppercase().replace(_SAME_CURRENCY)
     found = pl.DataFrame({"sign": signs, "rows": column.counts}).drop_nulls().group_by("sign").sum()
     found = found.filter(pl.col("rows") >= (1 - _NEARLY_ALL) * column.rows).sort("rows", descending=True)
@@ -576,7 +576,7 @@ def _without_sign(values: pl.Series) -> pl.Series:
 
 
 def _are_in_groups(numbers: pl.Series) -> bool:
-    """Whether amounts have their digits in groups, and are no lists of numbers: 1,234.50 and 7,045, but not 101,203.
+    """Return whether amounts have digit groups and are not lists of numbers: 1,234.50 and 7,045, but not 101,203.
 
     Lists have no decimals behind their last value and none that begins with 0, unless all values may.
     """
@@ -650,9 +650,9 @@ def _weight_among(columns: Sequence[_Column]) -> str | None:
 
 
 def _own_time(columns: Sequence[_Column], found: Mapping[str, tuple[str, str, str]]) -> dict[str, tuple[str, str, str]]:
-    """Return the verdict on the column of the log's own time: named as a time, never missing, and nearly in order.
+    """Return the verdict on the log's time column, which is named as a time, never missing, and nearly in order.
 
-    If there is none, return the verdict on the column whose name says that it is the time of the rows, with a warning.
+    Without such a column, return a verdict with a warning on a column whose name means the time of the rows.
     """
     named = [column for column in columns if column.is_named(TIME_WORDS)]
     late: dict[str, tuple[str, str, str]] = {}
