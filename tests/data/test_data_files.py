@@ -4,6 +4,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,49 @@ def test_a_log_in_many_files_is_the_log_in_one(seed: int, header: str, suffix: s
     prepared, _ = prepare([tmp_path / "logs"], tmp_path / "out", chunk_bytes=200)
     assert_same_rows(prepared, alone)
     assert prepared.identity == many.identity != alone.identity
+
+
+TYPED = {
+    "words": ["a1", "a2", "a3"],
+    "whole": [1, 2, 3],
+    "real": [0.5, 1.75, 2.25],
+    "lists": [["a", "b"], ["c"], ["a"]],
+    "times": [datetime(2026, 1, 1, 7), datetime(2026, 1, 2, 8), datetime(2026, 1, 3, 9)],
+}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_file_whose_column_has_the_type_null_has_missing_values(
+    name: str, place: int, suffix: str, tmp_path: Path
+) -> None:
+    values = pl.Series("x", TYPED[name] * 30)
+    logs = []
+    for kind, nulls in (("null", pl.Series("x", [None] * 90, dtype=pl.Null)), ("typed", values.clear(90))):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for number in range(3):
+            frame = pl.DataFrame({"label": [0, 1, 1] * 30, "user": ["u", "v", "w"] * 30})
+            frame = frame.with_columns(nulls if number == place else values)
+            path = folder / f"{number}{suffix}"
+            frame.write_parquet(path) if suffix == ".parquet" else frame.write_ipc(path)
+        logs.append(open_log(folder))
+    assert logs[0].columns == logs[1].columns != {}
+    assert logs[0].columns["x"] != "ignore"
+    assert_same_rows(logs[0], logs[1])
+
+
+def test_files_whose_types_differ_give_the_same_keys_and_structs_are_named_with_their_file(tmp_path: Path) -> None:
+    rows = {"label": [0, 1, 1] * 30, "x": [1, 2, 3] * 30}
+    for number, dtype in enumerate((pl.Int64, pl.Int8, pl.Float64, pl.String, pl.Decimal(9, 2))):
+        pl.DataFrame(rows).with_columns(pl.col("x").cast(dtype)).write_parquet(tmp_path / f"{number}.parquet")
+    log = open_log(tmp_path)
+    keys = next(log.batches(0, len(log), len(log))).keys
+    assert (len(log), len(keys[:90].unique()), len(keys.unique())) == (450, 3, 3)
+    pl.DataFrame(rows).with_columns(x=pl.struct(a="x")).write_parquet(tmp_path / "9.parquet")
+    with pytest.raises(ClickLogError, match=r"9\.parquet.*'x'"):
+        len(open_log(tmp_path))
 
 
 def test_bad_rows_and_blank_lines_are_named_by_the_line_in_their_file(tmp_path: Path) -> None:

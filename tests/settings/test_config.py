@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 import yaml
@@ -13,11 +15,12 @@ from torch import nn
 
 from command import Run
 from over import over
-from sparsegroup.data import SyntheticConfig, synthetic_log
+from sparsegroup.data import FrameLog, SyntheticConfig, synthetic_log
+from sparsegroup.data.order import LogPart
 from sparsegroup.settings.auto import RULES
 from sparsegroup.settings.declared import SHORT
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training import Config
+from sparsegroup.training import Config, predict
 from sparsegroup.training.build import read_config
 
 LOG = synthetic_log(SyntheticConfig(rows=1_000), seed=0)
@@ -222,3 +225,30 @@ def test_settings_that_are_shares_take_both() -> None:
             Config.of(**{name: "a few"})
     with pytest.raises(SettingsError, match="greater than 0"):
         Config.of(target_rate="0%")
+
+
+def wide(fields: int, seed: int) -> FrameLog:
+    """Rows of fields of which three decide the odds."""
+    draw = np.random.default_rng(seed)
+    values = draw.integers(8, size=(500, fields))
+    logits = draw.normal(0, 1.2, (3, 8))[np.arange(3), values[:, :3]].sum(axis=1)
+    labels = (draw.random(len(values)) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    frame = pl.DataFrame({f"c{place}": [f"v{one}" for one in values[:, place]] for place in range(fields)})
+    return FrameLog(frame, labels, columns=dict.fromkeys(frame.columns, "category"))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_default_rates_do_not_diverge_on_a_log_of_few_rows_and_as_many_fields_as_there_may_be(seed: int) -> None:
+    log = wide(256, seed)
+    config = Config.of(baseline=False).resolved_for(log)
+    model, optimizer = config.build(log)
+    part = LogPart(log, 0, 400, 100)
+    plan = config.training.plan(part.train_rows)
+    config.trainer(model, optimizer, plan).fit_plan(plan, part)
+    assert predict(model, part.batches(400, 500, 100)).metrics().relative_loss < 1.1
+
+
+def test_the_default_rates_fall_only_with_many_fields() -> None:
+    few, many = (Config.of(dim=4).resolved_for(wide(fields, 0)).optimizer for fields in (64, 128))
+    assert (few.lr, few.network_lr) == (0.1, 0.03)
+    assert (many.lr, many.network_lr) == (0.05, 0.015)

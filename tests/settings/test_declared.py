@@ -46,8 +46,8 @@ def test_help(command: str) -> None:
 
 
 LOGS = {
-    "short": SimpleNamespace(train_rows=900, tasks=()),
-    "long": SimpleNamespace(train_rows=400_000, tasks=()),
+    "short": SimpleNamespace(train_rows=900, tasks=(), fields=("a", "b")),
+    "long": SimpleNamespace(train_rows=400_000, tasks=(), fields=("a", "b")),
 }
 GIVEN: dict[str, dict[str, Any]] = {
     "nothing": {},

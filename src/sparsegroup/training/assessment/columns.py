@@ -28,7 +28,7 @@ MOST_CELLS = 500_000
 """Rows times columns that are shuffled at most, if that leaves `LEAST_ROWS`."""
 
 MOST_WORK = 7 * 10**10
-"""Largest number of multiplications for the importances of a run's columns: some ten seconds on two cores. For a wide
+"""Largest number of multiplications for the importances of a run's columns: seconds, not minutes. For a wide
 log, fewer rows are shuffled. If `FEWEST_ROWS` still take too long, only the most predictive columns are shuffled.
 """
 
