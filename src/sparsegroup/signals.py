@@ -33,7 +33,7 @@ class _DeferredHandlers:
                 signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._is_active:
+        if self._is_active and os.getpid() == self._process:
             self._arrived.append((number, frame))
         else:
             self._handlers[number](number, frame)
@@ -52,7 +52,7 @@ class _DeferredHandlers:
                 stack.callback(signal.signal, number, handler)
 
 
-_depth = 0  # 1 while the main thread defers signals
+_deferring_process = 0  # the ID of the process whose main thread defers signals; a child of another thread does not
 
 
 @contextmanager
@@ -62,15 +62,15 @@ def signals_deferred() -> Iterator[None]:
     Only the main thread runs handlers, so the function does nothing in other threads. Entering the block takes a tenth
     of a millisecond, which is too long for every training step.
     """
-    global _depth
-    if threading.current_thread() is not threading.main_thread() or _depth:
+    global _deferring_process
+    if threading.current_thread() is not threading.main_thread() or _deferring_process == os.getpid():
         yield
         return
     handlers = _DeferredHandlers()
     try:
         handlers.begin()
-        _depth = 1
+        _deferring_process = os.getpid()
         yield
     finally:
-        _depth = 0
+        _deferring_process = 0
         handlers.end()
