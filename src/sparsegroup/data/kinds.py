@@ -229,7 +229,7 @@ class Label:
 
     @property
     def _bounds(self) -> list[tuple[str, float]]:
-        """The comparisons that a label which is a number passes."""
+        """Return the comparisons that a numeric label passes."""
         bounds = self.rule.removeprefix(NUMBERS).split() if self.rule.startswith(NUMBERS) else []
         return [(sign, float(bound)) for sign, bound in zip(bounds[::2], bounds[1::2], strict=True)]
 

@@ -159,7 +159,7 @@ class SizeTarget(ABC):
 
     @property
     def is_due(self) -> bool:
-        """Whether the next `step` sets λ21. Don't `prefetch` before it: the next batch's keys would count as seen.
+        """Return whether the next `step` sets λ21. Do not `prefetch` before that step: the keys would count as seen.
 
         A training of unknown length may be short: before its first interval ends, λ21 is set at the steps 1, 2, 3, 4,
         6, 8, 12, 16, 24 … as well.

@@ -175,7 +175,7 @@ class RowReader:
         return self._joined(found, len(rows))
 
     def batch_of_frame(self, frame: pa.Table | pl.DataFrame) -> Batch:
-        """The batch of a frame's rows; see `batch`.
+        """Return the batch of a frame's rows; see `batch`.
 
         Raises:
             BadRowsError: As `batch`; or a column of a type that cannot be read.

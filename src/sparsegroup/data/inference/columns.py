@@ -241,7 +241,7 @@ class _Column:
 
     @cached_property
     def words(self) -> set[str]:
-        """The words of the name, lower case, without digits at their end."""
+        """Return the words of the name in lower case, without digits at their ends."""
         parts = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", self.name)
         return {re.sub(r"\d+$", "", part.lower()) for part in parts if part}
 
@@ -259,13 +259,13 @@ class _Column:
 
     @property
     def kind_of_ids(self) -> str:
-        """The kind of a category whose values are these."""
+        """Return the kind of a category with these values."""
         is_number = self.is_numeric and not self.has(_PADDED) and not self.has_versions
         return "category of numbers" if is_number else "category"
 
     @property
     def kind_by_type(self) -> str:
-        """The kind of a column without values, by its type."""
+        """Return the kind of a column without values, by the type of the column."""
         if self.dtype.is_float() or isinstance(self.dtype, pl.Decimal | pl.Duration):
             return "number"
         if self.dtype.is_integer():
@@ -275,7 +275,7 @@ class _Column:
 
     @property
     def has_versions(self) -> bool:
-        """Whether numbers are versions, in which trailing zeros count: 1.10 follows 1.9."""
+        """Return whether numbers are versions, whose trailing zeros count: 1.10 follows 1.9."""
         if self.is_named(VERSION_WORDS):
             return self.has(r"\.")
         decimals = self.values.str.extract(r"\.(\d+)$").drop_nulls()
@@ -292,7 +292,7 @@ class _Column:
         return int(self.counts.filter(fits).sum()) / max(self.rows, 1)
 
     def shown(self, fits: pl.Series) -> str:
-        """Some of the `values` that fit, the most frequent first, with their counts, for a message."""
+        """Return the most frequent of the fitting `values` with their counts, as text for a message."""
         values, counts = self.values.filter(fits), self.counts.filter(fits)
         shown = ", ".join(f"{value[:20]!r} ({count:,})" for value, count in zip(values[:3], counts[:3], strict=True))
         return shown + (", …" if len(values) > 3 else "")
@@ -308,12 +308,12 @@ class _Column:
 
     @cached_property
     def are_numbers(self) -> pl.Series:
-        """Which of the values can be read as numbers."""
+        """Return a mask of the values that can be read as numbers."""
         return self.values.cast(pl.Float64, strict=False).is_not_null()
 
     @property
     def is_numeric(self) -> bool:
-        """Whether all values are numbers: also 1e12, which alone may be a hash, if nearly all others are."""
+        """Return whether all values are numbers; 1e12 is a number if nearly all other values are numbers."""
         least = _NEARLY_ALL if self.rows >= _ENOUGH else 1.0
         return self.rows > 0 and self.numeral_share >= least and bool(self.are_numbers.all())
 
@@ -329,18 +329,18 @@ class _Column:
 
     @property
     def is_clock(self) -> bool:
-        """Whether all rows have whole numbers, in order."""
+        """Return whether all rows have whole numbers in ascending order."""
         return not self.missing and self.is_numeric and self.is_whole and _is_in_order(self.numbers)
 
     @cached_property
     def are_iso(self) -> pl.Series:
-        """Which of the values are dates, or dates with a time."""
+        """Return a mask of the values that are dates, with or without a time."""
         days = self.values.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False)
         return self.values.str.contains(re.sub(r"\?P<\w+>", "", ISO)) & days.is_not_null()
 
     @property
     def runs(self) -> int:
-        """In how many runs the rows fall, each of rows with the same value or of rows without any."""
+        """Return the number of runs of consecutive rows with one value, or with no value."""
         return int(self._texts.ne_missing(self._texts.shift(1)).sum()) + self._texts.head(1).null_count()
 
     @property
@@ -421,7 +421,7 @@ def _typed_but_for_odd_values(column: _Column, whole: bool) -> tuple[str, str, s
 
 
 def _likely_typed(column: _Column) -> Iterator[pl.Series]:
-    """Which of the values are of one type, for each type that some are of."""
+    """Yield a mask of the values for each type of number, date or amount that values may have."""
     if not column.has(_PADDED):
         yield column.are_numbers
     yield column.are_iso

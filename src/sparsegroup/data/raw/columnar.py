@@ -107,7 +107,7 @@ class ColumnarFile(RawFile):
 
     @property
     def is_parquet(self) -> bool:
-        """Whether the file is a Parquet file, not an Arrow or Feather file."""
+        """Return whether the file is a Parquet file and not an Arrow or Feather file."""
         return self.suffix not in (".arrow", ".feather")
 
     @cached_property

@@ -108,7 +108,7 @@ class RowSteps:
         self.owner: StateOwner | None = None
         self.changes: Changes | None = None
         self._laid_out_for: Callable[[], GroupStep | None] = _no_step
-        """The step that the rows are checked and laid out for, with their present owner: weakly, as it holds this."""
+        """Return the step for which the rows are checked and laid out. The reference is weak to avoid a cycle."""
 
     def use(
         self,
