@@ -249,7 +249,7 @@ def test_a_folder_with_damaged_or_missing_parts_is_refused(
 
 
 def test_files_that_prepare_has_not_written_are_left_alone(path: Path, tmp_path: Path) -> None:
-    """A folder of Spark's has files of the same names."""
+    """Spark writes folders with files of equal names."""
     for name in ("part-00000.parquet", "notes.txt"):
         (folder := tmp_path / name).mkdir()
         written(folder / name, "mine")

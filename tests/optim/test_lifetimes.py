@@ -125,7 +125,7 @@ def test_a_training_on_a_gpu_leaves_nothing():
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_what_a_training_uses_leaves_nothing(kind: str, tmp_path: Path, two_threads: None) -> None:
-    """A target, sweeps, checkpoints, loading, copies, schedules and hooks."""
+    """Use targets, sweeps, checkpoints, loading, copies, schedules and hooks."""
 
     def used() -> list[weakref.ref[Any]]:
         model = MODULES[kind]()

@@ -320,7 +320,7 @@ class TestStateOfParametersInOtherGroups:
         assert ours.param_groups[0]["l21"] == 0.1
 
     def test_equal_groups_in_another_order_are_matched_by_names(self):
-        """Both weights are 3 × 3: by place each would get the other's moments."""
+        """Load two weights of equal shape, which would exchange their moments if matched by place."""
         model, ours = self.trained(lambda model: GroupAdam([(n, p) for n, p in model.named_parameters() if p.ndim > 1]))
         other = self.net()
         again = GroupAdam([("1.weight", other[1].weight), ("0.weight", other[0].weight)])

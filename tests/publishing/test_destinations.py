@@ -128,7 +128,7 @@ def test_two_publishers_do_not_mix(place: str) -> None:
 
 @pytest.mark.parametrize(("place", "publishes"), [("memory:/", False), ("redis", True)], indirect=["place"])
 def test_a_second_publisher_at_any_moment_leaves_what_can_be_read(place: str, publishes: bool) -> None:
-    """It begins between any two steps of the first one, whose publication then fails or is complete."""
+    """Start the second publisher between any two steps of the first. The first publication fails or is complete."""
     models = [small_model(seed=seed) for seed in range(4)]
     for at in itertools.count():
         here = f"{place}/{at}"

@@ -250,7 +250,7 @@ def test_tracing_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_cache_survives_an_outage_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last release is served, although the publisher has removed what the first ones were made of."""
+    """Serve the last release, although the publisher has removed the files of the first releases."""
     opened, cache = small_model(), tmp_path / "cache"
     publisher = Publisher("memory://outage/models", formats=(), keep=1, compact_after=0.9)
     follows, have, kinds = Subscriber("memory://outage/models", cache), None, set()

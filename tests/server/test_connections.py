@@ -29,7 +29,7 @@ ROLLBACK = b"POST /rollback HTTP/1.1\r\nHost: x\r\nX-Admin-Token: secret\r\nCont
 
 
 class Site:
-    """A server in this process, and its clients."""
+    """Server in this process, with clients."""
 
     def __init__(self, port: int) -> None:
         self.port, self.open = port, ExitStack()

@@ -104,7 +104,7 @@ def test_a_unit_of_the_label_that_differs_in_its_last_digits_changes_the_graph()
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export in `0`, and a delta that follows in `1`."""
+    """Write an export to `0`, and the delta that follows to `1`."""
     place, opened = tmp_path_factory.mktemp("chain"), opened_model("mlp", rows=60, hidden=[4], fallback=True)
     opened.model.embedding.fallback.data.fill_(0.5)
     export_trained(opened, place / "0")

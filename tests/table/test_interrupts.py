@@ -89,7 +89,7 @@ CASES = [
 
 
 class Case:
-    """An action on copies of a trained table."""
+    """Action on copies of a trained table."""
 
     def __init__(self, kind: str, name: str, folder: Path) -> None:
         self.name, self.other, self.path = name, trained(kind, NEW, NEW), folder / "checkpoint"

@@ -248,7 +248,7 @@ def test_what_is_registered_in_several_threads_has_different_numbers() -> None:
 
 
 def ends(*jobs: Callable[[], object]) -> bool:
-    """Whether jobs in threads end; threads that wait for each other are left to wait."""
+    """Return whether jobs in threads end. Threads that wait for each other are abandoned."""
     threads = [threading.Thread(target=job, daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
@@ -260,7 +260,7 @@ def ends(*jobs: Callable[[], object]) -> bool:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded")
 def test_a_fork_does_not_wait_for_a_thread_that_waits_for_a_table() -> None:
-    """A thread holds one of two tables, in either order, and takes the other one while a process is forked."""
+    """Fork a process while a thread holds one of two tables and locks the other table, in either order."""
     one, other = new_table().table, new_table().table
     for first, second in ((one, other), (other, one)):
         has_first = threading.Event()

@@ -279,7 +279,7 @@ def test_a_bar_shows_how_far_a_training_has_come(place: str, monkeypatch: pytest
             return place == "terminal"
 
     class ZMQInteractiveShell:
-        """The shell of a notebook's kernel."""
+        """Shell of a notebook kernel."""
 
     if place == "notebook":
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))

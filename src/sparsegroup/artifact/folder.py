@@ -28,7 +28,7 @@ _COPIED_BYTES = 8 << 20
 
 
 class Readable(Protocol):
-    """An open file, of this machine or of a store."""
+    """Open file, on this machine or in an object store."""
 
     def read(self, size: int, /) -> bytes:
         """Return the next bytes, at most `size`; none at the end."""

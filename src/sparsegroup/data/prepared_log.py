@@ -30,7 +30,7 @@ MANIFEST = "log.json"
 
 @dataclass(frozen=True, kw_only=True)
 class PartsManifest(Manifest):
-    """The parts of a prepared log.
+    """Parts of a prepared log.
 
     Attributes:
         parts: Name of each file of rows, in order → its rows.
@@ -59,7 +59,7 @@ class PartsManifest(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class UnfinishedManifest(PartsManifest):
-    """The parts that an unfinished `prepare` has written.
+    """Parts that an unfinished `prepare` has written.
 
     Attributes:
         state: Progress of reading at the end of the last part.

@@ -400,7 +400,7 @@ class ColumnTransform:
 
     @cached_property
     def outputs(self) -> tuple[tuple[str, str, str, pl.Expr], ...]:
-        """What is made: its name, whether it is a field, a number or the time, its raw column, and how of texts.
+        """Return each derived column: name, role (field, number or time), raw column, and the expression over texts.
 
         The expressions read columns in which the texts of `ColumnKind.missing` are null already.
         """

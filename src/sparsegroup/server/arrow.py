@@ -18,11 +18,11 @@ _INSIDE = 12
 
 
 class StreamError(ValueError):
-    """A body that is not an Arrow IPC stream, or has an unsupported type."""
+    """Error: a body is not an Arrow IPC stream, or has an unsupported type."""
 
 
 class TooLargeError(StreamError):
-    """An Arrow IPC stream with more rows or bytes than a request may have."""
+    """Error: an Arrow IPC stream has more rows or bytes than a request may have."""
 
 
 def read_table(body: bytes, columns: Collection[str], rows: int, size: int) -> pa.Table:

@@ -49,6 +49,7 @@ class SourceOptions(TypedDict, total=False):
     late_window: float | None
 
 
+_OF_FILES, _OF_STREAMS = ("sort", "settle", "missing_columns"), ("lost",)
 _OF_A_JOIN = ("on", "window", "time", "click_time", "joined_label", "late", "late_window")
 
 
@@ -78,6 +79,13 @@ def open_source(text: str | Sequence[str], **options: Unpack[SourceOptions]) -> 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     joins = {name: given.pop(name) for name in _OF_A_JOIN if name in given}
     clicks = given.pop("clicks", None)
+    applicable = {*_options_of(text)} | ({*_options_of(clicks)} - {"missing_columns"} if clicks is not None else set())
+    if unused := given.keys() - applicable:
+        raise StreamError(
+            f"`{min(unused)}` is not for this source: `sort`, `settle` and `missing_columns` are for files, `lost` "
+            "is for Kafka and Redis",
+            *("sort", "settle", "missing_columns", "lost"),
+        )
     if clicks is None:
         if joins:
             name = min(joins)
@@ -101,7 +109,7 @@ def _source(text: str | Sequence[str], options: dict[str, Any]) -> Source:
     first = paths[0]
     url = _URL.fullmatch(first)
     if first != "-" and url is None:
-        return FilesSource(paths if len(paths) > 1 else first, **_of(("sort", "settle", "missing_columns"), options))
+        return FilesSource(paths if len(paths) > 1 else first, **_of(_OF_FILES, options))
     if len(paths) > 1:
         raise StreamError(f"{public_address(first)}: only files can be several; give this source alone")
     if url is None:
@@ -114,7 +122,7 @@ def _source(text: str | Sequence[str], options: dict[str, Any]) -> Source:
         wanted = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
     except ValueError:
         raise StreamError(f"{name}: the text after the ? is no list of name=value with & between them") from None
-    found = {"lost": wanted.pop("lost", None)} | _of(("lost",), options)
+    found = {"lost": wanted.pop("lost", None)} | _of(_OF_STREAMS, options)
     found = {name: value for name, value in found.items() if value is not None}
     if scheme == "kafka":
         if not place or not path:
@@ -129,6 +137,12 @@ def _source(text: str | Sequence[str], options: dict[str, Any]) -> Source:
         raise StreamError(f"{name}: name a stream, as in redis://host:6379/0/stream")
     rest = f"?{urlencode(wanted)}" if wanted else ""
     return RedisSource(f"{scheme}://{place}/{database or 0}{rest}", unquote(stream), **found)
+
+
+def _options_of(text: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the options of the source that a text names."""
+    first = paths_of(text)[0]
+    return () if first == "-" else _OF_FILES if _URL.fullmatch(first) is None else _OF_STREAMS
 
 
 def _of(names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
