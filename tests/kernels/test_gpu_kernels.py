@@ -267,7 +267,7 @@ def test_a_table_leaves_gradients_that_are_not_finite(once: bool) -> None:
     lines.g[3, 1], lines.g[5, 4], lines.g[1, 0] = math.nan, math.inf, math.nan
     bad = [0, 6]
     if once:
-        lines.hessian[0, 2] = math.inf
+        lines.second_input[0, 2] = math.inf
         bad.append(12)
     runs = lines.runs(rows, repeats=not once)
     launch.step_table(one.rule, True, table.layout, 13, runs, counts, one.settings, one.numbers)

@@ -57,7 +57,7 @@ class Parts:
     u: Tensor | None
     state: tuple[Tensor, ...]
     g: Tensor
-    hessian: Tensor | None
+    second_input: Tensor | None
 
     @property
     def slot(self) -> ParameterMemory:
@@ -68,7 +68,7 @@ class Parts:
         return ParameterMemory(self.x, entry, names, "rows", wants_kernels=True, capturable=False)
 
     def with_numbers(self, numbers: StepScalars) -> TensorPlan:
-        plan = TensorPlan(self.x, self.g, self.hessian)
+        plan = TensorPlan(self.x, self.g, self.second_input)
         plan.memory, plan.scalars = self.slot, numbers
         return plan
 
@@ -76,7 +76,7 @@ class Parts:
         """The gradient of `rows`."""
         if repeats:
             return launch.runs_of(self.g, rows)
-        return launch.GradientRuns(self.g, rows, self.hessian)
+        return launch.GradientRuns(self.g, rows, self.second_input)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Case:
             eager.Block(
                 parts.x.float(), None if parts.u is None else parts.u.float(), [state.float() for state in parts.state]
             ),
-            [parts.g.float(), *([] if parts.hessian is None else [parts.hessian.float()])],
+            [parts.g.float(), *([] if parts.second_input is None else [parts.second_input.float()])],
             self.numbers.scalars,
             self.settings.initial,
             self.settings.sigma_0,
@@ -135,7 +135,7 @@ def case(
         u=(0.1 * normal() * weak * trained + 0.0).to(state_dtype) if carries_u else None,
         state=tuple((start + 0.1 * normal().abs() * trained).to(state_dtype) for start in initial),
         g=(normal() * weak * (kinds != 3)).to(gradient_dtype),
-        hessian=normal().abs().to(gradient_dtype) if rule.has_second_input else None,
+        second_input=normal().abs().to(gradient_dtype) if rule.has_second_input else None,
     )
     sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(hyperparameters, LR)
     return Case(
@@ -154,7 +154,7 @@ def mapped(parts: Parts, function: Callable[[Tensor], Tensor]) -> Parts:
         None if parts.u is None else function(parts.u),
         tuple(function(state) for state in parts.state),
         function(parts.g),
-        None if parts.hessian is None else function(parts.hessian),
+        None if parts.second_input is None else function(parts.second_input),
     )
 
 
@@ -179,8 +179,8 @@ def shuffled(count: int, seed: int = 0) -> Tensor:
 def lines_of(parts: Parts, rows: Tensor, times: float = 1.0) -> Parts:
     """`parts` with the gradients of some rows, `times` a number; rows that are not there get another's."""
     there = rows % len(parts.g)
-    hessian = None if parts.hessian is None else parts.hessian[there]
-    return replace(parts, g=parts.g[there] * times, hessian=hessian)
+    second_input = None if parts.second_input is None else parts.second_input[there]
+    return replace(parts, g=parts.g[there] * times, second_input=second_input)
 
 
 class Table:
@@ -352,7 +352,7 @@ def assert_step(case: Case, after: Parts, expected: eager.Block | None = None) -
     assert_close("x", after.x[same_side], expected.x[same_side], before.x)
 
     if before.u is not None:
-        curvature = [] if before.hessian is None else [before.hessian.float()]
+        curvature = [] if before.second_input is None else [before.second_input.float()]
         _, sigma, *_ = case.rule.update(before.g.float(), *curvature, *before.state, *case.numbers.scalars)
         rounded = 4 * torch.finfo(torch.float32).eps * _largest([sigma * before.x.float()]) if low_precision else 0.0
         assert_close("u", after.u[same_side], expected.u[same_side], before.u, rounded)

@@ -48,7 +48,7 @@ def advance(
 ) -> Block:
     """The block after one step, its `x` in `dtype`, in which the parameter is stored.
 
-    `gradients` has the Hessian's diagonal too for a second-order rule; `scalars`, `initial` and `sigma_0` are the
+    `gradients` has the second input too for a rule that takes one; `scalars`, `initial` and `sigma_0` are the
     rule's, `initial` as the state is stored.
     """
     x, u = block.x, block.u
@@ -184,7 +184,7 @@ class EagerBackend(Backend):
         after = advance(
             self.rule,
             before,
-            [g.to(dtype) for g in (plan.gradient, plan.hessian) if g is not None],
+            [g.to(dtype) for g in (plan.gradient, plan.second_input) if g is not None],
             scalars.scalars,
             constants.stored_as(tuple(part.dtype for part in memory.state)).initial,
             scalars.start[0] if self.rule.sigma_0 is not None else None,

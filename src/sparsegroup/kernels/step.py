@@ -195,9 +195,9 @@ class TensorPlan:
 
     parameter: Tensor  # the tensor: a parameter, or this rank's part of one
     gradient: Tensor  # shaped as the parameter, or as its `rows`; of any floating dtype
-    # shaped as `gradient`; for second-order rules the diagonal of the Hessian, for those with `mean_square` the mean
-    # of g² over each element's group
-    hessian: Tensor | None = None
+    # shaped as `gradient`: the Hessian's diagonal for second-order rules, the mean of g² over each element's group for
+    # rules with `mean_square`, None for others
+    second_input: Tensor | None = None
     rows: Tensor | None = None  # `[n]` int64, the rows of a sparse gradient; None for a dense one
     repeats: bool = False  # whether `rows` may hold a row several times, whose gradients must be added up
     unchecked: bool = False  # whether `rows` may be beyond the parameter
@@ -205,9 +205,9 @@ class TensorPlan:
     memory: ParameterMemory = field(init=False)  # where the parameter and its state are
     scalars: StepScalars = field(init=False)  # what depends on the step count of this parameter
 
-    def with_hessian(self, diagonal: Tensor) -> "TensorPlan":
-        """The same with the Hessian's diagonal, or what else the rule takes as such."""
-        return replace(self, hessian=diagonal.to(self.gradient.dtype))
+    def with_second_input(self, second_input: Tensor) -> "TensorPlan":
+        """Return the plan with the second input of the rule."""
+        return replace(self, second_input=second_input.to(self.gradient.dtype))
 
     def sum_rows(self) -> None:
         """Have each row of a sparse gradient once. Raises IndexError if it has rows that the parameter has not."""

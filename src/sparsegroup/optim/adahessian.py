@@ -213,7 +213,7 @@ class GroupAdaHessian(GroupOptimizer):
                 for group, parameter, diagonal in zip(groups, parameters, diagonals, strict=True)
             )
             completed = [
-                (step, [plan.with_hessian(next(averaged)) for plan in plans])  # type: ignore[union-attr]  # none repeats
+                (step, [plan.with_second_input(next(averaged)) for plan in plans])  # type: ignore[union-attr]  # none repeats
                 for step, plans in planned
             ]
         for parameter in parameters:

@@ -113,10 +113,10 @@ class RowsPlan(Protocol):
 
     @property
     def gradient(self) -> Tensor:
-        """`[n, dim]`, in the order in which a Hessian's diagonal must come: that of the coalesced gradient."""
+        """`[n, dim]`, in the order in which a second input must come: that of the coalesced gradient."""
 
-    def with_hessian(self, diagonal: Tensor) -> Self:
-        """The same with the Hessian's diagonal, shaped as `gradient`. Raises FloatingPointError if it is not finite."""
+    def with_second_input(self, second_input: Tensor) -> Self:
+        """Return the plan with the rule's second input, shaped as `gradient`. FloatingPointError: not finite."""
 
     def run(self, step: "GroupStep", scalars: StepScalars, entry: Entry) -> None:
         """Take the step."""
@@ -359,7 +359,7 @@ class GroupStep:
             backend.step(self.number, self.constants, some)
         for plan in plans:
             del plan.gradient
-            plan.hessian = None
+            plan.second_input = None
 
     def _counted(self, steps: Tensor) -> float:
         """Count a step of a table's rows; gives the new count."""
@@ -377,7 +377,7 @@ class GroupStep:
             self.takes_gradients_unchanged
             and not self.capturable
             and plan.gradient is plan.parameter.grad
-            and plan.whole is plan.rows is plan.hessian is None
+            and plan.whole is plan.rows is plan.second_input is None
             and plan.memory.dtype == compute_dtype(plan.memory.dtype)
         )
 

@@ -177,7 +177,7 @@ def _read(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> 
         plan.gradient = plan.gradient.to(compute_dtype(plan.gradient.dtype))
         g = plan.gradient
         groups = step.grouping_of(g) if plan.rows is None else grouping("rows", g.shape, g.device)
-        plan.hessian = mean_square(g, groups)
+        plan.second_input = mean_square(g, groups)
     return plan
 
 

@@ -123,13 +123,13 @@ def _tensors_of(memories: Sequence[ParameterMemory], carries_u: bool) -> step.Te
 
 
 def _addresses(plans: Sequence[TensorPlan]) -> npt.NDArray[np.int64]:
-    """Where gradient and Hessian of each begin, `[plans, 2]`; 0 for none."""
+    """Return the addresses of the gradient and the second input of each, `[plans, 2]`; 0 for none."""
     addresses = []
     for plan in plans:
-        gradient, hessian = plan.gradient, plan.hessian
+        gradient, second_input = plan.gradient, plan.second_input
         if not gradient.is_contiguous() or gradient.is_neg():
             gradient = plan.gradient = gradient.resolve_neg().contiguous()  # the plan keeps it until the step is done
-        if hessian is not None:
-            hessian = plan.hessian = hessian.resolve_neg().contiguous()
-        addresses += [gradient.data_ptr(), 0 if hessian is None else hessian.data_ptr()]
+        if second_input is not None:
+            second_input = plan.second_input = second_input.resolve_neg().contiguous()
+        addresses += [gradient.data_ptr(), 0 if second_input is None else second_input.data_ptr()]
     return np.array(addresses, np.int64).reshape(-1, 2)

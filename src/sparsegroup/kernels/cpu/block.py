@@ -79,23 +79,23 @@ def untouched(u: Any, state: Any, g: Any, start: int, d: int, initial: Any, zero
     return True
 
 
-def rule_only(state: Any, g: Any, hessian: Any, n: int, scalars: Any) -> None:
+def rule_only(state: Any, g: Any, second_input: Any, n: int, scalars: Any) -> None:
     """The state advances; x and u stay (a learning rate of 0)."""
     for i in range(n):
-        update_at(g, hessian, state, i, scalars)
+        update_at(g, second_input, state, i, scalars)
 
 
-def base_only(x: Any, state: Any, g: Any, hessian: Any, n: int, scalars: Any, zero: Any) -> None:
+def base_only(x: Any, state: Any, g: Any, second_input: Any, n: int, scalars: Any, zero: Any) -> None:
     """The base optimizer's step."""
     for i in range(n):
-        m, sigma = update_at(g, hessian, state, i, scalars)
+        m, sigma = update_at(g, second_input, state, i, scalars)
         x[i] = _base_step(x[i], m, sigma, zero)
 
 
-def rule_and_z(x: Any, u: Any, state: Any, g: Any, hessian: Any, S: Any, n: int, scalars: Any) -> None:
+def rule_and_z(x: Any, u: Any, state: Any, g: Any, second_input: Any, S: Any, n: int, scalars: Any) -> None:
     """m, σ and z of `n` elements."""
     for i in range(n):
-        m, sigma = update_at(g, hessian, state, i, scalars)
+        m, sigma = update_at(g, second_input, state, i, scalars)
         S[AT_M + i] = m
         S[AT_SIGMA + i] = sigma
         S[AT_Z + i] = u[i] + m - sigma * x[i]
@@ -166,7 +166,7 @@ def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero:
 
 
 def advance(
-    x: Any, u: Any, state: Any, g: Any, hessian: Any, groups: int, d: int,
+    x: Any, u: Any, state: Any, g: Any, second_input: Any, groups: int, d: int,
     S: Any, T: Any, quiet: Any, scalars: Any, initial: Any, constants: Any,
     tau: Any, threshold: Any,
 ) -> None:  # fmt: skip
@@ -186,7 +186,7 @@ def advance(
                 quiet_groups += 1
             elif HAS_START:
                 charge_start(x, u, j * d, d, sigma_0, zero, one)
-    rule_and_z(x, u, state, g, hessian, S, n, scalars)
+    rule_and_z(x, u, state, g, second_input, S, n, scalars)
     weigh_at, shrink_at, parameters = threshold
     if weigh_at == NO_NORM:
         for i in range(n):
@@ -205,7 +205,7 @@ def advance(
 
 
 def advance_large(
-    x: Any, u: Any, state: Any, g: Any, hessian: Any, d: int, S: Any, T: Any, H: Any,
+    x: Any, u: Any, state: Any, g: Any, second_input: Any, d: int, S: Any, T: Any, H: Any,
     scalars: Any, initial: Any, constants: Any, tau: Any, threshold: Any,
 ) -> None:  # fmt: skip
     """One step of one group of more than `BLOCK` elements; `H` (3 d) keeps what is between its two passes."""
@@ -220,7 +220,7 @@ def advance_large(
         end = min(start + BLOCK, d)
         n = end - start
         xs, us, states = part(x, start, n, zero), part(u, start, n, zero), parts_of(state, start, n, zero)
-        rule_and_z(xs, us, states, part(g, start, n, zero), part(hessian, start, n, zero), S, n, scalars)
+        rule_and_z(xs, us, states, part(g, start, n, zero), part(second_input, start, n, zero), S, n, scalars)
         for i in range(n):
             H[start + i] = S[AT_M + i]
         for i in range(n):
@@ -267,7 +267,7 @@ def step(
         work: `[k, 3]` int64: tensor, first group, and one past the last, if there are this many.
         counts: `[tensors]` int64, groups.
         base: `[tensors, PARTS]` int64, address of x, u (where carried) and the states.
-        gradients: `[tensors, 2]` int64, address of the gradient and of the Hessian's diagonal (0 where there is none).
+        gradients: `[tensors, 2]` int64, address of the gradient and of the second input (0 where there is none).
         widths: `[tensors]` int64, elements of a group.
         pages, shift, stride: Part p of row r begins at
             `pages[r >> shift] + (r & (2**shift - 1)) * stride + base[0, p]`; `pages` is `[p]` int64.
@@ -333,16 +333,16 @@ def step(
             x, u, state = parts_in(at, groups * d, zero)
             if in_rows:
                 live_change -= live_groups(x, groups, d, zero)
-            g, hessian = gradient_at(gradients, t, j * width, groups * d, zero)
+            g, second = gradient_at(gradients, t, j * width, groups * d, zero)
             if frozen:
-                rule_only(state, g, hessian, groups * d, row_scalars)
+                rule_only(state, g, second, groups * d, row_scalars)
             elif not CARRIES_U:
-                base_only(x, state, g, hessian, groups * d, row_scalars, zero)
+                base_only(x, state, g, second, groups * d, row_scalars, zero)
             elif IS_WIDE and d > BLOCK:
-                advance_large(x, u, state, g, hessian, d, S, T, H, row_scalars, initial, parameters, tau, threshold)
+                advance_large(x, u, state, g, second, d, S, T, H, row_scalars, initial, parameters, tau, threshold)
             else:  # `advance` comes once for tensors and rows: each place is compiled separately
                 advance(
-                    x, u, state, g, hessian, groups, d, S, T, quiet, row_scalars, initial, parameters, tau, threshold
+                    x, u, state, g, second, groups, d, S, T, quiet, row_scalars, initial, parameters, tau, threshold
                 )
             if in_rows:
                 scatter(places, rows, j, groups, base[t], R_address, between, d, size, seed)

@@ -305,7 +305,7 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
     """
     states, scalars = range(len(rule.state)), len(scalar_names(rule))
     names = {"update": jit.inline(rule.update), "array_at": jit.array_at}
-    arguments = ["g[i]", *(["hessian[i]"] if rule.has_second_input else [])]
+    arguments = ["g[i]", *(["second_input[i]"] if rule.has_second_input else [])]
     arguments += [f"state[{k}][i]" for k in states] + [f"scalars[{k}]" for k in range(scalars)]
     results = ", ".join(["m", "sigma", *(f"s{k}" for k in states)])
     stores = "".join(f"    state[{k}][i] = s{k}\n" for k in states)
@@ -315,16 +315,16 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
         return "(" + "".join(f"{item}, " for item in items) + ")"
 
     u = first_state - 1
-    hessian = "array_at(at[t, 1] + offset, count, zero)" if rule.has_second_input else "g"
+    second_input = "array_at(at[t, 1] + offset, count, zero)" if rule.has_second_input else "g"
     texts = {
-        "update_at": f"def update_at(g, hessian, state, i, scalars):\n"
+        "update_at": f"def update_at(g, second_input, state, i, scalars):\n"
         f"    {results} = update({', '.join(arguments)})\n{stores}    return m, sigma\n",
         "unpack": f"def unpack(a, t):\n    return {tuple_of([f'a[t, {k}]' for k in range(scalars)])}\n",
         "parts_in": "def parts_in(at, count, zero):\n"
         f"    return {inside.format(p=0)}, {inside.format(p=u)}, "
         f"{tuple_of([inside.format(p=first_state + k) for k in states])}\n",
         "gradient_at": "def gradient_at(at, t, offset, count, zero):\n"
-        f"    g = array_at(at[t, 0] + offset, count, zero)\n    return g, {hessian}\n",
+        f"    g = array_at(at[t, 0] + offset, count, zero)\n    return g, {second_input}\n",
         "is_initial": "def is_initial(state, initial, i):\n"
         f"    return {' and '.join(['True', *(f'state[{k}][i] == initial[{k}]' for k in states)])}\n",
         "parts_of": "def parts_of(state, start, count, zero):\n"

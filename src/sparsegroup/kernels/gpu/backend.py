@@ -177,12 +177,12 @@ class GpuBackend(Backend):
         dense: list[TensorPlan] = []
         for plan in plans:
             plan.gradient = plan.gradient.resolve_neg().contiguous()
-            plan.hessian = None if plan.hessian is None else plan.hessian.resolve_neg().contiguous()
+            plan.second_input = None if plan.second_input is None else plan.second_input.resolve_neg().contiguous()
             if plan.rows is None:
                 dense.append(plan)
             elif len(plan.rows):
                 g, rows, watch = plan.gradient, plan.rows.contiguous(), self._watch(plan.rows.device)
-                gradient = runs_of(g, rows) if plan.repeats else GradientRuns(g, rows, plan.hessian)
+                gradient = runs_of(g, rows) if plan.repeats else GradientRuns(g, rows, plan.second_input)
                 step_rows(self.rule, plan.memory, gradient, watch.counters, constants, plan.scalars)
                 watch.send()
         step_tensors(self.rule, dense, constants, self._tables.setdefault(group, {}))

@@ -44,7 +44,7 @@ def step_kernels(
     """`STEP_KERNELS` for a rule, the norm's `weigh` (None where λ21 = 0) and the penalty's `shrinkage`."""
     array = {"nan_maximum": _bound(source.nan_maximum, {})}
     names: dict[str, Any] = {
-        "SECOND_ORDER": tl.constexpr(rule.has_second_input),
+        "HAS_SECOND_INPUT": tl.constexpr(rule.has_second_input),
         "HAS_START": tl.constexpr(rule.sigma_0 is not None),
         "CARRIES_U": tl.constexpr(carries_u),
         "HAS_NORM": tl.constexpr(weigh is not None),

@@ -117,7 +117,7 @@ def step_tensor(rule: Rule, tensor: TensorPlan, width: int, settings: StepConsta
         width,
         **pointers_of(memory),
         g=g,
-        hessian=g if tensor.hessian is None else tensor.hessian,
+        second_input=g if tensor.second_input is None else tensor.second_input,
         groups=groups,
         **step_arguments(settings, tensor.scalars, width, state_dtype_of(memory)),
     )
@@ -173,8 +173,8 @@ def step_many(
 
 def _line_of(tensor: TensorPlan, width: int) -> list[int]:
     memory, g = tensor.memory, tensor.gradient.data_ptr()
-    hessian = g if tensor.hessian is None else tensor.hessian.data_ptr()
-    return [memory.x.numel() // width, g, hessian, *memory.addresses]
+    second_input = g if tensor.second_input is None else tensor.second_input.data_ptr()
+    return [memory.x.numel() // width, g, second_input, *memory.addresses]
 
 
 ROW_TILE = 128
@@ -190,7 +190,7 @@ class GradientRuns:
 
     values: Tensor  # `[lines, width]`
     rows: Tensor  # `[lines]` int64; a table leaves out negative ones
-    hessian: Tensor | None = None  # the Hessian's diagonal, shaped as `values`; then each row comes once
+    second_input: Tensor | None = None  # of the rule, shaped as `values`; then each row comes once
     order: Tensor | None = None  # `[lines]`, the lines sorted by row; None where each row comes once
     starts: Tensor | None = None  # `[runs + 1]`, where in `order` each run begins; runs may be empty
     longest: int | None = None  # no run has more lines; None if the host does not know
@@ -234,7 +234,7 @@ def _launch_step(kernel: Any, gradient: GradientRuns, width: int, **arguments: A
         width,
         ROW_TILE,
         g=g,
-        hessian=g if gradient.hessian is None else gradient.hessian,
+        second_input=g if gradient.second_input is None else gradient.second_input,
         rows=rows,
         order=rows if order is None else order,
         starts=rows if gradient.starts is None else gradient.starts,

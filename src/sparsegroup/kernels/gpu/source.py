@@ -13,7 +13,7 @@ from typing import Any
 
 import triton.language as tl
 
-SECOND_ORDER: bool = False  # bound
+HAS_SECOND_INPUT: bool = False  # bound
 HAS_START: bool = False  # bound
 CARRIES_U: bool = True  # bound
 HAS_NORM: bool = True  # bound
@@ -48,9 +48,9 @@ def row_address(pages: Any, row: Any, SHIFT: Any, ROW_BYTES: Any) -> Any:
     return tl.load(pages + (existing >> SHIFT)) + (existing & ((1 << SHIFT) - 1)) * ROW_BYTES
 
 
-def read_hessian(pointer: Any, inside: Any, otherwise: Any) -> Any:
-    """The Hessian's diagonal, where the rule wants one."""
-    if SECOND_ORDER:
+def read_second_input(pointer: Any, inside: Any, otherwise: Any) -> Any:
+    """Return the second input of a rule that takes one, else `otherwise`."""
+    if HAS_SECOND_INPUT:
         return tl.load(pointer, mask=inside, other=0.0).to(tl.float32)
     else:
         return otherwise
@@ -111,7 +111,7 @@ def store_state(pointer: Any, value: Any, inside: Any, element: Any, seed: Any, 
 
 
 def step_tile(
-    x_at: Any, u_at: Any, state_at: Any, g: Any, hessian: Any, inside: Any, element: Any,
+    x_at: Any, u_at: Any, state_at: Any, g: Any, second_input: Any, inside: Any, element: Any,
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any, ON_DEVICE: Any,
 ) -> Any:  # fmt: skip
     """One step of the groups in a tile, one per line. Gives x before and after.
@@ -128,8 +128,8 @@ def step_tile(
     X = x_at.dtype.element_ty
     x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
     state = [tl.load(pointer, mask=inside, other=0.0).to(tl.float32) for pointer in state_at]
-    if SECOND_ORDER:
-        out = update(g, hessian, *state, *scalars)
+    if HAS_SECOND_INPUT:
+        out = update(g, second_input, *state, *scalars)
     else:
         out = update(g, *state, *scalars)
     m, sigma = out[0], out[1]
@@ -221,16 +221,16 @@ def sum_of_run(
 
 
 def gradient_of(
-    g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any, chunks: Any, blocks: Any,
+    g: Any, second_input: Any, rows: Any, order: Any, starts: Any, sums: Any, chunks: Any, blocks: Any,
     run: Any, lane: Any, count: Any, WIDTH: Any, CHUNK: Any, SUMMED: Any,
 ) -> Any:  # fmt: skip
-    """Which runs there are, their rows, their gradient, and the Hessian's diagonal."""
+    """Which runs there are, their rows, their gradient, and their second input."""
     here = run < count
     if SUMMED:
         row = tl.load(rows + run, mask=here, other=-1)
         inside = here & (lane < WIDTH)
         value = tl.load(g + run * WIDTH + lane, mask=inside, other=0.0).to(tl.float32)
-        return here, row, value, read_hessian(hessian + run * WIDTH + lane, inside, value)
+        return here, row, value, read_second_input(second_input + run * WIDTH + lane, inside, value)
     else:
         first = tl.load(starts + run, mask=here, other=0).to(tl.int64)
         last = tl.load(starts + run + 1, mask=here, other=0).to(tl.int64)
@@ -249,7 +249,7 @@ def report(counters: Any, bad: Any, row: Any) -> None:
 
 
 def tensor_rows(
-    x: Any, u: Any, state: Any, g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any,
+    x: Any, u: Any, state: Any, g: Any, second_input: Any, rows: Any, order: Any, starts: Any, sums: Any,
     chunks: Any, blocks: Any, count: Any, height: Any, counters: Any,
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
@@ -261,7 +261,7 @@ def tensor_rows(
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
     here, row, value, curvature = gradient_of(
-        g, hessian, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, CHUNK, SUMMED
+        g, second_input, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, CHUNK, SUMMED
     )
     report(counters, here & ((row < 0) | (row >= height)), row)
     here = here & (row >= 0) & (row < height)
@@ -273,7 +273,7 @@ def tensor_rows(
 
 
 def table_rows(
-    pages: Any, g: Any, hessian: Any, rows: Any, order: Any, starts: Any, sums: Any,
+    pages: Any, g: Any, second_input: Any, rows: Any, order: Any, starts: Any, sums: Any,
     chunks: Any, blocks: Any, count: Any, height: Any, counters: Any,
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     X: Any, STATE: Any, SHIFT: Any, ROW_BYTES: Any, FIRST_PART: Any, PART_BYTES: Any, ALIGNED: Any,
@@ -289,7 +289,7 @@ def table_rows(
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
     _, row, value, curvature = gradient_of(
-        g, hessian, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, CHUNK, SUMMED
+        g, second_input, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, CHUNK, SUMMED
     )
     here = (row >= 0) & (row < height)
     not_finite = (value * 0.0 != 0.0) | (curvature * 0.0 != 0.0)
@@ -339,7 +339,7 @@ def scatter(
 
 
 def step_groups(
-    x: Any, u: Any, state: Any, g: Any, hessian: Any, group: Any, groups: Any, lane: Any,
+    x: Any, u: Any, state: Any, g: Any, second_input: Any, group: Any, groups: Any, lane: Any,
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     WIDTH: Any, ON_DEVICE: Any,
 ) -> None:  # fmt: skip
@@ -347,7 +347,7 @@ def step_groups(
     at = group * WIDTH + lane
     inside = (group < groups) & (lane < WIDTH)
     value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
-    curvature = read_hessian(hessian + at, inside, value)
+    curvature = read_second_input(second_input + at, inside, value)
     step_tile(
         x + at, u + at, [pointer + at for pointer in state], value, curvature, inside, at,
         scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
@@ -355,14 +355,14 @@ def step_groups(
 
 
 def dense(
-    x: Any, u: Any, state: Any, g: Any, hessian: Any, groups: Any,
+    x: Any, u: Any, state: Any, g: Any, second_input: Any, groups: Any,
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, ON_DEVICE: Any,
 ) -> None:  # fmt: skip
     """One contiguous tensor of `groups` groups."""
     group, lane = groups_and_lanes(GROUPS, PADDED)
     step_groups(
-        x, u, state, g, hessian, group, groups, lane,
+        x, u, state, g, second_input, group, groups, lane,
         scalars, start, initial, lambdas, penalty, tau, seed, WIDTH, ON_DEVICE,
     )  # fmt: skip
 
@@ -383,7 +383,7 @@ def dense_many(
 ) -> None:  # fmt: skip
     """Many contiguous tensors.
 
-    `table` `[tensors, 3 + parts]` int64 has the number of groups, the addresses of g, of the Hessian's diagonal and of
+    `table` `[tensors, 3 + parts]` int64 has the number of groups, the addresses of g, of the second input and of
     the parts: x, u where it is carried, the states. `firsts` `[TENSORS]` int64 is the first program of each tensor;
     beyond the last tensor, more than there are.
     """

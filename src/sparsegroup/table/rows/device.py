@@ -346,8 +346,8 @@ class DeviceStorage(RowStorage):
 def _runs_of(gradient: RowGradient) -> launch.GradientRuns:
     """The runs of a gradient; sorted on the device if the lookup has not sorted it."""
     values, rows, lines = gradient.values.resolve_neg().contiguous(), gradient.rows.contiguous(), gradient.lines
-    if gradient.hessian is not None:
-        return launch.GradientRuns(values, rows, gradient.hessian.resolve_neg().contiguous())
+    if gradient.second_input is not None:
+        return launch.GradientRuns(values, rows, gradient.second_input.resolve_neg().contiguous())
     if lines is None or lines.order is None or lines.on_host is None:
         return launch.runs_of(values, rows)
     memory, count = gradient.rows.untyped_storage(), len(lines.on_host)

@@ -345,7 +345,7 @@ class HostStorage(RowStorage):
 
     def step(self, gradient: RowGradient, step: GroupStep, scalars: StepScalars, num_rows: Callable[[], int]) -> None:
         rows, values = gradient.rows.contiguous(), gradient.values.resolve_neg().contiguous()
-        hessian = None if gradient.hessian is None else gradient.hessian.resolve_neg().contiguous()
+        second_input = None if gradient.second_input is None else gradient.second_input.resolve_neg().contiguous()
         memory, rule = self._rows, step.rule
         if self._layout is None or self._layout[:2] != (memory, rule):
             self._layout = memory, rule, memory.layout(_parts(rule, "u" in memory.initial))
@@ -357,7 +357,7 @@ class HostStorage(RowStorage):
             len(rows),
             cpu_step.Pages(memory.pages.addresses, memory.shift),
             self._layout[2],
-            np.array([[values.data_ptr(), 0 if hessian is None else hessian.data_ptr()]], np.int64),
+            np.array([[values.data_ptr(), 0 if second_input is None else second_input.data_ptr()]], np.int64),
             memory.dim,
             np.array([scalars.scalars], memory.dtype),
             step.constants,

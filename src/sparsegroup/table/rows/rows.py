@@ -137,7 +137,7 @@ class RowGradient:
 
     rows: Tensor  # `[n]` int64, the row of each line
     values: Tensor  # `[n, dim]`
-    hessian: Tensor | None  # `[n, dim]`, the Hessian's diagonal, for a second-order rule
+    second_input: Tensor | None  # `[n, dim]`, for a rule that takes one
     finite: Tensor | None  # `[n]` bool, the lines to be stepped with; None for all
     lines: GradientLines | None  # how the lines belong to rows, if it is known
 
@@ -145,8 +145,8 @@ class RowGradient:
         """The lines to step with."""
         if self.finite is None:
             return self
-        hessian = None if self.hessian is None else self.hessian[self.finite]
-        return RowGradient(self.rows[self.finite], self.values[self.finite], hessian, None, None)
+        second_input = None if self.second_input is None else self.second_input[self.finite]
+        return RowGradient(self.rows[self.finite], self.values[self.finite], second_input, None, None)
 
     def rows_on_host(self) -> Int64s:
         """The rows, each at least once."""

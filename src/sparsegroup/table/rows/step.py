@@ -74,13 +74,13 @@ class RowPlan(RowGradient):
 
     @property
     def gradient(self) -> Tensor:
-        """`[n, dim]`, a line for each row, in the order in which a Hessian's diagonal must come."""
+        """`[n, dim]`, a line for each row, in the order in which a second input must come."""
         return self.values
 
-    def with_hessian(self, diagonal: Tensor) -> "RowPlan":
-        """The same with the Hessian's diagonal, shaped as `gradient`. Raises FloatingPointError if it is not finite."""
-        self.hessian = diagonal.to(self.values.dtype)
-        self.steps.check_finite(self, self.hessian)
+    def with_second_input(self, second_input: Tensor) -> "RowPlan":
+        """Return the plan with the rule's second input, shaped as `gradient`. FloatingPointError: not finite."""
+        self.second_input = second_input.to(self.values.dtype)
+        self.steps.check_finite(self, self.second_input)
         return self
 
     def run(self, step: GroupStep, scalars: StepScalars, entry: Entry) -> None:
@@ -159,7 +159,7 @@ class RowSteps:
                 plan.values = -plan.values
             if step.rule.mean_square:
                 values = plan.values.to(compute_dtype(plan.values.dtype))
-                plan = plan.with_hessian(mean_squares_of_rows(values))
+                plan = plan.with_second_input(mean_squares_of_rows(values))
         return plan
 
     def _check(self, step: GroupStep, owner: StateOwner | None, where: ParameterSite) -> None:
@@ -187,7 +187,7 @@ class RowSteps:
             lines = None
         are_distinct = lines is not None and lines.order is None
         sums = self._storage.sums_gradients or step.rule.mean_square
-        # With a graph, a Hessian follows, in the order of coalesced rows.
+        # With a graph, a Hessian's diagonal follows, in the order of coalesced rows.
         if gradient.requires_grad or (sums and not are_distinct):
             check_rows(rows, self._num_rows(), step.site(number))
             gradient, lines = gradient.coalesce(), None
