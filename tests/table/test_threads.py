@@ -24,6 +24,7 @@ from over import over
 from sparsegroup import GroupAdam, GroupOptimizer, GroupSGD, HashEmbedding, UnusedFor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.lookup.compile import register
+from sparsegroup.table.lookup.lookup import TableLock
 from sparsegroup.table.table import Table, tables_at_rest
 from table_cases import everything, learn, pull, random_keys, stream, take_step
 
@@ -290,6 +291,16 @@ def test_threads_that_take_the_same_tables_in_different_orders_do_not_wait_for_e
                 time.sleep(0)
 
     assert ends(lambda: take_all(tables), lambda: take_all(tables[::-1]))
+
+
+def test_a_job_that_another_thread_schedules_does_not_run_inside_a_block_at_rest() -> None:
+    lock, done = TableLock(), list[str]()
+    block = lock.at_rest()
+    lock.schedule(lambda: done.append("job"))
+    with block, lock.at_rest():
+        assert not done
+    with lock.at_rest():
+        assert done == ["job"]
 
 
 class Vectors(Dataset[Tensor]):

@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,7 +183,7 @@ class Table:
             check_world(self.per_rank or self.ranks is not None)
             if self._evictor.is_due:
                 self._evict_due()
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             admission = None
             if insert:
                 self._lock.check_inserts()
@@ -212,7 +212,7 @@ class Table:
 
         If keys are counted by an estimate, which takes time, these are the rows that there ever were.
         """
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             directory = self.directory
             seen = directory.num_seen if directory.seen.is_exact else directory.num_rows + directory.counters.evicted
             return self.storage.num_live(directory.num_rows), seen
@@ -271,7 +271,7 @@ class Table:
 
     def export_state(self, owner: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
         """The keys (`KEYS`) `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             if self.stepper.owner is not owner:
                 return None
             return {} if ROWS_LEFT_OUT.get() else self.snapshot(self.state_names).arrays()
@@ -281,7 +281,7 @@ class Table:
     ) -> StateOwner:
         """Load what `export_state` gave; rows without an entry get `initial`. Gives the state's owner."""
         owner, keys = StateOwner(), state["keys"]
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             self._lock.check_process("load a table")
             own = slice(None) if self.ranks is None else self.ranks.routing.ranks_of(keys) == self.ranks.rank
             keys = keys[own]
@@ -297,33 +297,26 @@ class Table:
 
     # Content and counts
 
-    @property
-    def lock_number(self) -> int:
-        """Number of the table's lock. A thread locks several tables in the order of these numbers."""
-        return self._lock.number
-
-    @contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """No other thread uses the table inside the context, and nothing is scheduled."""
-        with self._lock.held, self._lock:
-            yield
+    def at_rest(self) -> AbstractContextManager[bool]:
+        """Return a context in which no other thread uses the table, and no scheduled job runs."""
+        return self._lock.at_rest()
 
     @property
     def num_rows(self) -> int:
         """Rows, live or not."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             return self.directory.num_rows
 
     @property
     def num_live(self) -> int:
         """Rows that are not zero."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             return self.storage.num_live(self.directory.num_rows)
 
     @property
     def num_seen(self) -> int:
         """Distinct keys that training has ever seen."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             return self.directory.num_seen
 
     @property
@@ -343,14 +336,14 @@ class Table:
 
     def find(self, keys: Int64s) -> Int64s:
         """Rows of `keys`, `ABSENT` where there is none."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             return self.directory.find(keys)
 
     def field_counts(self) -> dict[int, FieldCount]:
         """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
         if not self.config.field_bits:
             raise ValueError("field_counts needs keys that carry their field: give HashEmbedding field_bits > 0")
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             return count_fields(self.directory, self.rows.live(0, self.directory.num_rows), self.config.field_bits)
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
@@ -391,7 +384,7 @@ class Table:
 
         Under a limit there must be room for what training will add to rows, unless they stay `as_they_are`.
         """
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             self._set(keys, weights, as_they_are=as_they_are)
 
     def _set(self, keys: Int64s, weights: Floats | None, *, as_they_are: bool) -> None:
@@ -416,13 +409,13 @@ class Table:
 
     def shrink(self) -> int:
         """Drop the rows that the policy evicts; gives how many."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             self._lock.check_process("shrink the table")
             return self._retain(self._evictor.surviving_policy())
 
     def _evict_due(self) -> None:
         """Drop the rows that the policy or the limit of bytes drops by now, unless a gradient of them is pending."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             if not self.directory.numbering.has_pending_gradient:
                 self._lock.check_process("drop rows")
                 self._evict(self._evictor.surviving())
@@ -454,7 +447,7 @@ class Table:
         Which keys have rows, and which have been seen and when, does not change. Nor does the optimizer's state in the
         rows, until one that has dropped its state of the table takes a step: it starts afresh.
         """
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             self.track(None)
             self.storage.forget_live()
             count = self.directory.num_rows
@@ -472,18 +465,18 @@ class Table:
 
     def track(self, since: str | None) -> None:
         """Note from now on what changes since `since`, by which it will be known; None: stop."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             self.stepper.track(since)
 
     def cut_to_limit(self) -> None:
         """Drop rows that have been read beyond `max_bytes`, and fit the index: all of `adopt` that takes memory."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             self._evict(self._evictor.surviving_limit())
 
     def adopt(self, other: "Table", owner: StateOwner | None) -> None:
         """Take over what another table of the same config holds, which must not be used any more."""
         other.cut_to_limit()
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             self._lock.check_process("load a table")
             self._replace(other.directory, other.storage, owner)
 
@@ -516,18 +509,18 @@ class Table:
 
     def memory(self) -> TableMemory:
         """Bytes of index, rows, dropped keys and working memory."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             scratch = self._lookup.nbytes + (0 if self.ranks is None else self.ranks.nbytes)
             return memory_of(self.directory, self.rows, scratch)
 
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             return TableSnapshot.taken(self.directory, self.rows, parts, self.skipped_rows)
 
     def load(self, snapshot: TableSnapshot) -> None:
         """Replace the content by the rows of a snapshot with weights, see `_loaded`. An error changes nothing."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             self._lock.check_process("load a table")
             self._evictor.check_room(len(snapshot.keys))
             self._replace(*self._loaded(snapshot), self.stepper.owner)
@@ -562,7 +555,7 @@ class Table:
         return directory, storage
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             return {
                 "config": self.config,
                 "initial": dict(self.rows.initial),
@@ -584,6 +577,6 @@ class Table:
 def tables_at_rest(tables: Iterable[Table]) -> Iterator[None]:
     """Lock several tables, see `Table.at_rest`. All threads lock tables in one order, so that no deadlock occurs."""
     with ExitStack() as stack:
-        for table in sorted(tables, key=lambda table: table.lock_number):
+        for table in sorted(tables, key=id):
             stack.enter_context(table.at_rest())
         yield

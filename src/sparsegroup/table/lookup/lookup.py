@@ -1,10 +1,9 @@
 """The lookup: from keys to rows and vectors, now or ahead of time; new keys get a row on the way."""
 
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -118,38 +117,44 @@ def field_keys(ids: Tensor, field: int | None = None, *, field_bits: int = 8) ->
     return ids & (1 << shift) - 1 | top
 
 
-_numbers = itertools.count()
+class TableLock:
+    """Lock of a table, and a job for the thread that takes the lock next. `with lock.at_rest():` takes the lock.
 
+    No process is forked while another thread holds the lock, or while a job waits.
 
-class TableLock(nullcontext[None]):
-    """Lock of a table, acquired by `with lock.held, lock:`. No signal can interrupt the plain lock `lock.held`.
-
-    No process is forked while another thread holds the lock, or while a job waits. A thread acquires several locks in
-    the order of their numbers.
+    Attributes:
+        mutex: The lock without the job. No signal leaves the mutex locked, because `with` acquires and releases in C.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.held, self.number = threading.RLock(), next(_numbers)
+        self.mutex: Any = threading.RLock()
         self._job: Callable[[], None] | None = None
         self._process = os.getpid()
         with _forking:
             _all.add(self)
 
-    def __enter__(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            job()
+    def at_rest(self) -> AbstractContextManager[bool]:
+        """Return the lock for a `with` statement, after the scheduled job.
+
+        A job that is scheduled from now on waits for the end of the statement.
+        """
+        if self._job is not None and not self.mutex._is_owned():
+            self.run_scheduled()
+        mutex: AbstractContextManager[bool] = self.mutex
+        return mutex
 
     def schedule(self, job: Callable[[], None]) -> None:
         """Have `job`, which must not raise, run by the thread that takes the lock next; an earlier one runs now."""
-        with self.held, self:
+        with self.mutex:
+            self.run_scheduled()
             self._job = job
 
     def run_scheduled(self) -> None:
         """Run the job if no thread has run it yet, else wait for it."""
-        with self.held, self:
-            pass
+        with self.mutex:
+            job, self._job = self._job, None
+            if job is not None:
+                job()
 
     def check_process(self, what: str) -> None:
         """Raise RuntimeError in a process other than the table's."""
@@ -179,7 +184,7 @@ _forking = threading.RLock()
 
 def _every_lock() -> Iterator[Any]:
     yield _forking
-    yield from [lock.held for lock in list(_all)]
+    yield from [lock.mutex for lock in list(_all)]
 
 
 def _take_all() -> None:

@@ -208,7 +208,7 @@ class RowSteps:
 
     def run(self, plan: RowGradient, step: GroupStep, scalars: StepScalars, owner: StateOwner) -> None:
         """Take a planned step: lay out u and the rule's state, count skipped rows, run the kernel."""
-        with self._lock.held:
+        with self._lock.mutex:
             if self._laid_out_for() is not step or self.owner is not owner:
                 self.lay_out(owner, step.initial, step.wants_u, step.group["state_dtype"])
                 self._laid_out_for = ref(step)
@@ -231,7 +231,7 @@ class RowSteps:
         """Give the rows u, if it is carried, and the parts `initial`; another owner's state ends."""
         parts = {**({"u": 0.0} if self._carries_u(owner, wants_u) else {}), **initial}
         self._laid_out_for = _no_step
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             count, changes = self._directory.num_rows, self.changes
             self.changes = None  # unless no row moves
             if self.owner is owner:
@@ -247,11 +247,11 @@ class RowSteps:
         return has_u or wants_u or self._storage.keeps_rounding
 
     def _num_rows(self) -> int:
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             return self._directory.num_rows
 
     def _described(self, rows: Int64s) -> str:
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             return self._directory.described(rows)
 
     # Without a gradient
@@ -271,7 +271,7 @@ class RowSteps:
         return here if store.ranks is None else store.ranks.of_all(here, "the census of rows")
 
     def _survival_l21(self, step: GroupStep, entry: Entry, rows: Int64s | None) -> Floats:
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             if self.owner is not entry[KEYS]:
                 return np.empty(0)
             self.lay_out(entry[KEYS], step.initial, True, step.group["state_dtype"])
@@ -280,7 +280,7 @@ class RowSteps:
 
     def sweep(self, parameter: Tensor, step: GroupStep, entry: Entry, *, zero_untrained: bool) -> None:
         """See `Stepper.sweep`."""
-        with self._lock.held, self._lock:
+        with self._lock.at_rest():
             if self.owner is not entry[KEYS]:
                 return
             self._lock.check_process("sweep the table")
