@@ -111,28 +111,12 @@ def test_in_bags_must_fit_their_offsets_and_weights() -> None:
         HashEmbeddingBag(DIM)(keys.view(1, 3), per_sample_weights=torch.ones(1, 3))
 
 
-def test_a_move_to_another_device_is_refused_and_one_to_where_it_is_changes_nothing() -> None:
+def test_a_conversion_to_what_a_table_is_changes_nothing() -> None:
     table, optimizer = edges_trained()
-    model = nn.ModuleDict({"table": table})
-    for move in (lambda: model.to("meta"), lambda: model.to_empty(device="meta")):
-        error = RuntimeError, ValueError, TypeError, NotImplementedError
-        with refused(table, optimizer, error, "HashEmbedding|table"):
-            move()
     before = everything(table, optimizer)
     assert table.cpu() is table.to("cpu") is table.double() is table.to(torch.device("cpu"), torch.float64) is table
     assert_identical(everything(table, optimizer), before)
     assert optimizer.param_groups[0]["params"][0] is table.weight
-
-
-@over("convert", ["half", "float", "bfloat16"])
-def test_a_model_is_converted_without_its_tables_which_say_so(convert: str) -> None:
-    table, optimizer = edges_trained()
-    model = nn.Sequential(nn.Linear(2, 2), table, nn.Linear(2, 2)).double()
-    before = everything(table, optimizer)
-    with pytest.warns(RuntimeWarning, match="a HashEmbedding keeps its dtype, torch.float64"):
-        getattr(model, convert)()
-    assert_identical(everything(table, optimizer), before)
-    assert model[0].weight.dtype == model[2].weight.dtype != torch.float64
 
 
 @over(
@@ -221,16 +205,6 @@ def test_a_gradient_that_was_set_to_zero_is_not_pending(set_to_none: bool) -> No
     for one, its in ((table, optimizer), (other, reference)):
         learn(one, its, pull(as_keys(EDGES), DIM))
     assert_identical(table.lookup(as_keys(EDGES)), other.lookup(as_keys(EDGES)))
-
-
-def test_sharing_the_memory_of_a_table_is_refused() -> None:
-    """Otherwise each process would train a copy, and none of it would come back."""
-    table = edges_trained()[0]
-    before = table.state_dict()
-    for share in (table.share_memory, nn.Sequential(table, nn.Linear(1, 1)).share_memory, table.weight.share_memory_):
-        with pytest.raises(RuntimeError, match="share_memory"):  # NotImplementedError is one
-            share()
-    assert_identical(table.state_dict(), before)
 
 
 def test_a_lookup_from_before_shrink_has_no_way_back() -> None:

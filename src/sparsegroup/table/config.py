@@ -121,12 +121,19 @@ class TableConfig:
 
 
 def device_of(device: torch.device | str | None) -> torch.device:
-    """As torch has it: the default device for None, the current one of several. Raises if a table cannot be there."""
+    """Return the device of a table: the default device for None, the current GPU for "cuda".
+
+    In the context of `torch.device("meta")` a table is on the CPU, where it takes no memory before it has keys.
+
+    Raises:
+        ValueError, RuntimeError: A table cannot be on the device.
+    """
     place = torch.get_default_device() if device is None else torch.device(device)
-    if place.type == "cpu":
+    if place.type == "cpu" or (place.type == "meta" and device is None):
         return torch.device("cpu")
     if place.type != "cuda":
-        raise ValueError(f"device must be the CPU or a GPU ('cuda'), got {place}")
+        what = "device" if device is not None else "the default device"
+        raise ValueError(f"{what} must be the CPU or a GPU ('cuda'), got {place}: make the table with device='cpu'")
     if not runtime.has_triton():
         raise RuntimeError(f"a HashEmbedding on {place} needs Triton, which is not installed: pip install triton")
     if not torch.cuda.is_available():

@@ -1,5 +1,6 @@
 """`HashEmbedding`: the table as a module."""
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
@@ -192,6 +193,14 @@ class TableCounts:
     def memory(self) -> TableMemory:
         """Bytes of the index, the rows and what they hold."""
         return TableMemory.total_of(table.memory() for table in self._counted())
+
+
+def _warn_of_conversion(text: str) -> None:
+    """Warn at the line that converts the module, so that Python shows one warning for all tables of the module."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals["__name__"] in (__name__, nn.Module.__module__):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
 
 
 _FALLBACK = "fallback"
@@ -554,26 +563,33 @@ class HashEmbedding(TableCounts, nn.Module):
     def extra_repr(self) -> str:
         return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}"
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if isinstance(param, StoredParameter) and name != "weight":  # pruning renames the weight before it reads it
+            raise NotImplementedError(
+                f"the rows of a HashEmbedding cannot become the parameter {name!r}, as pruning would make them: an "
+                "optimizer of sparsegroup with l21 makes rows zero, and shrink() drops these rows"
+            )
+        super().register_parameter(name, param)
+
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Warn that the table stays as it is. An error would leave a model that is converted in part."""
         sample = torch.empty(0, dtype=self.weight.dtype, device=self.table.device)
         moved = function(sample)
         if moved.is_cpu and moved.is_shared():  # type: ignore[no-untyped-call]
-            raise RuntimeError(
-                "the rows of a HashEmbedding grow and belong to one process, so share_memory() cannot share them: each "
-                "process would train a separate copy. Train one table in several processes with "
+            _warn_of_conversion(
+                "a HashEmbedding does not share its rows: share_memory() leaves them in this process, and other "
+                "processes can only look keys up. Train one table in several processes with "
                 "HashEmbedding(..., process_group=torch.distributed.group.WORLD) and torchrun, or in threads"
             )
         if moved.device != sample.device:
-            raise ValueError(
-                f"a HashEmbedding cannot move from {sample.device} to {moved.device}: make the table there, with "
-                "HashEmbedding(..., device=...)"
+            _warn_of_conversion(
+                f"a HashEmbedding stays on {sample.device} when a module is moved to {moved.device}: move the vectors, "
+                f"as in table(keys).to({str(moved.device)!r}), or make the table there with device=..."
             )
-        if moved.dtype != sample.dtype:  # an error would leave a half-converted model
-            warnings.warn(
+        if moved.dtype != sample.dtype:
+            _warn_of_conversion(
                 f"a HashEmbedding keeps its dtype, {sample.dtype}, when a module is converted to {moved.dtype}: "
-                f"convert the vectors, as in table(keys).to({moved.dtype}), or make the table with dtype=...",
-                RuntimeWarning,
-                stacklevel=4,
+                f"convert the vectors, as in table(keys).to({moved.dtype}), or make the table with dtype=..."
             )
         return self
 
