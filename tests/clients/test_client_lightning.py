@@ -96,10 +96,10 @@ def test_gradient_clip_val_clips_tables(algorithm: str, norm_type: float | None,
 @pytest.mark.parametrize(
     "callback",
     [
-        lambda: callbacks.EMAWeightAveraging(decay=DECAY),
+        lambda: callbacks.WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(DECAY)),
         lambda: callbacks.WeightAveraging(multi_avg_fn=keep_zeros(get_ema_multi_avg_fn(DECAY))),
     ],
-    ids=["EMAWeightAveraging", "keep_zeros"],
+    ids=["lerp", "keep_zeros"],
 )
 def test_the_average_is_validated_and_is_what_is_left(callback: Callable[[], Any], tmp_path: Path) -> None:
     module, model, after = Clicks(), TableModel(), list[Tensor]()

@@ -31,9 +31,6 @@ def mean(number: int) -> float:
 
 
 AVERAGES: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
-    "default": ({}, mean),
-    "ema": ({"avg_fn": get_ema_avg_fn(DECAY)}, ema),
-    "swa": ({"avg_fn": get_swa_avg_fn()}, mean),
     "multi ema": ({"multi_avg_fn": get_ema_multi_avg_fn(DECAY)}, ema),
     "multi swa": ({"multi_avg_fn": get_swa_multi_avg_fn()}, mean),
     "keep_zeros": ({"multi_avg_fn": keep_zeros(get_ema_multi_avg_fn(DECAY))}, ema),
@@ -75,7 +72,7 @@ def expected_average(now: Tensor, before: Tensor | None, weight: float) -> Tenso
 
 @over(
     ("name", "options"),
-    [*((name, {}) for name in AVERAGES), ("default", {"max_bytes": "8MB"}), ("default", {"fallback": True})],
+    [*((name, {}) for name in AVERAGES), ("multi swa", {"max_bytes": "8MB"}), ("multi ema", {"fallback": True})],
 )
 def test_a_table_is_averaged_row_by_row_and_dead_rows_stay_dead(name, options):
     """An `nn.Embedding` is averaged like that by `keep_zeros` only. An average is saved without optimizer state."""
@@ -115,24 +112,52 @@ def test_a_table_is_averaged_row_by_row_and_dead_rows_stay_dead(name, options):
     "combine",
     [
         lambda a, b: a.copy_(0.5 * a + b),
-        lambda a, b: a.copy_(0.5 * a),
-        lambda a, b: a.copy_(a * torch.ones(3) + b),
-        lambda a, b: a.copy_(a + torch.ones(3)),
+        lambda a, b: a + b,
+        lambda a, b: a.mul_(0.5),
         lambda a, b: a.copy_(torch.ones(1, 3)),
         lambda a, b: torch.ones(1, 3).copy_(a),
         lambda a, b: torch.ones(1, 3).lerp_(a, 0.5),
-        lambda a, b: a.lerp_(a + b, 0.5),
-        lambda a, b: a.copy_((a + b).exp()),
+        lambda a, b: a.lerp_(b, torch.ones(1, 3)),
+        lambda a, b: a.exp(),
     ],
 )
-def test_other_combinations_are_refused_with_the_way_and_change_nothing(combine):
+def test_arithmetic_is_refused_with_the_way_to_average_and_changes_nothing(combine):
     tables = [HashEmbedding(3), HashEmbedding(3)]
     for table in tables:
         table(KEYS)
     before = [table.lookup(KEYS) for table in tables]
-    with torch.no_grad(), pytest.raises(NotImplementedError, match=r"average it with AveragedModel"):
+    with torch.no_grad(), pytest.raises(NotImplementedError, match=r"table\.average_\(other, rate\).*keep_zeros"):
         combine(*(table.weight.detach() for table in tables))
     assert_identical([table.lookup(KEYS) for table in tables], before)
+
+
+@over("arguments", [{}, {"avg_fn": get_ema_avg_fn(DECAY)}, {"avg_fn": get_swa_avg_fn()}])
+def test_averaging_functions_of_one_tensor_are_refused_with_the_function_to_pass(arguments):
+    model = Model()
+    average = AveragedModel(model, **arguments)
+    average.update_parameters(model)
+    with pytest.raises(NotImplementedError, match=r"multi_avg_fn=keep_zeros"):
+        average.update_parameters(model)
+
+
+@over("options", [{}, {"fallback": True}])
+def test_a_table_is_averaged_with_another_as_by_torchs_function(options):
+    model = Model(**options)
+    optimizer, average = optimizer_of(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    ours = Model(**options).table
+    for step in range(4):
+        train(model, optimizer, step)
+        average.update_parameters(model)
+        ours.average_(model.table, ema(step) if step else 1.0)
+    assert_identical(ours.lookup(KEYS), average.module.table.lookup(KEYS))
+    assert ours.table.state_names == ()
+    for other, rate, message in (
+        (model.table, 1.5, r"rate must be in \[0, 1\]"),
+        (HashEmbedding(4), 0.5, "dim=4|fallback"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ours.average_(other, rate)
+    assert_identical(ours.lookup(KEYS), average.module.table.lookup(KEYS))
 
 
 def test_a_clone_is_a_separate_table_and_tables_of_another_shape_are_refused():

@@ -12,14 +12,15 @@ MultiAverage: TypeAlias = Callable[[Any, Any, Any], None]
 
 
 def keep_zeros(multi_avg_fn: MultiAverage) -> MultiAverage:
-    """An averaging function that leaves at zero what is zero in the model, for `torch.optim.swa_utils.AveragedModel`.
+    """Return an averaging function for `torch.optim.swa_utils.AveragedModel` that keeps the zeros of the model.
 
     The average of a weight that was zero at some steps and not at others is not zero, so a plain average of a sparse
     model is dense. Here a weight is averaged over the updates since it last was zero; where it is zero in the model, so
-    it is in the average. Tables are averaged like that by any of torch's functions, with this one or without.
+    it is in the average. Tables are averaged like that by `lerp_`, with this function or without.
 
     Args:
-        multi_avg_fn: As `AveragedModel` takes it: `get_ema_multi_avg_fn(0.999)`, `get_swa_multi_avg_fn()`, or your own.
+        multi_avg_fn: As `AveragedModel` takes it: `get_ema_multi_avg_fn(0.999)`, `get_swa_multi_avg_fn()`, or your own,
+            which must average tables by `lerp_` or `torch._foreach_lerp_`.
 
     Returns:
         A function with the same arguments.

@@ -1,11 +1,10 @@
 """Parameters whose rows are in a table, and their gradients."""
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn, Self, TypeAlias, TypeVar
+from typing import Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,111 +22,42 @@ _IN_A_WORLD = """; let DistributedDataParallel leave it out: wrap the other modu
 DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["table.weight"])""".replace("\n", " ")
 
 
-class RowCombination(Tensor):
-    """Σ factor · rows of stores, not computed before it is copied to one of them."""
-
-    terms: dict[int, tuple[Any, float]]  # by the `id` of a store, it and its factor
-    # As in nn.Parameter: what is done with it is met in __torch_dispatch__.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @staticmethod
-    def __new__(cls, like: Tensor, terms: dict[int, tuple[Any, float]]) -> Self:
-        size = torch.Size((like.size(0), like.size(1)))
-        made: Self = Tensor._make_wrapper_subclass(cls, size, dtype=like.dtype, device=like.device)
-        made.terms = terms
-        return made
-
-    def __init__(self, like: Tensor, terms: dict[int, tuple[Any, float]]) -> None:
-        pass
-
-    def __repr__(self, **arguments: Any) -> str:  # type: ignore[override]
-        return f"RowCombination(factors={[factor for _, factor in self.terms.values()]})"
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
-    ) -> Any:
-        return computed(function, arguments, keywords or {})
-
-
-def computed(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """The result of an operation on stored parameters and combinations; refused unless averaging needs it."""
-    own = _OPERATIONS.get(function)
-    if own is None:
-        refuse(str(function))
-    return own(*arguments, **keywords)
-
-
 def refuse(operation: str) -> NoReturn:
-    """Raise NotImplementedError: the weight of a table cannot do that."""
+    """Raise NotImplementedError: the weight of a table does not support the operation."""
     raise NotImplementedError(  # not TypeError, which Python would replace by its own words
         f"the weight of a HashEmbedding is not one tensor, so {operation} cannot be done on it. Train it with an "
-        "optimizer of sparsegroup; read it with lookup(keys) or items(); average it with AveragedModel and torch's "
-        f"averaging functions{_IN_A_WORLD if dist.is_available() and dist.is_initialized() else ''}"
+        "optimizer of sparsegroup; read it with lookup(keys) or items(); average it with table.average_(other, rate), "
+        "in torch's AveragedModel with multi_avg_fn=keep_zeros(get_ema_multi_avg_fn(decay))"
+        f"{_IN_A_WORLD if dist.is_available() and dist.is_initialized() else ''}"
     )
 
 
 def _zeros(like: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """A gradient of zero, which touches no row."""
+    """Return a gradient of zero, which has no rows."""
     indices, dtype = torch.empty(1, 0, dtype=torch.int64, device=like.device), dtype or like.dtype
     values = torch.empty(0, like.size(1), dtype=dtype, device=like.device)
     size = like.size(0), like.size(1)
     return torch.sparse_coo_tensor(indices, values, size, device=values.device, check_invariants=False)
 
 
-def _terms(tensor: Any) -> dict[int, tuple[Any, float]]:
-    if isinstance(tensor, RowCombination):
-        return tensor.terms
-    store = getattr(tensor, "store", None)
-    if store is None:
-        refuse("adding a tensor")
-    if tensor.requires_grad:  # averages are of what `detach` gives
-        refuse("arithmetic")
-    return {id(store): (store, 1.0)}
-
-
-def _scaled(one: Any, factor: Any) -> RowCombination:
-    if isinstance(factor, RowCombination) or hasattr(factor, "store"):
-        one, factor = factor, one
-    if isinstance(factor, Tensor) and (factor.ndim or hasattr(factor, "store")):
-        refuse("multiplying by a tensor")
-    return RowCombination(one, {key: (store, its * float(factor)) for key, (store, its) in _terms(one).items()})
-
-
-def _sum(one: Any, other: Any, *, alpha: float = 1.0) -> RowCombination:
-    terms = dict(_terms(one))
-    for key, (store, factor) in _terms(other).items():
-        terms[key] = store, terms.get(key, (store, 0.0))[1] + alpha * factor
-    return RowCombination(one, terms)
-
-
 def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
-    """Copy a parameter with all that its store holds, the optimizer's state too; or take a step towards another."""
+    """Copy the rows of a table with the optimizer's state in them."""
     _check_alike(target, source)
-    if not isinstance(source, RowCombination):
-        target.store.become(source.store)
-        return target
-    factors = {store: factor for store, factor in source.terms.values() if factor != 0}
-    others = factors.keys() - {target.store}
-    if len(others) != 1 or not math.isclose(sum(factors.values()), 1.0, rel_tol=1e-5):
-        refuse(f"setting it to a combination with the factors {[factor for _, factor in source.terms.values()]}")
-    (other,) = others
-    target.store.move_towards(other, factors[other])
+    target.store.become(source.store)
     return target
 
 
-def _lerp(target: Any, towards: Any, weight: Any) -> Any:
-    if not hasattr(target, "store") and not hasattr(towards, "store"):  # a dense one among them
-        return target.lerp_(towards, float(weight))
+def _average(target: Any, towards: Any, rate: Any) -> Any:
+    """Average the rows of a table with another table's, whose weight is `rate`; a tensor as `lerp_` does."""
+    if not hasattr(target, "store") and not hasattr(towards, "store"):  # a dense parameter in the same list
+        return target.lerp_(towards, float(rate))
     _check_alike(target, towards)
-    if isinstance(towards, RowCombination):
-        refuse("moving it towards a combination")
-    target.store.move_towards(towards.store, float(weight))
+    target.store.average_(towards.store, float(rate))
     return target
 
 
 def _check_alike(target: Any, source: Any) -> None:
-    if not hasattr(target, "store") or not (hasattr(source, "store") or isinstance(source, RowCombination)):
+    if not hasattr(target, "store") or not hasattr(source, "store"):
         refuse("copying between it and a tensor")
     if target.size() != source.size() or target.dtype != source.dtype:
         raise ValueError(
@@ -136,25 +66,19 @@ def _check_alike(target: Any, source: Any) -> None:
         )
 
 
-def _lerp_each(targets: Sequence[Any], towards: Sequence[Any], weight: Any) -> None:
+def _average_each(targets: Sequence[Any], towards: Sequence[Any], rate: Any) -> None:
     for target, other in zip(targets, towards, strict=True):
-        _lerp(target, other, weight)
+        _average(target, other, rate)
 
 
-_OPERATIONS: dict[Any, Callable[..., Any]] = {
+_SUPPORTED: dict[Any, Callable[..., Any]] = {
     aten.zeros_like.default: _zeros,
-    aten.mul.Tensor: _scaled,
-    aten.mul.Scalar: _scaled,
-    aten.div.Tensor: lambda one, by: _scaled(one, 1.0 / float(by)),
-    aten.add.Tensor: _sum,
-    aten.sub.Tensor: lambda one, other, *, alpha=1.0: _sum(one, other, alpha=-alpha),
     aten.copy_.default: _copy,
-    aten.lerp_.Scalar: _lerp,
-    aten._foreach_lerp_.Scalar: _lerp_each,
+    aten.lerp_.Scalar: _average,
+    aten._foreach_lerp_.Scalar: _average_each,
 }
+"""What autograd and torch's averaging functions (`get_ema_multi_avg_fn`, `get_swa_multi_avg_fn`) do with the weight."""
 
-
-Result = TypeVar("Result")
 
 HEIGHT = 1 << 40
 """Rows that a stored parameter and its gradients have for autograd, which wants a fixed number."""
@@ -300,7 +224,8 @@ class StoredParameter(Tensor):
     """A parameter without a tensor: its rows are in `store`.
 
     Autograd knows it as `[2**40, dim]` and gives it sparse (COO) gradients whose indices are row numbers. In Python
-    it has the shape of the rows that there are. Arithmetic on it raises, except for averaging.
+    it has the shape of the rows that there are. Arithmetic on it raises, except for `lerp_` with another
+    table's weight.
     """
 
     store: RowStore
@@ -371,7 +296,9 @@ class StoredParameter(Tensor):
             return cls(arguments[0].store, requires_grad=False)
         if function is torch.ops.aten.clone.default:
             return cls(copy.copy(arguments[0].store), requires_grad=False)  # with separate rows: a store copies all
-        return computed(function, arguments, keywords or {})
+        if function not in _SUPPORTED:
+            refuse(str(function))
+        return _SUPPORTED[function](*arguments, **(keywords or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StoredParameter":
         if id(self) not in memo:

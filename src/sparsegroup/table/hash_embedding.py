@@ -511,6 +511,39 @@ class HashEmbedding(TableCounts, nn.Module):
         else:
             self.table.assign(array, values.numpy())
 
+    @torch.no_grad()
+    def average_(self, other: "HashEmbedding", rate: float) -> None:
+        """Average the vectors with another table's: `(1 - rate) * this + rate * other`, for the rows of `other`.
+
+        A weight that is zero in `other` becomes zero. A weight that is zero here becomes the weight in `other`. Rows
+        that `other` lacks are dropped, and so is the optimizer's state. Fallback vectors are averaged as they are.
+        `AveragedModel` does the same with an averaging function of torch that calls `lerp_`; see "Averaged weights".
+
+        Args:
+            other: A table of the same `dim`, dtype and `fallback`. It does not change.
+            rate: The weight of `other`, in [0, 1].
+
+        Raises:
+            ValueError: The rate is out of range, or the tables differ. Nothing is changed.
+
+        Examples:
+            >>> import torch
+            >>> from sparsegroup import HashEmbedding
+            >>> average, table = HashEmbedding(2), HashEmbedding(2)
+            >>> average.assign(torch.tensor([7, 8]), torch.tensor([[1.0, 1.0], [1.0, 1.0]]))
+            >>> table.assign(torch.tensor([7]), torch.tensor([[3.0, 0.0]]))
+            >>> average.average_(table, 0.25)
+            >>> average.lookup(torch.tensor([7, 8])).tolist()
+            [[1.5, 0.0], [0.0, 0.0]]
+        """
+        if not 0 <= rate <= 1:
+            raise ValueError(f"rate must be in [0, 1], got {rate}")
+        if (self.fallback is None) != (other.fallback is None):
+            raise ValueError("only one of the two tables has fallback vectors")
+        self.weight.detach().lerp_(other.weight.detach(), rate)
+        if self.fallback is not None and other.fallback is not None:
+            self.fallback.lerp_(other.fallback, rate)
+
     def initial(self, keys: Tensor) -> Tensor:
         """The vectors that `keys` start from, `[*keys.shape, dim]`."""
         starts = torch.from_numpy(self.table.starts.of(self._as_array(keys)))

@@ -489,18 +489,15 @@ class Table:
         """Become a copy of another table: rows, the optimizer's state and its owner."""
         self.adopt(copy.copy(other), other.stepper.owner)
 
-    def move_towards(self, other: "Table", weight: float) -> None:
-        """Average with another table, whose share is `weight`; the optimizer's state goes.
-
-        A weight that is zero in the other becomes zero, and what has been zero here becomes what it is in the other.
-        """
+    def average_(self, other: "Table", rate: float) -> None:
+        """Average the rows with another table's, whose weight is `rate`; see `HashEmbedding.average_`."""
         content = other.snapshot((WEIGHT,))
         vectors = content.parts[WEIGHT]
         for first in range(0, len(content.keys), ROWS_AT_A_TIME):
             some = slice(first, first + ROWS_AT_A_TIME)
             before = self.look_up(torch.from_numpy(content.keys[some]), insert=False).vectors.cpu()
             now = torch.from_numpy(vectors[some]).to(before.dtype)
-            mean = with_zeros_of(now, before, torch.lerp(before, now, weight))
+            mean = with_zeros_of(now, before, torch.lerp(before, now, rate))
             vectors[some] = array_of(mean.to(torch.from_numpy(vectors[some]).dtype))
         average = Table(self.config) if self.state_names else self  # it needs no state
         average.load(replace(content, parts={WEIGHT: vectors}))
