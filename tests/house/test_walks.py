@@ -42,7 +42,7 @@ def assert_passes(modules: list[str], *, most: int, returns: int) -> None:
     assert len(modules) - distinct <= returns, modules
 
 
-def test_a_key_passes_nine_modules_from_the_embedding_to_autograd() -> None:
+def test_a_key_passes_eight_modules_from_the_embedding_to_autograd() -> None:
     torch.manual_seed(0)
     table, keys = HashEmbedding(8), torch.randint(0, 1000, (64, 4))
     optimizer = GroupAdam(table.parameters(), l21=1e-3)
@@ -51,7 +51,7 @@ def test_a_key_passes_nine_modules_from_the_embedding_to_autograd() -> None:
         optimizer.step()
         optimizer.zero_grad()
     passed = walk(lambda: table(keys))
-    assert_passes(passed, most=9, returns=2)
+    assert_passes(passed, most=8, returns=2)
     assert (passed[0], passed[-1]) == ("sparsegroup.table.hash_embedding", "sparsegroup.table.lookup.autograd")
 
 

@@ -133,7 +133,7 @@ _stretch_kernel = kernel(_stretch, "the table's index (growth)")
 
 
 class Index:
-    """64-bit keys → rows. The kernels above read and write `state`, and find the pages' addresses at `pages`.
+    """64-bit keys → rows. Kernels read and write `state`, and find the pages' addresses at the address `pages`.
 
     It begins with `buckets`; `secret` is the mask and the odd factor of the hash, uint64, drawn if it is None.
     """
@@ -147,11 +147,6 @@ class Index:
         self._lay_out(buckets)
         self.state[OLD] = buckets
         self.state[FRONTIER] = self.state[PHYSICAL]
-
-    @property
-    def pages(self) -> int:
-        """Address of the array of page addresses, for kernels."""
-        return self._pages.place
 
     @property
     def num_keys(self) -> int:
@@ -218,7 +213,9 @@ class Index:
         self.state[[NEW, FRONTIER]] = buckets, self.state[OLD]  # one statement, which no signal interrupts
 
     def _note_pages(self) -> None:
-        self.state[PHYSICAL] = len(self._pages) * PAGE_BUCKETS
+        pages = self._pages
+        # One statement, which no signal interrupts: kernels read the memory at `pages`, which `_addresses` owns.
+        self._addresses, self.pages, self.state[PHYSICAL] = pages.addresses, pages.place, len(pages) * PAGE_BUCKETS
 
     def extend(self) -> None:
         """Add slack: the keys at the upper end don't fit behind their homes.

@@ -98,14 +98,14 @@ class RowStarts:
 
     def __init__(self, init: Init, std: float, seed: int, dim: int, dtype: np.dtype[Any]) -> None:
         mix_array = mix.py_func  # by NumPy: not worth a kernel
-        self.seed = mix_array(mix_array(np.array([seed], np.uint64) + np.uint64(0x9E3779B97F4A7C15)))[0]
-        self.init = INITS.index(init)
-        self.std, self.dim, self.dtype = std, dim, dtype
+        mixed = mix_array(mix_array(np.array([seed], np.uint64) + np.uint64(0x9E3779B97F4A7C15)))[0]
+        self.numbers = mixed, INITS.index(init), std  # as `start_rows` takes them
+        self.dim, self.dtype = dim, dtype
 
     def of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """The vectors that rows of `keys` start from, `[n, dim]`."""
         out = np.empty((len(keys), self.dim), self.dtype)
-        start_kernel(keys, self.seed, self.init, self.std, out)
+        start_kernel(keys, *self.numbers, out)
         return out
 
 
@@ -139,17 +139,16 @@ _memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEA
 
 
 @jitted
-def distinct_in_order(
-    keys: Any, seen: Any, distinct: Any, hashes: Any, appeared: Any, inverse: Any, secret: Any, guess: Any
-) -> Any:
+def distinct_in_order(keys: Any, scratch: Any, inverse: Any, secret: Any, guess: Any) -> Any:
     """The distinct ones of `keys` `[n]` in order of appearance; gives their number.
 
     `inverse` `[n]` becomes the place of each key among them, and `hashes` their hashes. `guess` is about how many there
     are: a table of eight times as many slots is sparse, and small enough for the second-level cache.
 
     A first loop, without branches, looks only at the slot that a key's hash gives. The few keys whose slot another key
-    has come after that, and the new ones among them are merged with the others. See `SeenKeys` for scratch memory.
+    has come after that, and the new ones among them are merged with the others. `scratch` are `SeenKeys.arrays`.
     """
+    seen, distinct, hashes, appeared = scratch
     n = len(keys)
     slots = 16
     while slots < 2 * n:
@@ -227,28 +226,29 @@ class SeenKeys:
     """Scratch memory of `distinct_in_order` for `size` keys; `share` is that of distinct keys when it was used last."""
 
     def __init__(self, size: int) -> None:
-        self.seen = np.empty(1 << max(4, (2 * size - 1).bit_length()), np.int32)
+        seen, appeared = np.empty(1 << max(4, (2 * size - 1).bit_length()), np.int32), np.empty(2 * size, np.int32)
         self.distinct, self.hashes = np.empty((2, 2 * size), np.int64)
-        self.appeared = np.empty(2 * size, np.int32)
-        self.nbytes = int(self.seen.nbytes + self.distinct.nbytes + self.hashes.nbytes + self.appeared.nbytes)
+        self.arrays = seen, self.distinct, self.hashes, appeared
+        self.nbytes = sum(array.nbytes for array in self.arrays)
         self.size, self.share = size, 1.0
 
 
 @jitted
-def _row_address(row: Any, pages: Any, shift: int, row_bytes: int) -> Any:
-    """Where a row is; `pages` is the address of the pages' addresses."""
+def _row_address(row: Any, memory: Any) -> Any:
+    """Return the address of a row. `memory` is `RowStorage.memory`."""
+    pages, shift, row_bytes = memory
     return load(pages + ((row >> shift) << 3)) + (row & ((np.int64(1) << shift) - 1)) * row_bytes
 
 
 @jitted
-def _find(
-    distinct: Any, hashes: Any, rows: Any, first: int, last: int, count: int, state: Any, pages: Any,
-    homes: Any, later: Any,
-) -> None:  # fmt: skip
-    """The rows of some of `count` distinct keys, or `ABSENT`; `homes` and `later` are scratch memory.
+def _find(distinct: Any, hashes: Any, rows: Any, first: int, last: int, count: int, index: Any) -> None:
+    """The rows of some of `count` distinct keys, or `ABSENT`.
 
     Also prefetches the buckets of the next keys: most likely the same thread looks for them.
     """
+    homes = array_at(_memory_of_homes(), PIECE + AHEAD, np.int64(0))
+    later = array_at(_memory_of_piece(), PIECE, np.int64(0))
+    state, pages = index
     now, until = measure(state), min(last + AHEAD, count)
     for i in range(first, until):
         homes[i - first] = home(hashes[i], now)
@@ -269,25 +269,23 @@ def _find(
 
 
 @jitted
-def _ask_for(rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int) -> Any:
+def _ask_for(rows: Any, first: int, last: int, memory: Any) -> Any:
     """Prefetch the memory of some rows, of all of each; the number of `ABSENT` ones."""
-    absent = 0
+    absent, row_bytes = 0, memory[2]
     for i in range(first, last):
         if rows[i] == ABSENT:
             absent += 1
         else:
-            address = _row_address(rows[i], pages, shift, row_bytes)
+            address = _row_address(rows[i], memory)
             for line in range(0, row_bytes, 64):
                 prefetch(address + line)
     return absent
 
 
 @jitted
-def _copy_rows(
-    rows: Any, first: int, last: int, pages: Any, shift: int, row_bytes: int, vectors: Any, zero: Any
-) -> None:
+def _copy_rows(rows: Any, first: int, last: int, memory: Any, vectors: Any) -> None:
     """The vectors of some rows, 0 for `ABSENT`."""
-    dim = vectors.shape[1]
+    dim, zero = vectors.shape[1], vectors.dtype.type(0)
     to, width = np.int64(vectors.ctypes.data), dim * vectors.itemsize
     for i in range(first, last):
         if rows[i] == ABSENT:
@@ -295,7 +293,7 @@ def _copy_rows(
             for e in range(dim):
                 target[e] = zero
         else:
-            copy(_row_address(rows[i], pages, shift, row_bytes), to + i * width, width)
+            copy(_row_address(rows[i], memory), to + i * width, width)
 
 
 @jitted
@@ -337,7 +335,7 @@ def _pool(inverse: Any, ends: Any, is_mean: bool, first: int, last: int, source:
 
 
 @jitted
-def _give(turns: Any, thread: Any, inverse: Any, ends: Any, is_mean: bool, vectors: Any, target: Any) -> None:
+def _give(turns: Any, thread: Any, inverse: Any, vectors: Any, target: Any, ends: Any, is_mean: bool) -> None:
     """Give each key its vector in `target`, or, unless `ends` is None, each bag the sum or mean of its keys'."""
     source, width = np.int64(vectors.ctypes.data), vectors.shape[1] * vectors.itemsize
     count, of_piece = (len(inverse), PIECE) if ends is None else (len(ends) - 1, _BAGS_OF_PIECE)
@@ -353,31 +351,32 @@ def _give(turns: Any, thread: Any, inverse: Any, ends: Any, is_mean: bool, vecto
 
 
 def _look_up(
-    turns: Any, finds: bool, fetches: bool, keys: Any, seen: Any, distinct: Any, hashes: Any, appeared: Any,
-    inverse: Any, count: Any, rows_at: int, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int,
-    vectors: Any, ends: Any, is_mean: bool, target: int, zero: Any,
-) -> None:  # fmt: skip
+    turns: Any, finds: bool, fetches: bool, keys: Any, found: Any, scratch: Any, index: Any, memory: Any, output: Any
+) -> None:
     """Keys to vectors, in three phases of which the first is one piece. Gives the number of distinct keys not found.
 
     The first finds the distinct keys in order of appearance, and the place of each key among them (`inverse`, `count`);
     the second their `rows`, or `ABSENT`, prefetches these and copies the vectors, a piece at a time; the third gives
-    each key its vector in `target`, or each bag the sum or mean of its keys' vectors. Without `finds`, `inverse`,
-    `count` and `rows` are known. Without `fetches`, the rows are only prefetched, for another call that fetches.
+    each key its vector in `target`, or each bag the sum or mean of its keys' vectors. Without `finds`, what is `found`
+    is known. Without `fetches`, the rows are only prefetched, for another call that fetches.
 
-    `turns` shares the work (see `kernels.cpu.threads`); the arrays from `seen` to `appeared` and `vectors` are scratch
-    memory. Before `count` `[1]` is known, it is a guess. `rows_at` is the address of the rows `[n]` int64, `target`
-    that of the result, or 0 where `vectors` is the result; `ends` and `is_mean` are `BagPooling`'s, or `NOT_POOLED`.
-    `state` and `pages` are the index's; `row_pages`, `shift` and `row_bytes` say where rows are: the address of the
-    pages' addresses, log2 of the rows of a page, and from row to row. `zero` is 0 of the vectors' dtype.
+    Args:
+        turns: See `kernels.cpu.threads`.
+        keys: `[n]` int64.
+        found: `inverse` `[n]` int32; `count` `[1]` int64, a guess before it is known; address of `rows` `[n]` int64.
+        scratch: `SeenKeys.arrays`.
+        index: `Index.state` and `Index.pages`.
+        memory: `RowStorage.memory`.
+        output: `vectors` `[≥ count, dim]` of the distinct keys; address of the `target`, 0 where `vectors` is the
+            result; `ends` and `is_mean` of `BagPooling`, or `NOT_POOLED`.
     """
-    homes = array_at(_memory_of_homes(), PIECE + AHEAD, np.int64(0))
-    later = array_at(_memory_of_piece(), PIECE, np.int64(0))
+    inverse, count, rows_at = found
+    vectors, target, ends, is_mean = output
     rows = array_at(rows_at, len(keys), np.int64(0))
     thread = enter(turns)
     if finds:
         if take(turns, _DISTINCT, thread, np.int64(1)) == 0:
-            guess = count[0]
-            count[0] = distinct_in_order(keys, seen, distinct, hashes, appeared, inverse, secret_of(state), guess)
+            count[0] = distinct_in_order(keys, scratch, inverse, secret_of(index[0]), count[0])
             done(turns, _DISTINCT)
         wait(turns, _DISTINCT, np.int64(1))
     n = count[0]
@@ -387,26 +386,33 @@ def _look_up(
     while k >= 0:
         first, last = k * PIECE, min((k + 1) * PIECE, n)
         if finds:
-            _find(distinct, hashes, rows, first, last, n, state, pages, homes, later)
-        absent += _ask_for(rows, first, last, row_pages, shift, row_bytes)
+            _find(scratch[1], scratch[2], rows, first, last, n, index)
+        absent += _ask_for(rows, first, last, memory)
         if fetches:
-            _copy_rows(rows, first, last, row_pages, shift, row_bytes, vectors, zero)
+            _copy_rows(rows, first, last, memory, vectors)
         done(turns, _ROWS)
         k = take(turns, _ROWS, thread, pieces)
     if target != 0:
         wait(turns, _ROWS, pieces)
-        _give(turns, thread, inverse, ends, is_mean, vectors, target)
+        _give(turns, thread, inverse, vectors, target, ends, is_mean)
     leave(turns, absent)
 
 
-def _insert(
-    distinct: Any, hashes: Any, rows: Any, state: Any, pages: Any, row_pages: Any, shift: int, row_bytes: int,
-    count: int, seed: Any, init: int, std: float, initial: Any, out: Any, keys: Any, places: Any, starts: Any,
-) -> int:  # fmt: skip
+def _insert(absent: Any, index: Any, space: Any, count: int, starts: Any, out: Any, scratch: Any) -> int:
     """Give the `ABSENT` keys the rows from `count` on, until the slack runs out. Gives how many are non-zero.
 
-    Also puts their vectors into `out`. `keys` `[absent]`, `places` and `starts` `[absent dim]` are scratch memory.
+    Args:
+        absent: Keys `[n]`, their hashes and their rows, which are written.
+        index: `Index.state` and `Index.pages`.
+        space: A `NewRowBuffer`.
+        starts: `RowStarts.numbers`.
+        out: `[n, dim]`, becomes the vectors of the new rows.
+        scratch: Memory for keys and their places, `[new]` int64, and vectors, `[new dim]`.
     """
+    distinct, hashes, rows = absent
+    state, pages = index
+    row_pages, shift, row_bytes, initial = space
+    keys, places, vectors = scratch
     dim = out.shape[1]
     mask = (np.int64(1) << shift) - 1
     zero = out.dtype.type(0)
@@ -420,11 +426,12 @@ def _insert(
             keys[new], places[new] = distinct[i], i
             new += 1
             count += 1
-    start_rows(keys[:new], seed, init, std, dim, starts)
+    seed, init, std = starts
+    start_rows(keys[:new], seed, init, std, dim, vectors)
     live = 0
     for k in range(new):
         place = row_pages[(before + k) >> shift] + ((before + k) & mask) * row_bytes
-        source = np.int64(starts.ctypes.data) + k * width
+        source = np.int64(vectors.ctypes.data) + k * width
         copy(source, place, width)
         copy(source, target + places[k] * width, width)
         state_parts = array_at(place + width, len(initial), zero)
@@ -432,14 +439,15 @@ def _insert(
             state_parts[e] = initial[e]
         is_live = False
         for e in range(k * dim, (k + 1) * dim):
-            is_live |= starts[e] != zero
+            is_live |= vectors[e] != zero
         live += int(is_live)
     return live
 
 
-def _expand(turns: Any, inverse: Any, ends: Any, is_mean: bool, vectors: Any, target: int) -> None:
+def _expand(turns: Any, inverse: Any, output: Any) -> None:
     """The last phase of `_look_up`."""
-    _give(turns, enter(turns), inverse, ends, is_mean, vectors, target)
+    vectors, target, ends, is_mean = output
+    _give(turns, enter(turns), inverse, vectors, target, ends, is_mean)
     leave(turns, np.int64(0))
 
 
@@ -553,7 +561,7 @@ def expanded(inverse: Any, vectors: Tensor, bags: BagPooling | None = None) -> T
 
 def expand_into(inverse: Any, vectors: Any, out: Tensor, bags: BagPooling | None) -> None:
     """`expanded` into `out`, of an array of vectors."""
-    threads.share(expand, inverse, *(bags or NOT_POOLED), vectors, out.data_ptr(), alone=len(inverse) < GRAIN)
+    threads.share(expand, inverse, (vectors, out.data_ptr(), *(bags or NOT_POOLED)), alone=len(inverse) < GRAIN)
 
 
 def added_up(inverse: Any, values: Tensor, count: int, bags: BagPooling | None = None) -> Tensor:

@@ -258,7 +258,6 @@ class RowLookup:
         self._on_used, self._limit = on_used, limit
         self._scratch_bytes = scratch_bytes
         self._scratch = kernels.Scratch(0, starts.dim, starts.dtype)
-        self._zero = starts.dtype.type(0)
 
     @property
     def nbytes(self) -> int:
@@ -360,26 +359,18 @@ class RowLookup:
         alone: bool = False,
     ) -> int:
         """Run the lookup's kernel, which fetches into `out` unless that is None; gives the number of absent keys."""
-        scratch, index, storage = self._scratch, self._directory.index, self._storage
+        index = self._directory.index
+        target = 0 if out is None or vectors.ctypes.data == out.data_ptr() else out.data_ptr()
         return threads.share(
             kernels.look_up,
             finds,
             out is not None,
             keys,
-            scratch.seen,
-            scratch.distinct,
-            scratch.hashes,
-            scratch.appeared,
-            inverse,
-            count,
-            rows.data_ptr(),
-            index.state,
-            index.pages,
-            *storage.addresses,
-            vectors,
-            *(bags or NOT_POOLED),
-            0 if out is None or vectors.ctypes.data == out.data_ptr() else out.data_ptr(),
-            self._zero,
+            (inverse, count, rows.data_ptr()),
+            self._scratch.arrays,
+            (index.state, index.pages),
+            self._storage.memory,
+            (vectors, target, *(bags or NOT_POOLED)),
             alone=alone or len(keys) < GRAIN,
         )
 
@@ -487,27 +478,17 @@ class RowLookup:
         index, before = self._directory.index, self._directory.num_rows
         self._directory.begin(count)
         space = self._storage.new_rows(before, count)
-        new_keys, new_places, new_vectors = *np.empty((2, count), np.int64), np.empty(count * starts.dim, starts.dtype)
+        new = *np.empty((2, count), np.int64), np.empty(count * starts.dim, starts.dtype)
         while (inserted := index.num_keys - before) < count:
             insert = partial(
                 kernels.insert_rows,
-                scratch.distinct[places],
-                scratch.hashes[places],
-                some,
-                index.state,
-                index.pages,
-                space.addresses,
-                space.shift,
-                space.row_bytes,
+                (scratch.distinct[places], scratch.hashes[places], some),
+                (index.state, index.pages),
+                tuple(space),
                 before + inserted,
-                starts.seed,
-                starts.init,
-                starts.std,
-                space.initial,
+                starts.numbers,
                 vectors,
-                new_keys,
-                new_places,
-                new_vectors,
+                new,
             )
             self._storage.change(insert)
             if index.num_keys < before + count:

@@ -316,7 +316,7 @@ class HostStorage(RowStorage):
     # Lookup
 
     @property
-    def addresses(self) -> tuple[int, int, int]:
+    def memory(self) -> tuple[int, int, int]:
         rows = self._rows
         return rows.pages.place, rows.shift, rows.row_bytes
 

@@ -223,7 +223,7 @@ class RowStorage(ABC):
     # Lookup
 
     @property
-    def addresses(self) -> tuple[int, int, int]:
+    def memory(self) -> tuple[int, int, int]:
         """The rows as the lookup's kernel reads them: address of the pages' addresses, `Rows.shift`, `Rows.row_bytes`.
 
         Without rows on the host, the kernel, which prefetches them, prefetches nothing.

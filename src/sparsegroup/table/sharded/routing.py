@@ -96,16 +96,16 @@ def are_in(keys: Int64s, buckets: range) -> npt.NDArray[np.bool_]:
 
 
 def _sort_by_rank(
-    keys: Any, seen: Any, mask: Any, factor: Any, distinct: Any, places: Any, appeared: Any, owners: Any, ends: Any,
-    outgoing: Any, inverse: Any, guess: int,
-) -> int:  # fmt: skip
+    keys: Any, scratch: Any, owners: Any, ends: Any, outgoing: Any, inverse: Any, secret: Any, guess: int
+) -> int:
     """Write the distinct `keys` `[n]`, sorted by rank, into `outgoing`; gives their number.
 
     `ends` `[ranks]` becomes where the keys of each rank end, and `inverse` `[n]` the place of each key in `outgoing`.
-    `mask` and `factor` are the secret of the hash, `guess` about how many keys are distinct; the arrays from `seen` to
-    `owners`, of which the last is `[n]`, are scratch memory (see `SeenKeys`).
+    `secret` is that of the hash, `guess` about how many keys are distinct; `SeenKeys.arrays` and `owners` `[n]` are
+    scratch memory.
     """
-    count = distinct_in_order(keys, seen, distinct, places, appeared, inverse, (mask, factor), guess)
+    count = distinct_in_order(keys, scratch, inverse, secret, guess)
+    distinct, places = scratch[1], scratch[2]
     ranks = len(ends)
     ends[:] = 0
     for k in range(count):
@@ -152,11 +152,11 @@ class Sorter:
         n = len(keys)
         if self._scratch.size < n:
             self._scratch, self._owners = SeenKeys(n), np.empty(n, np.int64)
-        scratch, owners = self._scratch, self._owners
+        scratch = self._scratch
         ends, inverse = np.empty(self.routing.ranks, np.int64), np.empty(n, np.int32)
         outgoing = np.empty(n, np.int64)
-        memory = scratch.distinct, scratch.hashes, scratch.appeared, owners, ends, outgoing, inverse
-        count = _sort(keys, scratch.seen, *self._secret, *memory, int(scratch.share * n) + 1)
+        guess = int(scratch.share * n) + 1
+        count = _sort(keys, scratch.arrays, self._owners, ends, outgoing, inverse, self._secret, guess)
         scratch.share = count / max(n, 1)
         if self.nbytes > self._scratch_bytes:
             self._scratch, self._owners = SeenKeys(0), np.empty(0, np.int64)
