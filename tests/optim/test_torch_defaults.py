@@ -70,7 +70,7 @@ def bags() -> nn.Module:
 
 
 def padded_bags() -> nn.Module:
-    return Pairs(TableEmbeddingBag(HashEmbeddingBag(DIM, mode="sum", **ON_CPU), 12, padding_idx=3))
+    return Pairs(TableEmbeddingBag(HashEmbeddingBag(DIM, mode="sum", padding_idx=3, **ON_CPU), 12))
 
 
 class Fields(nn.Module):

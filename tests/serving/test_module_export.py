@@ -188,6 +188,38 @@ def test_every_format_gives_what_the_module_gives_for_any_batch(tmp_path: Path) 
     assert str(Path(__file__).parents[2]).encode() not in (out / "model.onnx").read_bytes()
 
 
+class Padded(nn.Module):
+    """A table and bags with padding; keys are small, and 0 is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.single = HashEmbedding(3, padding_idx=0, fallback=True)
+        self.means, self.maxima = (HashEmbeddingBag(2, mode=mode, padding_idx=0) for mode in ("mean", "max"))
+        nn.init.ones_(self.single.fallback)  # type: ignore[arg-type]
+        for table in (self.single, self.means, self.maxima):
+            table.assign(torch.arange(1, 6), torch.randn(5, table.dim))
+
+    def forward(self, pairs: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+        return torch.cat([self.single(pairs).flatten(1), self.means(pairs), self.maxima(keys, offsets)], 1)
+
+
+def test_padding_and_maxima_are_exported(tmp_path: Path) -> None:
+    def call(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        keys = torch.randint(0, 8, (2 * rows,), generator=torch.Generator().manual_seed(rows))
+        keys[:2] = 0  # a bag of padding only
+        return keys.view(rows, 2), keys, torch.arange(rows) * 2
+
+    model, out = Padded().eval(), tmp_path / "out"
+    export(model, out, call(8), formats=["onnx"])
+    runs, loaded = OnnxModel(out / "model.onnx"), load_export(out, Padded())
+    for rows in (1, 23):
+        wanted = model(*call(rows)).detach()
+        assert not wanted[0].any()
+        assert near(loaded(*call(rows)), wanted)
+        assert near(runs(list(call(rows)))[0], wanted)
+
+
 class Wide(Scored):
     def forward(self, keys: Tensor) -> Tensor:
         return self.layer(self.table(keys).sum(1)).squeeze(1)

@@ -138,7 +138,7 @@ NAMED = {"features": {"user": 0, "item": 1}, "field_bits": 1}
         (features_of(BAGS, values=torch.zeros(7)), TypeError, "must be int64 or int32, got torch.float32"),
         (features_of(BAGS, values=torch.arange(6)), ValueError, "add up to its 6 values"),
         (features_of(BAGS, stride=2), ValueError, "2 features of 2 bags need 4 lengths, got 6"),
-        (features_of(BAGS, torch.ones(7)), ValueError, "need mode='sum'"),
+        (features_of(BAGS, torch.ones(7)), NotImplementedError, "need mode='sum'"),
         (jagged(torch.tensor([3]), torch.tensor([1])), ValueError, "does not say which of this bag's features"),
         ([1, 2], TypeError, "a jagged tensor of TorchRec, got list"),
     ],

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.bags import BagMode, pool, pool_ragged
+from sparsegroup.bags import BagMode, pool, pool_ragged, without_padding
 from sparsegroup.data.keys import MOST_FIELDS, VALUE_BITS, Int64s, fields_of
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.serving.rows import (
@@ -294,6 +294,7 @@ class FrozenTable(nn.Module):
         rows: The keys with their vectors, and the fallback vectors. A whole key whose double is that of the next
             field's first key, one in 2⁴⁶ of 8 bits, gets that field's fallback vector.
         dtype: That of the vectors it gives.
+        padding_idx: A key whose vector is zero; None for none.
 
     Raises:
         ExportError: More keys than an int32 can count.
@@ -314,9 +315,9 @@ class FrozenTable(nn.Module):
     steps: Tensor
     fallback: Tensor | None
 
-    def __init__(self, rows: Embeddings, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, rows: Embeddings, dtype: torch.dtype = torch.float32, *, padding_idx: int | None = None) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.padding_idx = dtype, padding_idx
         self.num_live = self.num_rows = self.num_seen = count = len(rows)
         self.dim = rows.dim
         if count > (limit := torch.iinfo(torch.int32).max - 2 * BLOCK):
@@ -349,7 +350,7 @@ class FrozenTable(nn.Module):
         """What determines the operators of the lookup; the number of rows is not in it."""
         fields = None if self.fallback is None else len(self.fallback)
         parts = (self.dim, self.dtype, self.vectors.dtype, self.index.structure, fields, self._pooling())
-        return repr(parts)
+        return repr(parts if self.padding_idx is None else (*parts, self.padding_idx))
 
     def _pooling(self) -> tuple[Any, ...]:
         return ()
@@ -449,7 +450,9 @@ class FrozenTable(nn.Module):
         vectors = integers(self.vectors.index_select(0, row), self.dim)
         if self.is_scaled:
             vectors = vectors * self.steps.index_select(0, self.scales.index_select(0, row).to(torch.int32))
-        return vectors if self.fallback is None else vectors + self._absent(keys, row)
+        if self.fallback is not None:
+            vectors = vectors + self._absent(keys, row)
+        return vectors if self.padding_idx is None else vectors.masked_fill((keys == self.padding_idx).unsqueeze(1), 0)
 
     def _absent(self, keys: Tensor, row: Tensor) -> Tensor:
         """The fallback vectors `[m, dim]` of keys `[m]`; zeros where a key has a row."""
@@ -465,15 +468,23 @@ class FrozenTable(nn.Module):
 
 
 class FrozenBag(FrozenTable):
-    """Sums or means over bags of keys, in operators that torch.export and ONNX know. It checks no offsets.
+    """Sums, means or maxima over bags of keys, in operators that torch.export and ONNX know. It checks no offsets.
 
     Args:
-        rows, dtype: See `FrozenTable`.
+        rows, dtype, padding_idx: See `FrozenTable`.
         mode, include_last_offset: See `HashEmbeddingBag`.
     """
 
-    def __init__(self, rows: Embeddings, dtype: torch.dtype, mode: BagMode, include_last_offset: bool) -> None:
-        super().__init__(rows, dtype)
+    def __init__(
+        self,
+        rows: Embeddings,
+        dtype: torch.dtype,
+        mode: BagMode,
+        include_last_offset: bool,
+        *,
+        padding_idx: int | None = None,
+    ) -> None:
+        super().__init__(rows, dtype, padding_idx=padding_idx)
         self.mode = mode
         self.include_last_offset = include_last_offset
 
@@ -482,15 +493,22 @@ class FrozenBag(FrozenTable):
 
     def forward(self, keys: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """The bags' vectors `[bags, dim]`, zeros for an empty bag; the arguments are `HashEmbeddingBag`'s."""
-        rows = super().forward(keys.reshape(-1))
-        if per_sample_weights is not None:
-            rows = rows * per_sample_weights.reshape(-1, 1).to(rows.dtype)
+        ids, weights = keys.reshape(-1), None if per_sample_weights is None else per_sample_weights.reshape(-1)
         if offsets is None:
-            return pool(rows.view(*keys.shape, self.dim), self.mode)
-        ends = offsets
-        if not self.include_last_offset:
-            ends = torch.cat([offsets, torch.full((1,), keys.shape[0], dtype=offsets.dtype, device=offsets.device)])
-        return pool_ragged(rows, ends, ends.shape[0] - 1, self.mode)
+            if self.padding_idx is None:
+                return pool(self._weighted(ids, weights).view(*keys.shape, self.dim), self.mode)
+            ends = torch.arange(keys.shape[0] + 1, dtype=torch.int64, device=keys.device) * keys.shape[1]
+        else:
+            ends = offsets
+            if not self.include_last_offset:
+                ends = torch.cat([offsets, torch.full((1,), keys.shape[0], dtype=offsets.dtype, device=offsets.device)])
+        if self.padding_idx is not None:
+            ids, ends, weights = without_padding(ids, ends, weights, self.padding_idx)
+        return pool_ragged(self._weighted(ids, weights), ends, ends.shape[0] - 1, self.mode)
+
+    def _weighted(self, keys: Tensor, weights: Tensor | None) -> Tensor:
+        vectors = super().forward(keys)
+        return vectors if weights is None else vectors * weights.unsqueeze(1).to(vectors.dtype)
 
 
 def sorted_rows(table: HashEmbedding | FrozenTable) -> tuple[Tensor, Tensor]:

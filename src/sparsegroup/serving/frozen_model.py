@@ -121,8 +121,8 @@ def _is_of_a_table(frozen: nn.Module, name: str) -> bool:
 def _frozen(table: AnyTable, rows: Embeddings) -> FrozenTable:
     dtype = table.dtype if isinstance(table, FrozenTable) else table.weight.dtype
     if isinstance(table, HashEmbeddingBag | FrozenBag):
-        return FrozenBag(rows, dtype, table.mode, table.include_last_offset)
-    return FrozenTable(rows, dtype)
+        return FrozenBag(rows, dtype, table.mode, table.include_last_offset, padding_idx=table.padding_idx)
+    return FrozenTable(rows, dtype, padding_idx=table.padding_idx)
 
 
 class ServingModel(nn.Module):

@@ -1,16 +1,14 @@
-"""`HashEmbeddingBag`: the table followed by sums or means over bags of keys."""
+"""`HashEmbeddingBag`: the table followed by sums, means or maxima over bags of keys."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparsegroup.bags import BagMode, pool, pool_ragged
+from sparsegroup.bags import BagMode, pool
 from sparsegroup.table.config import check_int, with_argument_hints
 from sparsegroup.table.hash_embedding import HashEmbedding
-from sparsegroup.table.lookup.kernels import BagPooling
 from sparsegroup.table.lookup.lookup import as_int64, checked_keys, field_keys
 
 
@@ -82,19 +80,20 @@ def _ends_of(lengths: Tensor) -> Tensor:
 
 
 class HashEmbeddingBag(HashEmbedding):
-    """`HashEmbedding` followed by the sum or mean over bags of keys: `nn.EmbeddingBag` without a vocabulary.
+    """`HashEmbedding` followed by the sum, mean or maximum over bags of keys: `nn.EmbeddingBag` without a vocabulary.
 
     It also takes TorchRec's `KeyedJaggedTensor`, without needing TorchRec.
 
     Args:
         dim: Length of a vector.
-        mode: "mean" (default, as in torch) or "sum".
+        mode: "mean" (default, as in torch), "sum" or "max". The gradient of a maximum goes to the first of the bag's
+            keys that have it; second derivatives need another mode.
         include_last_offset: `offsets` has one entry more, the number of keys.
         features: The features to take from a `KeyedJaggedTensor`, in this order, each with the number of its field,
             in [0, 2**`field_bits`), which becomes the top `field_bits` bits of its keys; the other bits are those of
             its values. Features of the same field share their rows. None: all features of a batch, whose values are the
             keys, as they are.
-        **arguments: See `HashEmbedding`.
+        **arguments: See `HashEmbedding`. Keys that are `padding_idx` are in no sum, mean or maximum.
 
     Raises:
         ValueError, TypeError: An argument out of range.
@@ -123,8 +122,8 @@ class HashEmbeddingBag(HashEmbedding):
         **arguments: Any,
     ) -> None:
         super().__init__(dim, **arguments)
-        if mode not in ("mean", "sum"):
-            raise ValueError(f"mode must be 'mean' or 'sum', got {mode!r}")
+        if mode not in get_args(BagMode):
+            raise ValueError(f"mode must be 'sum', 'mean' or 'max', got {mode!r}")
         self.mode = mode
         self.include_last_offset = include_last_offset
         self.features = None
@@ -151,40 +150,44 @@ class HashEmbeddingBag(HashEmbedding):
             per_sample_weights: Shaped as `keys`; only with mode "sum".
 
         Returns:
-            `[bags, dim]`; zeros for an empty bag. Of a `KeyedJaggedTensor` `[batch, features, dim]`; flattened by
-            `flatten(1)`, they are the values of the `KeyedTensor` that an `EmbeddingBagCollection` gives.
+            `[bags, dim]`; zeros for an empty bag, or one of padding only. Of a `KeyedJaggedTensor`
+            `[batch, features, dim]`; flattened by `flatten(1)`, these are the values of the `KeyedTensor` that an
+            `EmbeddingBagCollection` gives.
 
         Raises:
             TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding`, and for offsets, weights and jagged
                 tensors that do not fit; nothing is inserted.
+            NotImplementedError: Weights with another mode than "sum", as in torch.
         """
         if not isinstance(keys, Tensor):
             values, ends, weights, features = self._keys_of(keys)
             if offsets is not None or per_sample_weights is not None:
                 raise ValueError(f"offsets and per_sample_weights are for tensors, not for a {type(keys).__name__}")
-            pooled = self._bags(values, ends, weights)
+            pooled = self._pooled_bags(values, ends, self.mode, weights)
             if features is None:
                 return pooled
             return pooled.view(features, len(pooled) // max(features, 1), self.dim).transpose(0, 1)
         keys = checked_keys(keys)
-        if per_sample_weights is not None:
-            self._check_weights()
-            if per_sample_weights.shape != keys.shape:
+        weights = per_sample_weights
+        if weights is not None:
+            if weights.shape != keys.shape:
                 raise ValueError(
-                    f"per_sample_weights must have the shape of the keys, {list(keys.shape)}, "
-                    f"got {list(per_sample_weights.shape)}"
+                    f"per_sample_weights must have the shape of the keys, {list(keys.shape)}, got {list(weights.shape)}"
                 )
+            self._check_weights()
+            weights = weights.reshape(-1)
         if keys.ndim == 2:
             if offsets is not None:
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
-            if not self.pools or per_sample_weights is not None:
-                return pool(self._weighted_rows(keys, per_sample_weights).view(*keys.shape, self.dim), self.mode)
             count, size = keys.shape
-            return self._bags(keys.reshape(-1), torch.arange(count + 1, dtype=torch.int64, device="cpu") * size, None)
+            if self.padding_idx is None and not (self.pools_as(self.mode) and weights is None):
+                return pool(self._weighted(keys.reshape(-1), weights).view(count, size, self.dim), self.mode)
+            ends = torch.arange(count + 1, dtype=torch.int64, device="cpu") * size
+            return self._pooled_bags(keys.reshape(-1), ends, self.mode, weights)
         if keys.ndim != 1:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
         ends = self._bag_ends(len(keys), None if offsets is None else as_int64(offsets).cpu())
-        return self._bags(keys, ends, per_sample_weights)
+        return self._pooled_bags(keys, ends, self.mode, weights)
 
     def prefetch(self, keys: Tensor | Jagged) -> None:
         """See `HashEmbedding.prefetch`; it takes what `forward` does."""
@@ -198,20 +201,12 @@ class HashEmbeddingBag(HashEmbedding):
             self._check_weights()
         return found
 
-    def _bags(self, keys: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
-        """The bags' vectors `[bags, dim]`; bag i is `keys[ends[i] : ends[i + 1]]`."""
-        if not self.pools or weights is not None:
-            return pool_ragged(self._weighted_rows(keys, weights), ends, len(ends) - 1, self.mode)
-        array = np.ascontiguousarray(ends.cpu().numpy())
-        return self.pooled(keys, BagPooling(array, self.mode == "mean"))
-
-    def _weighted_rows(self, keys: Tensor, weights: Tensor | None) -> Tensor:
-        rows = super().forward(keys.reshape(-1))
-        return rows if weights is None else rows * weights.reshape(-1, 1).to(rows)
-
     def _check_weights(self) -> None:
         if self.mode != "sum":
-            raise ValueError(f"per_sample_weights need mode='sum', this bag has mode={self.mode!r}")
+            raise NotImplementedError(f"per_sample_weights need mode='sum', this bag has mode={self.mode!r}")
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, mode={self.mode!r}"
 
     def _bag_ends(self, count: int, offsets: Tensor | None) -> Tensor:
         """Where the bags begin and, last, end: `[bags + 1]`."""

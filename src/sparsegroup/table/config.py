@@ -154,7 +154,6 @@ def check_int(name: str, value: object, lowest: int, highest: int) -> None:
 _HINTS: Mapping[str, str] = {
     "num_embeddings": "a table has no vocabulary and grows by itself (max_rows limits it)",
     "embedding_dim": "the length of a vector is called dim",
-    "padding_idx": "leave padding out, as by a bag with offsets, or multiply by a mask",
     "sparse": "gradients are always sparse",
 }
 """An argument of `nn.Embedding` → what a table has in its place."""

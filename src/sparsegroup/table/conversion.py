@@ -24,17 +24,16 @@ class TableEmbedding(nn.Module):
     Args:
         table: Holds the rows.
         num_embeddings: How many rows the `nn.Embedding` had.
-        padding_idx: An id that has no row, but a vector that is not trained; None for none.
-        padding: That vector, `[dim]`; None for zeros.
+        padding: The vector of the table's `padding_idx`, `[dim]`, which is not trained; None for zeros.
         sparse: What the `nn.Embedding` had, for `to_embeddings`. A table's gradients are sparse in any case.
 
     Attributes:
-        table, num_embeddings, padding_idx, sparse: See above.
+        table, num_embeddings, sparse: See above.
 
     Examples:
         >>> import torch
         >>> from sparsegroup import HashEmbedding
-        >>> embedding = TableEmbedding(HashEmbedding(4), 10, padding_idx=0)
+        >>> embedding = TableEmbedding(HashEmbedding(4, padding_idx=0), 10)
         >>> embedding(input=torch.tensor([[0, 3], [0, 9]])).shape, embedding.table.num_rows
         (torch.Size([2, 2, 4]), 2)
     """
@@ -43,18 +42,11 @@ class TableEmbedding(nn.Module):
     padding: Tensor | None
 
     def __init__(
-        self,
-        table: HashEmbedding,
-        num_embeddings: int,
-        *,
-        padding_idx: int | None = None,
-        padding: Tensor | None = None,
-        sparse: bool = False,
+        self, table: HashEmbedding, num_embeddings: int, *, padding: Tensor | None = None, sparse: bool = False
     ) -> None:
         super().__init__()
-        self.table = table
-        self.num_embeddings, self.padding_idx, self.sparse = num_embeddings, padding_idx, sparse
-        if padding_idx is not None and padding is None:
+        self.table, self.num_embeddings, self.sparse = table, num_embeddings, sparse
+        if table.padding_idx is not None and padding is None:
             padding = torch.zeros(table.dim, dtype=table.weight.dtype, device="cpu")
         own = None if padding is None else padding.detach().clone().to(table.table.device, table.weight.dtype)
         self.register_buffer("padding", own)
@@ -63,6 +55,11 @@ class TableEmbedding(nn.Module):
     def embedding_dim(self) -> int:
         """Length of a vector."""
         return self.table.dim
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The id that has no row."""
+        return self.table.padding_idx
 
     @property
     def weight(self) -> StoredParameter:
@@ -82,15 +79,10 @@ class TableEmbedding(nn.Module):
             TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbedding.forward`.
         """
         ids = as_int64(input)
+        vectors: Tensor = self.table(ids)
         if self.padding is None or self.padding_idx is None:
-            return self.table(ids)  # type: ignore[no-any-return]
-        padded = ids.eq(self.padding_idx)
-        if not self.training:  # nothing is inserted
-            return torch.where(padded.unsqueeze(-1).to(self.padding.device), self.padding, self.table(ids))
-        at = (~padded).flatten().nonzero().squeeze(1)
-        vectors = self.table(ids.flatten().index_select(0, at))
-        places = self.padding.expand(ids.numel(), -1)
-        return places.index_copy(0, at.to(vectors.device), vectors).view(*ids.shape, -1)
+            return vectors
+        return torch.where(ids.eq(self.padding_idx).unsqueeze(-1).to(vectors.device), self.padding, vectors)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
@@ -102,12 +94,12 @@ class TableEmbeddingBag(TableEmbedding):
 
     Args:
         table: Holds the rows.
-        num_embeddings, padding_idx, padding, sparse: As of `TableEmbedding`; ids of padding are in no sum and no mean.
+        num_embeddings, padding, sparse: As of `TableEmbedding`; ids of padding are in no bag.
 
     Examples:
         >>> import torch
         >>> from sparsegroup import HashEmbeddingBag
-        >>> bag = TableEmbeddingBag(HashEmbeddingBag(4, mode="sum"), 10, padding_idx=0)
+        >>> bag = TableEmbeddingBag(HashEmbeddingBag(4, mode="sum", padding_idx=0), 10)
         >>> bag(torch.tensor([7, 0, 8, 0]), torch.tensor([0, 3])).shape, bag.table.num_rows
         (torch.Size([2, 4]), 2)
     """
@@ -138,18 +130,7 @@ class TableEmbeddingBag(TableEmbedding):
         Raises:
             TypeError, ValueError, RuntimeError, MemoryError: As `HashEmbeddingBag.forward`.
         """
-        ids, offsets = as_int64(input), None if offsets is None else as_int64(offsets)
-        fits = (ids.ndim == 2) == (offsets is None) and getattr(per_sample_weights, "shape", ids.shape) == ids.shape
-        if self.padding_idx is not None and fits:  # else the table says what is wrong
-            kept = ids.ne(self.padding_idx).flatten()
-            if offsets is None:
-                bags = ids.shape[0] + self.include_last_offset
-                offsets = torch.arange(bags, dtype=torch.int64, device=ids.device) * ids.shape[1]
-            before = nn.functional.pad(kept.cumsum(0), (1, 0))  # kept ids before each
-            ids, offsets = ids.flatten()[kept], before[offsets.to(before.device)]
-            if per_sample_weights is not None:
-                per_sample_weights = per_sample_weights.flatten()[kept.to(per_sample_weights.device)]
-        return self.table(ids, offsets, per_sample_weights)  # type: ignore[no-any-return]
+        return self.table(as_int64(input), offsets, per_sample_weights)  # type: ignore[no-any-return]
 
 
 AnyEmbedding = nn.Embedding | nn.EmbeddingBag
@@ -192,7 +173,7 @@ def convert(
 
     Raises:
         ValueError: There is nothing to replace; or an embedding cannot be a table, because of what it does (`max_norm`,
-            `scale_grad_by_freq`, mode "max", hooks), because a layer that stays, a loss, or an attribute, holds its
+            `scale_grad_by_freq`, hooks), because a layer that stays, a loss, or an attribute, holds its
             weight, or with `rows="none"` because its elements are not spread around zero. Nothing is changed.
         TypeError, RuntimeError, MemoryError: As `HashEmbedding`, and its `assign`. Nothing is changed.
 
@@ -329,8 +310,6 @@ def _check_convertible(module: AnyEmbedding) -> None:
         reason = f"max_norm={module.max_norm:g} rescales rows when they are looked up"
     elif module.scale_grad_by_freq:
         reason = "scale_grad_by_freq=True divides gradients by counts"
-    elif isinstance(module, nn.EmbeddingBag) and module.mode not in ("sum", "mean"):
-        reason = f"a table's bags have the modes 'sum' and 'mean', this one has {module.mode!r}"
     elif module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         reason = "its hooks would be lost"
     elif "weight" not in module._parameters:
@@ -357,7 +336,13 @@ def _table_of(sharing: Sequence[AnyEmbedding], rows: Rows, options: Mapping[str,
             f"rows='none' would draw its rows around zero, but their mean is {mean:.3g} (std {std:.3g}): keep them by "
             "rows='all', or give `std`"
         )
-    settings = {"std": std, "dtype": weight.dtype, "device": weight.device, **options}
+    settings = {
+        "std": std,
+        "dtype": weight.dtype,
+        "device": weight.device,
+        "padding_idx": module.padding_idx,
+        **options,
+    }
     if isinstance(module, nn.EmbeddingBag):
         settings |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
         table: HashEmbedding = HashEmbeddingBag(module.embedding_dim, **settings)
@@ -379,7 +364,7 @@ def _as_table(module: AnyEmbedding, table: HashEmbedding) -> TableEmbedding:
     at = module.padding_idx
     padding = None if at is None else module.weight[at]
     kind = TableEmbeddingBag if isinstance(module, nn.EmbeddingBag) else TableEmbedding
-    made = kind(table, module.num_embeddings, padding_idx=at, padding=padding, sparse=bool(module.sparse))
+    made = kind(table, module.num_embeddings, padding=padding, sparse=bool(module.sparse))
     return made.train(module.training)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sparsegroup.bags import BagMode, pool_ragged, without_padding
 from sparsegroup.kernels.step import TORCH_DTYPES
 from sparsegroup.names import bytes_of
 from sparsegroup.optim.table_parameter import KEYS, ROWS_LEFT_OUT, StoredParameter, mark_fallback
@@ -225,6 +226,7 @@ class HashEmbedding(TableCounts, nn.Module):
         device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
 
     Args: Which keys get and keep rows
+        padding_idx: A key that stands for padding, such as 0: its vector is zero, it has no row and gets no gradient.
         field_bits: How many high bits of a key hold its field (see `field_keys`), for `field_counts` and `fallback`;
             0 to 16.
         admission: Decides which keys get a row in training, see `AdmissionPolicy`. None: every key.
@@ -264,6 +266,7 @@ class HashEmbedding(TableCounts, nn.Module):
         ValueError, TypeError: An argument out of range.
 
     Attributes:
+        padding_idx: See above.
         weight: The parameter. You cannot compute with it as with a tensor; see `lookup` and `items`.
         fallback: `[2**field_bits, dim]`, the fallback vectors, by the number in a key's top bits; or None.
 
@@ -295,6 +298,7 @@ class HashEmbedding(TableCounts, nn.Module):
         seed: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        padding_idx: int | None = None,
         field_bits: int = 0,
         admission: AdmissionPolicy | None = None,
         eviction: EvictionPolicy | None = None,
@@ -310,6 +314,9 @@ class HashEmbedding(TableCounts, nn.Module):
         wire_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if padding_idx is not None:
+            check_int("padding_idx", padding_idx, -(1 << 63), (1 << 63) - 1)
+        self.padding_idx = padding_idx
         config = TableConfig(
             dim=dim,
             std=std,
@@ -364,6 +371,14 @@ class HashEmbedding(TableCounts, nn.Module):
             ExchangeError: With `process_group`, the ranks do not come together: one has died, or hangs.
             MemoryError: The system has no more (nothing is inserted).
         """
+        if self.padding_idx is None:
+            return self._vectors(keys)
+        ids = checked_keys(keys).reshape(-1)  # each in a bag, which is empty without padding
+        each = torch.arange(len(ids) + 1, dtype=torch.int64, device="cpu")
+        return self._pooled_bags(ids, each, "sum").view(*keys.shape, self.dim)
+
+    def _vectors(self, keys: Tensor) -> Tensor:
+        """Return the vectors of keys, `[*keys.shape, dim]`, including the row of a key that is `padding_idx`."""
         if self.pools:
             vectors = self.pooled(keys, None)
             return vectors.view(*keys.shape, vectors.shape[1])
@@ -374,6 +389,22 @@ class HashEmbedding(TableCounts, nn.Module):
     def pools(self) -> bool:
         """Whether a lookup can pool bags on its way, so that no vector for each key is made."""
         return self.across is not None or not (self.table.config.on_device or is_traced())
+
+    def pools_as(self, mode: BagMode) -> bool:
+        """Return whether a lookup can pool bags on its way by this mode."""
+        return mode != "max" and self.pools
+
+    def _weighted(self, keys: Tensor, weights: Tensor | None) -> Tensor:
+        vectors = self._vectors(keys)
+        return vectors if weights is None else vectors * weights.unsqueeze(1).to(vectors)
+
+    def _pooled_bags(self, keys: Tensor, ends: Tensor, mode: BagMode, weights: Tensor | None = None) -> Tensor:
+        """Return the pools `[bags, dim]` of bags of keys without padding; bag i is `keys[ends[i] : ends[i + 1]]`."""
+        if self.padding_idx is not None:
+            keys, ends, weights = without_padding(keys, ends, weights, self.padding_idx)
+        if weights is not None or not self.pools_as(mode):
+            return pool_ragged(self._weighted(keys, weights), ends, len(ends) - 1, mode)
+        return self.pooled(keys, BagPooling(np.ascontiguousarray(ends.cpu().numpy()), mode == "mean"))
 
     def pooled(self, keys: Tensor, bags: BagPooling | None) -> Tensor:
         """The pools `[bags, dim]` of bags of keys `[n]`; with None, the keys' vectors `[n, dim]`.
@@ -443,7 +474,10 @@ class HashEmbedding(TableCounts, nn.Module):
             TypeError, ValueError: As `forward`.
             RuntimeError: In training mode in a forked process or in a worker; no thread can be started.
         """
-        (self.table if self.across is None else self.across).prefetch(self._as_array(keys), self.is_trained)
+        array = self._as_array(keys)
+        if self.padding_idx is not None:
+            array = array[array != self.padding_idx]
+        (self.table if self.across is None else self.across).prefetch(array, self.is_trained)
 
     def _as_array(self, keys: Tensor) -> Int64s:
         return key_array(keys, may_be_on_device=self.table.config.on_device)
@@ -496,7 +530,7 @@ class HashEmbedding(TableCounts, nn.Module):
             vectors: `[*keys.shape, dim]`.
 
         Raises:
-            ValueError: Another shape, or a key twice; nothing is changed.
+            ValueError: Another shape, a key twice, or padding; nothing is changed.
             RuntimeError, MemoryError: As `forward`.
         """
         if vectors.shape != (*keys.shape, self.dim):
@@ -504,6 +538,8 @@ class HashEmbedding(TableCounts, nn.Module):
         array = self._as_array(keys)
         if len(np.unique(array)) != len(array):
             raise ValueError("keys must be distinct")
+        if self.padding_idx is not None and self.padding_idx in array:
+            raise ValueError(f"the key {self.padding_idx} is padding_idx, whose vector is always zero")
         values = vectors.detach().resolve_neg().to("cpu", TORCH_DTYPES[self.table.config.dtype])
         values = values.reshape(-1, self.dim).contiguous()
         if self.across is not None:
@@ -594,7 +630,8 @@ class HashEmbedding(TableCounts, nn.Module):
             mark_fallback(self.fallback)
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}"
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}{padding}"
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         if isinstance(param, StoredParameter) and name != "weight":  # pruning renames the weight before it reads it
