@@ -37,14 +37,12 @@ def demo_command(
     """Adam, pruned Adam, Group Adam as in the paper, and a target rate, side by side on a synthetic log."""
     with starting(threads):
         from sparsegroup.data import SyntheticConfig, synthetic_log
-        from sparsegroup.kernels.cpu.ahead import compile_ahead, jobs_of
-        from sparsegroup.kernels.cpu.network import JOB as NETWORK_JOB
+        from sparsegroup.kernels.cpu.ahead import compile_ahead
         from sparsegroup.rules import ADAGRAD, ADAM
-        from sparsegroup.table.directory.index import JOB as INDEX_JOB
         from sparsegroup.training import Config
         from sparsegroup.training.selection.sizes import compare
 
-    compile_ahead([*jobs_of(ADAM), *jobs_of(ADAGRAD), NETWORK_JOB, INDEX_JOB])
+    compile_ahead(ADAM, ADAGRAD)
     configs = {
         "Group Adam, fixed λ": Config.of(model="dcn", lr=lr, l21=l21, seed=seed),
         "Target rate": Config.of(model="dcn", target_rate=target_rate, seed=seed),

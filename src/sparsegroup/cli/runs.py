@@ -25,12 +25,10 @@ from sparsegroup.data import Log, is_prepared
 from sparsegroup.data.kinds import ColumnKind
 from sparsegroup.data.schema import read_schema
 from sparsegroup.errors import UserError
-from sparsegroup.kernels.cpu.ahead import compile_ahead, jobs_of
-from sparsegroup.kernels.cpu.network import JOB as NETWORK_JOB
+from sparsegroup.kernels.cpu.ahead import compile_ahead
 from sparsegroup.reporting.formatting import duration, measures_of, size, titles_of
 from sparsegroup.settings.declared import ADMISSION_SETTINGS, ModelSettings
 from sparsegroup.settings.yaml_settings import checked, with_values
-from sparsegroup.table.directory.index import JOB as INDEX_JOB
 from sparsegroup.training import (
     Callback,
     Config,
@@ -85,7 +83,7 @@ def train(run: NewRun | Path, threads: int, rank_timeout: float) -> None:
         is_constant = any(name in run.settings for name in ("l1", "l21"))
         optimizer = run.settings.get("optimizer", "adam" if is_constant else "adagrad")
         if optimizer in OPTIMIZERS:
-            compile_ahead([*jobs_of(OPTIMIZERS[optimizer].rule), NETWORK_JOB, INDEX_JOB])
+            compile_ahead(OPTIMIZERS[optimizer].rule)
     with launched(rank_timeout) as launch, ExitStack() as until_begun:
         if isinstance(run, NewRun):
             planned = partial(_plan_to_begin, run, threads, launch, until_begun)

@@ -99,9 +99,14 @@ _BITS_OF_ROOT_HALF = 0x3FE6A09E667F3BCD
 
 @jitted
 def log(x: Any) -> Any:
-    """ln x of a normal float64 x > 0, to 1e-15: a few times as fast as the C library's.
+    """Return ln x of a normal float64 x > 0, to 1e-15.
 
     x = z 2^k with z in [√½, √2), and ln z = 2 artanh s with s = (z - 1) / (z + 1), by its series to s¹⁹.
+
+    The bits of a row's start must not depend on the machine, and C libraries differ in the last bits: of 8 million
+    float64 starts, 5 million differ from those by glibc's `log`, `sin` and `cos`. LLVM makes vector instructions of
+    this function and of `sin_cos`, not of calls to a library: on an AMD EPYC, an element of a start takes 2.2 ns, with
+    glibc's functions 12.7.
     """
     bits = _bits_of(x)
     k = (bits - _BITS_OF_ROOT_HALF) >> 52
@@ -115,7 +120,7 @@ def log(x: Any) -> Any:
 
 @jitted
 def sin_cos(turns: Any) -> Any:
-    """sin and cos of 2π `turns`, float64 in [0, 1], to 1e-15, by their series within an eighth of a turn."""
+    """Return sin and cos of 2π `turns`, float64 in [0, 1], to 1e-15: series within an eighth of a turn; see `log`."""
     quarter = np.int64(4.0 * turns + 0.5)
     x = (4.0 * turns - quarter) * 1.5707963267948966
     w = x * x

@@ -52,7 +52,6 @@ from sparsegroup.kernels.cpu.tape import (
     ROUNDED,
     SCALES,
     TIMES,
-    WORDS,
     Tape,
     whole_lines,
 )
@@ -239,16 +238,6 @@ def _run(
 
 
 run = kernel(_run, "the passes of a network")
-
-
-def _compile() -> None:
-    blas, nothing = torch_blas(), np.zeros(0, np.int64)
-    if blas is not None:
-        run(threads.new(), *blas, 0, 0.0, np.zeros((0, WORDS), np.int64), nothing, nothing, 1, 1, True, 0, 0)
-
-
-JOB = run, _compile
-"""For `compile_ahead`."""
 
 
 Residuals = tuple[int, float]

@@ -265,18 +265,6 @@ class Index:
             yield keys[:count], rows[:count]
 
 
-def compile_index() -> None:
-    """Compile what an index calls as it grows and is read."""
-    index, keys = Index(huge_pages=False), np.arange(2)
-    index.insert(keys, keys)
-    index.reserve(4 * _FIRST_BUCKETS)
-    list(index.scan())
-    index.find(index.keys_of_rows(0, 2))
-
-
-JOB = _stretch_kernel, compile_index
-"""For `compile_ahead`."""
-
 _WORD = 64
 """Rows of the mask in a word of bits, before each of which it is noted how many stay."""
 
