@@ -49,6 +49,9 @@ OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 DETAILED = ("timestamp ", "time ", "list ", "category, amount ", "amount ")
 """Beginnings of kinds that have a detail, such as a unit or a separator."""
 
+TEXTS, NUMERALS = ("category", "category, domain"), ("category of numbers", "category, number")
+"""Kinds of the columns whose vocabularies lists can share, by the spelling of their values."""
+
 UNREAD = ("label", "split", "weight", "ignore")
 """Kinds that are not read to score a row."""
 
@@ -158,9 +161,11 @@ def words(raw: str) -> list[str]:
 def values_of(name: str, kind: str, raw: str, made: str = "") -> dict[str, Any]:
     """Return the texts, numbers and lists of texts that training derives from a value, by name of field or number.
 
-    `made` is the name of the column's main field or number, if it differs from the name of the column.
+    `made` is the name of the column's main field or number, if it differs from the name of the column. After "shares"
+    is the kind of the column whose vocabulary the column shares.
     """
     kind, _, others = kind.partition(" except ")
+    kind, _, shared = kind.partition(" shares ")
     prefix = next((one for one in DETAILED if kind.startswith(one)), kind)
     role, detail, made = prefix.strip(), kind.removeprefix(prefix), made or name
     if others and raw.strip() in json.loads(others):
@@ -189,10 +194,15 @@ def values_of(name: str, kind: str, raw: str, made: str = "") -> dict[str, Any]:
             return {made: domain(text)}
         case "category, domain":
             return {made: raw, f"{name}.domain": domain(text)}
-        case "list" if detail == "json":
-            return {made: [] if is_missing else json_values(text)}
         case "list":
-            return {made: [] if is_missing else raw.split(SEPARATORS.get(detail, detail))}
+            if detail == "json":
+                values = [] if is_missing else json_values(text)
+            else:
+                is_absent = not raw if shared in TEXTS else is_missing
+                values = [] if is_absent else raw.split(SEPARATORS.get(detail, detail))
+            if shared in NUMERALS:
+                values = ["" if value.strip() in MISSING else numeral(value.strip()) for value in values]
+            return {made: values}
         case "time" | "timestamp":
             at = None if is_missing else clock(text, detail)
             has_hour = detail != "date" and ("%" not in detail or "%H" in detail or "%I" in detail)
@@ -231,6 +241,9 @@ def kinds_to_read(manifest: Mapping[str, Any], hashed: bool) -> dict[str, tuple[
     for name, kind in kinds.items():
         if kind.partition(" ")[0].rstrip(",") in UNREAD or kind == "time":
             continue
+        _, mark, shared = kind.partition(" except ")[0].partition(" shares ")
+        if mark:  # the kind of the other column says how values are spelled
+            kind = kind.replace(mark + shared, mark + kinds[shared].partition(" except ")[0], 1)
         own = name if name in needed or f"{name}.value" not in needed else f"{name}.value"
         try:
             made = {*values_of(name, kind, "", own)}
@@ -246,7 +259,8 @@ def kinds_to_read(manifest: Mapping[str, Any], hashed: bool) -> dict[str, tuple[
 
 def inputs_of(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], separator: str) -> dict[str, np.ndarray]:
     """What the model takes of some rows; an empty number is 0, an empty list one empty value."""
-    numbers = {name: place for place, name in enumerate(columns["fields"])}
+    places = {name: place for place, name in enumerate(columns["fields"])}
+    numbers = {name: places[columns.get("shares", {}).get(name, name)] for name in places}
     single = [name for name in columns["fields"] if name not in columns["lists"]]
     keys = [[key_of(numbers[name], row[name]) for name in single] for row in rows]
     inputs = {"keys": np.array(keys, np.int64).reshape(len(rows), len(single))}

@@ -5,6 +5,7 @@ import json
 import math
 import runpy
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,17 @@ CASES: list[tuple[str, list[str], list[pl.Series]]] = [
         ["1769851800123", "1769851800000", ""],
         [pl.Series([1769851800123, 1769851800000, None], dtype=one) for one in (pl.Int64, pl.Float64)],
     ),
+    ("list | shares c0.0", ["a", E1, ""], [pl.Series([["a"], [E2], None]), pl.Series(["a", E1, None])]),
+    ("list json shares c0.0", ['["a"]', f'["{E2}"]', "[]"], [pl.Series([["a"], [E1], [None]])]),
+    ("list | shares c1.0", ["105", "7", ""], [pl.Series([[105.0], [7.0], []]), pl.Series([[105], [7], [None]])]),
+    ("list json shares c1.0", ["[105]", "[7.0]", "NA"], [pl.Series([[105], [7], None])]),
+    (
+        "list | shares c5.0",
+        ["07", "-.5", "NA"],
+        [pl.Series([[7.0], [-0.5], None]), pl.Series([["7."], ["-0.50"], [" "]])],
+    ),
+    ("list json shares c5.0", ['["7.0"]', "[-0.50]", "[]"], [pl.Series([[7.0], [-0.5], [None]])]),
+    ("category of numbers shares c5.0", ["7", "-0.5", "?"], [pl.Series([7.0, -0.5, None])]),
 ]
 # fmt: on
 
@@ -254,7 +266,7 @@ def of_kafka_one_by_one(folder: Path) -> Batch:
 def of_onnx_script(folder: Path) -> Batch:
     """Return the inputs that `examples/score_onnx.py` makes, with the kinds from a manifest."""
     script = runpy.run_path(str(SCORE))
-    columns = {"fields": FORMAT.fields, "lists": tuple(FORMAT.lists), "numbers": FORMAT.numbers}
+    columns = asdict(FORMAT.columns_of_model)
     kinds = script["kinds_to_read"]({"config": {"data": {"columns": KINDS}}, "columns": columns}, False)
     rows = [script["made_of"](row, kinds) for row in TEXTS.iter_rows(named=True)]
     inputs = script["inputs_of"](rows, columns, "|")
@@ -288,6 +300,15 @@ def test_every_form_gives_the_keys_and_numbers_of_a_csv(form: Callable[[Path], B
     assert expected.keys() == found.keys()
     wrong = {name: (KINDS.get(name), TYPED.schema.get(name)) for name, one in expected.items() if found[name] != one}
     assert not wrong
+
+
+@pytest.mark.parametrize("form", [of_csv, *FORMS], ids=lambda form: form.__name__)
+def test_a_value_has_one_key_in_all_columns_of_a_vocabulary(form: Callable[[Path], Batch], tmp_path: Path) -> None:
+    found, shares = made_by_column(form(tmp_path)), FORMAT.columns_of_model.shares
+    assert len(shares) == 10
+    for name, owner in shares.items():
+        keys = found[name][0] if name in FORMAT.lists else found[name]
+        assert keys == found[owner], (name, KINDS[name])
 
 
 def keys_and_numbers(kind: str, values: object) -> tuple[Any, Any]:
@@ -356,6 +377,29 @@ def test_a_list_is_one_as_a_type_as_json_and_with_separators(values: list[list[A
         assert keys_and_numbers("list |", typed) == expected
     if all(isinstance(part, str) for one in values for part in one):
         assert keys_and_numbers("list |", ["|".join(one) for one in values]) == keys_and_numbers("list |", typed)
+
+
+@settings(max_examples=40)
+@given(st.lists(PARTS.filter(bool), min_size=1, max_size=4), st.sampled_from(["category", "category of numbers"]))
+@example(["NA", "-", " ", "007", " 7.0"], "category")
+@example(["NA", "-", " ", "007", " 7.0"], "category of numbers")
+def test_a_text_has_one_key_in_an_item_and_in_its_histories(values: list[str], kind: str) -> None:
+    kinds = {
+        "item": kind,
+        "list": "list | shares item",
+        "json": "list json shares item",
+        "before": f"{kind} shares item",
+    }
+    kinds["typed"] = "list | shares item"
+    frame = pl.DataFrame({"item": values, "list": values, "json": [json.dumps([one]) for one in values]})
+    frame = frame.with_columns(before="item", typed=pl.concat_list("item"))
+    found = hash_keys(frame, kinds)
+    item = found.keys[:, 0].tolist()
+    assert found.keys[:, 1].tolist() == item
+    request = RowReader(feature_format(kinds).for_scoring()).batch(frame.to_dicts())
+    for bags in (*found.bags.values(), *request.bags):
+        assert bags.keys.tolist() == item
+    assert request.keys.tolist() == found.keys.tolist()
 
 
 @over(

@@ -13,6 +13,7 @@ from plain_settings import plain
 from sparsegroup import GroupFTRL
 from sparsegroup.data import MemoryLog, SyntheticConfig, synthetic_log
 from sparsegroup.data.batches import Bags, Batch, rebatched
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.training import Trainer
 from sparsegroup.training.baseline import BaselineCallback, LinearBaseline, predicting
 from sparsegroup.training.metrics import evaluate
@@ -196,7 +197,10 @@ def test_several_go_on_as_their_mean_by_what_each_knows_of_a_feature() -> None:
     ],
 )
 def test_a_wrong_state_and_other_columns_are_refused_and_change_nothing(part: str, value: object, message: str) -> None:
-    baseline, batch = LinearBaseline(numbers=1), numbers_batch(torch.ones(3, 1), torch.ones(3))
+    baseline, batch = (
+        LinearBaseline(columns=LogSchema((), (), ("price",))),
+        numbers_batch(torch.ones(3, 1), torch.ones(3)),
+    )
     baseline.learn(batch)
     before = baseline.predict(batch)
     places = torch.zeros(1, dtype=torch.int32)

@@ -24,6 +24,7 @@ from sparsegroup.data.batches import LABEL
 from sparsegroup.data.keys import VALUE_BITS
 from sparsegroup.data.local_files import arrow_of, check_name, parquet_writer
 from sparsegroup.data.prepared_log import PREPARED_LOG, LogManifest, PreparedLog, count_features, spans_of_part
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.data.synthetic import (
     BLOCK,
     DAY,
@@ -168,7 +169,9 @@ def synthesize(
             files, positives = _write(batches, folder, on_progress or (lambda rows: None))
             fields = tuple(field.name for field in shape.fields)
             train_rows = rows * 6 // 7 if shape.name == "criteo" else rows - rows // 10
-            everything, training = (count_features(folder, files, fields, n) for n in (rows, train_rows))
+            everything, training = (
+                count_features(folder, files, LogSchema(fields, (), ()), n) for n in (rows, train_rows)
+            )
             manifest = LogManifest(
                 dataset=f"synthetic-{shape.name}",
                 fields=fields,

@@ -58,8 +58,8 @@ def prepare_command(
         )
     manifest = prepared.manifest
     rows, train_rows = manifest.rows, manifest.train_rows
-    features, train_features = (sum(counts[part] for counts in manifest.features.values()) for part in (0, 1))
-    collisions = expected_collisions({name: counts[0] for name, counts in manifest.features.items()})
+    features, train_features = (sum(counts[part] for counts in manifest.vocabularies.values()) for part in (0, 1))
+    collisions = expected_collisions({name: counts[0] for name, counts in manifest.vocabularies.items()})
     result = {
         "folder": str(out),
         "dataset": manifest.dataset,

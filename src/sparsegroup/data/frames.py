@@ -34,7 +34,8 @@ class HashedFrame:
         keys: `[n, fields]` int64, of the fields of one value, in the order of `fields`.
         numbers: `[n, numbers]` float32, in the order of `numbers`; NaN where one is missing.
         bags: List field → its values' keys.
-        fields: All categorical fields, including lists; a field's place is its number in the keys.
+        fields: All categorical fields, including lists; a field's place is its number in the keys, unless it shares
+            the vocabulary of another field: its keys have that field's number then.
         numbers_of: Names of the numbers.
     """
 

@@ -1,7 +1,8 @@
 """Feature keys: 64 bits from field and value, the same on every machine, in every version and process.
 
 A key is `field · 2⁵⁶ + (XXH3_64(value as UTF-8) mod 2⁵⁶)`, as a signed 64-bit number in two's complement; `field` is
-the place of the field among the categorical ones, from 0, and XXH3_64 has seed 0. A missing value is the empty string.
+the place of the field among the categorical ones, from 0, or that of the field whose vocabulary it shares, and XXH3_64
+has seed 0. A missing value is the empty string.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,8 @@ def keys_of(values: Any, field: int) -> Int64s:
 
 
 def keys_of_columns(columns: Sequence[pl.Series], fields: Sequence[int]) -> Int64s:
-    """The keys `[n, columns]` of columns of strings, at least one, with the places of their fields; see `keys_of`."""
-    names = [str(place) for place in fields]
+    """Return the keys `[n, columns]` of one or more columns of strings; `fields` has their field numbers."""
+    names = [str(place) for place in range(len(columns))]
     frame = pl.DataFrame([column.alias(name) for column, name in zip(columns, names, strict=True)])
     filled = frame.select(pl.col(name).fill_null("") for name in names)  # one call for all, each takes tenths of a ms
     hashed = filled.select(plh.col(name).nchash.xxh3_64() for name in names)

@@ -70,6 +70,16 @@ stand for themselves: NA is a country."""
 EXCEPT = " except "
 """Word between a kind and the JSON array of additional spellings of a missing value."""
 
+SHARES = " shares "
+"""Word between a kind and the column whose vocabulary the column shares."""
+
+_SPELLINGS = {
+    **dict.fromkeys(("category", "category, domain"), "texts"),
+    **dict.fromkeys(("category of numbers", "category, number"), "numerals"),
+    **{role: role for role in ("category, amount", "boolean", "words", "domain", "list")},
+}
+"""Role of a column → spelling of the values of its field. Columns of one spelling may share a vocabulary."""
+
 BOOLEANS = dict.fromkeys(("true", "yes", "t", "y", "1"), "1") | dict.fromkeys(("false", "no", "f", "n", "0"), "0")
 """Spelling in lower case → what is hashed."""
 
@@ -317,27 +327,32 @@ class ColumnKind:
     - `label`, `split`, `weight`: the label, the mark of the test rows, and how much a row counts, a number >= 0.
     - `ignore`: nothing.
 
-    Any of these may be followed by `except` and a JSON array of texts that mean no value in this column besides
-    `MISSING`: `number except ["unknown"]`.
+    A kind with a field may be followed by `shares` and another column, such as `list | shares item`: equal values of
+    the two columns have one key, and so one vector. Any kind may be followed by `except` and a JSON array of texts that
+    mean no value in this column besides `MISSING`: `number except ["unknown"]`.
 
     Attributes:
         role: The kind without its detail.
         detail: Unit or format of a time, separator of a list, decimal comma of an amount, or "".
         missing: Texts that mean no value in the column, besides `MISSING`.
+        shares: Column whose vocabulary the column shares, or "".
 
     Examples:
         >>> from sparsegroup.data import ColumnKind
         >>> ColumnKind.of("time ms")
-        ColumnKind(role='time', detail='ms', missing=())
+        ColumnKind(role='time', detail='ms', missing=(), shares='')
         >>> str(ColumnKind("list", ","))
         'list comma'
         >>> ColumnKind.of('number except ["unknown"]').missing
         ('unknown',)
+        >>> ColumnKind.of("list | shares item").shares
+        'item'
     """
 
     role: str
     detail: str = ""
     missing: tuple[str, ...] = ()
+    shares: str = ""
 
     @classmethod
     def of(cls, text: str) -> Self:
@@ -349,6 +364,9 @@ class ColumnKind:
         plain, mark, array = text.partition(EXCEPT)
         if mark:
             return replace(cls.of(plain), missing=_texts_of(array, text))
+        plain, mark, column = text.partition(SHARES)
+        if mark and column.strip():
+            return replace(cls.of(plain), shares=column.strip())
         words = " ".join(text.replace(",", ", ", 1).split()) if not text.strip().startswith("list") else text.strip()
         if words in _PLAIN or words == "time":
             return cls(words)
@@ -370,6 +388,7 @@ class ColumnKind:
     def __str__(self) -> str:
         named = {separator: name for name, separator in _NAMED.items()}
         text = f"{self.role} {named.get(self.detail, self.detail)}".strip()
+        text += SHARES + self.shares if self.shares else ""
         return text + (EXCEPT + json.dumps(self.missing, ensure_ascii=False) if self.missing else "")
 
     @property
@@ -386,6 +405,16 @@ class ColumnKind:
     def has_hour(self) -> bool:
         """Whether the times of a column are more than dates."""
         return self.detail != "date" and ("%" not in self.detail or "%H" in self.detail or "%I" in self.detail)
+
+    @property
+    def spelling(self) -> str:
+        """Return the spelling of the values of the column's field, "" of a kind without such a field."""
+        return _SPELLINGS.get(self.role, "")
+
+    def can_share(self, other: "ColumnKind") -> bool:
+        """Return whether equal values of this kind and of another kind can have one key."""
+        is_list_of = self.role == "list" and other.spelling in ("texts", "numerals")
+        return bool(self.spelling) and (self.spelling == other.spelling or is_list_of)
 
     @property
     def separator(self) -> str:

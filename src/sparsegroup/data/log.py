@@ -45,7 +45,8 @@ class Log(ABC):
 
     Attributes:
         name: Where the rows come from, for messages.
-        fields: Names of the categorical fields; a field's place is its number in the keys.
+        fields: Names of the categorical fields; a field's place is its number in the keys, unless it shares the
+            vocabulary of another field: see `LogSchema.key_fields`.
         lists: Fields that have several values, in the order of a batch's bags.
         numbers: Names of the numeric columns.
         train_rows: Number of training rows, which come first; the others are the test set.
@@ -155,7 +156,7 @@ class Log(ABC):
     @property
     def schema(self) -> LogSchema:
         """The columns that a model reads."""
-        return LogSchema(tuple(self.fields), tuple(self.lists), tuple(self.numbers), self.hash)
+        return LogSchema.of(self.fields, self.lists, self.numbers, self.columns, self.hash)
 
     @cached_property
     def row_bytes(self) -> int:

@@ -86,6 +86,9 @@ class LogWithout(LogView):
         log: The log.
         names: Fields and numbers to leave out.
 
+    Raises:
+        ValueError: A field would be left out whose vocabulary another field shares.
+
     Examples:
         >>> from sparsegroup.data import SyntheticConfig, synthetic_log
         >>> from sparsegroup.data.order import LogWithout
@@ -97,11 +100,14 @@ class LogWithout(LogView):
 
     def __init__(self, log: Log, names: Collection[str]) -> None:
         super().__init__(log)
+        for name, owner in log.schema.shares.items():
+            if owner in names and name not in names:
+                raise ValueError(f"{owner!r} cannot be left out: {name!r} shares its vocabulary; leave out both")
         self.vocabulary = None  # the log's has the keys of its own fields: see `values_of`
         self.fields, self.lists, self.numbers = (
             tuple(name for name in of if name not in names) for of in (log.fields, log.lists, log.numbers)
         )
-        places = {name: place for place, name in enumerate(self.fields)}
+        places = self.schema.key_fields
         single = log.schema.single
         self._keys = [(place, places[name]) for place, name in enumerate(single) if name in places]
         self._bags = [(place, places[name]) for place, name in enumerate(log.lists) if name in places]

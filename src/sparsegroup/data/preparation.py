@@ -256,7 +256,7 @@ class _Parts:
         """Join the vocabularies of the parts, and write the manifest, which makes the folder whole."""
         log, state = self.log, self.state
         in_all, in_training = (
-            count_features(self.folder, self.rows, log.fields, rows) for rows in (state.rows, train_rows)
+            count_features(self.folder, self.rows, log.columns_of_model, rows) for rows in (state.rows, train_rows)
         )
         vocabularies = [self._vocabulary(name) for name in self.rows] if vocabulary else []
         if vocabulary:

@@ -80,7 +80,8 @@ class LogManifest(PartsManifest):
         rows: Number of rows.
         train_rows: Number of training rows, which come first; the others are the test set.
         positives: Number of rows with label 1.
-        features: Field → distinct values, in all rows and in the training rows.
+        features: Field → distinct values, in all rows and in the training rows; the values of fields that share its
+            vocabulary included.
         hash: Name of the hash that keys are made with.
         bad_rows: Reason → rows left out.
         weighted: Whether the rows have weights.
@@ -107,10 +108,20 @@ class LogManifest(PartsManifest):
     tasks: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def schema(self) -> LogSchema:
+        """The columns that a model reads."""
+        return LogSchema.of(self.fields, self.lists, self.numbers, self.columns, self.hash)
+
+    @property
+    def vocabularies(self) -> Mapping[str, tuple[int, int]]:
+        """Return `features` of the fields that share no vocabulary of another field: each feature counts once."""
+        return {name: counts for name, counts in self.features.items() if name not in self.schema.shares}
+
     def check(self) -> None:
         """See `Manifest.check`."""
         super().check()
-        LogSchema(self.fields, self.lists, self.numbers, self.hash).check()
+        self.schema.check()
         if self.features.keys() != set(self.fields):
             raise ValueError("features: do not match the fields")
         for name, (in_all, in_training) in self.features.items():
@@ -184,7 +195,7 @@ class PreparedLog(Log):
     @property
     def features(self) -> int:
         """Number of distinct features in the training rows."""
-        return sum(training for _, training in self.manifest.features.values())
+        return sum(training for _, training in self.manifest.vocabularies.values())
 
     def verify(self) -> None:
         """Compare all files with the digests that were written: reads them once; ClickLogError names a damaged one."""
@@ -320,13 +331,18 @@ def is_prepared_folder(folder: Path) -> bool:
         return False
 
 
-def count_features(folder: Path, files: Mapping[str, int], fields: tuple[str, ...], rows: int) -> dict[str, int]:
-    """Distinct keys of each field in the first `rows` rows, one field in memory at a time."""
+def count_features(folder: Path, files: Mapping[str, int], schema: LogSchema, rows: int) -> dict[str, int]:
+    """Return the number of distinct keys of each field and the fields that share its vocabulary, in the first rows.
+
+    One vocabulary is in memory at a time.
+    """
     log = scan_parquet(folder / name for name in files).head(rows)
     counts = {}
-    for name in fields:
-        column = pl.col(name)
-        if log.collect_schema()[name] == pl.List:
-            column = column.explode()
-        counts[name] = int(log.select(column.drop_nulls().n_unique()).collect(engine="streaming").item())
+    for name in schema.fields:
+        sharing = [other for other, owner in schema.shares.items() if owner == name]
+        columns = (
+            log.select((pl.col(one).explode() if one in schema.lists else pl.col(one)).drop_nulls().alias(name))
+            for one in (name, *sharing)
+        )
+        counts[name] = int(pl.concat(columns).select(pl.col(name).n_unique()).collect(engine="streaming").item())
     return counts

@@ -17,11 +17,7 @@ from sparsegroup.artifact.folder import write_atomically
 from sparsegroup.artifact.validation import STRICT, validated
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT
 from sparsegroup.data.keys import HASH
-from sparsegroup.data.kinds import (
-    ColumnFinding,
-    ColumnKind,
-    Label,
-)
+from sparsegroup.data.kinds import SHARES, ColumnFinding, ColumnKind, Label
 from sparsegroup.data.values import (
     TEXT,
     as_amount,
@@ -39,7 +35,7 @@ from sparsegroup.data.values import (
     weekday_of,
     without_missing,
 )
-from sparsegroup.errors import ClickLogError, LogOptionError
+from sparsegroup.errors import ClickLogError, LogOptionError, did_you_mean
 from sparsegroup.settings.yaml_settings import SettingsError, StrictSettings, checked, read_yaml
 
 Split = Literal["none", "last-day", "last-of-7", "last-fraction", "time", "column", "file"]
@@ -61,6 +57,7 @@ class LogSchema:
         lists: Fields of several values.
         numbers: Numeric columns.
         hash: Name of the hash that keys are made with.
+        shares: Field → field whose vocabulary it shares: equal values of both have one key, and so one vector.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -69,6 +66,25 @@ class LogSchema:
     lists: tuple[str, ...]
     numbers: tuple[str, ...]
     hash: str = HASH
+    shares: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        fields: Sequence[str],
+        lists: Collection[str],
+        numbers: Sequence[str],
+        kinds: Mapping[str, str],
+        hash: str = HASH,
+    ) -> "LogSchema":
+        """Return the schema of fields and numbers that are made of columns of these kinds."""
+
+        def made(column: str) -> str:
+            return column if column in fields else f"{column}.value"
+
+        given = {name: ColumnKind.of(kind).shares for name, kind in kinds.items() if SHARES in kind}
+        shares = {made(name): made(other) for name, other in given.items() if {made(name), made(other)} <= {*fields}}
+        return cls(tuple(fields), tuple(lists), tuple(numbers), hash, shares)
 
     @classmethod
     def from_dict(cls, content: Any) -> "LogSchema":
@@ -78,6 +94,12 @@ class LogSchema:
         schema = validated(cls, content)
         schema.check()
         return schema
+
+    @property
+    def key_fields(self) -> dict[str, int]:
+        """Field → the field number in its keys: its place, or the place of the field whose vocabulary it shares."""
+        places = {name: place for place, name in enumerate(self.fields)}
+        return {name: places[self.shares.get(name, name)] for name in places}
 
     @property
     def single(self) -> tuple[str, ...]:
@@ -106,6 +128,10 @@ class LogSchema:
                 raise ValueError(f"{name}: one is there twice")
         if strange := set(self.lists) - set(self.fields):
             raise ValueError(f"lists: {min(strange)} is no field")
+        if strange := {*self.shares, *self.shares.values()} - set(self.fields):
+            raise ValueError(f"shares: {min(strange)} is no field")
+        if strange := self.shares.keys() & set(self.shares.values()):
+            raise ValueError(f"shares: {min(strange)} both shares a vocabulary and is shared")
 
     def check_fits(self, other: "LogSchema", log: str) -> None:
         """Raise ClickLogError unless a model trained with this schema can be given rows of `log`, which has `other`."""
@@ -114,6 +140,9 @@ class LogSchema:
             if ours != theirs:
                 shown = (", ".join(one) or "none" if isinstance(one, tuple) else one for one in (theirs, ours))
                 raise ClickLogError("{}: its {} are {}; the run was trained with {}".format(log, name, *shown))
+        if self.shares != other.shares:
+            shown = (", ".join(f"{a} shares {b}" for a, b in of.shares.items()) or "none" for of in (other, self))
+            raise ClickLogError("{}: its shared vocabularies are {}; the run was trained with {}".format(log, *shown))
 
 
 @dataclass(frozen=True)
@@ -203,10 +232,14 @@ class LogFormat:
         return not self.columns
 
     @cached_property
+    def columns_of_model(self) -> LogSchema:
+        """The columns that a model is given."""
+        return LogSchema.of(self.fields, self.lists, self.numbers, self.kinds)
+
+    @cached_property
     def schema(self) -> pa.Schema:
         """The columns of encoded rows."""
-        schema = LogSchema(self.fields, tuple(self.lists), self.numbers)
-        return schema.encoded(weighted=self.weighted, binary=self.is_binary, tasks=len(self.tasks))
+        return self.columns_of_model.encoded(weighted=self.weighted, binary=self.is_binary, tasks=len(self.tasks))
 
     @property
     def reader(self) -> Label:
@@ -344,6 +377,7 @@ def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> Log
     kinds = {name: str(ColumnKind.of(kind)) for name, kind in kinds.items()}
     transform = ColumnTransform(tuple((name, kind) for name, kind in kinds.items() if name != label))
     read = {name: ColumnKind.of(kind) for name, kind in transform.kinds}
+    _check_vocabularies(read)
     outputs = transform.outputs
     sources = {made: name for made, _, name, _ in outputs if made != name}
     for made, name in sources.items():
@@ -367,6 +401,29 @@ def format_for_kinds(kinds: Mapping[str, str], label: str, **others: Any) -> Log
         kinds=kinds,
         **others,
     )
+
+
+def _check_vocabularies(kinds: Mapping[str, ColumnKind]) -> None:
+    """Raise ClickLogError if a column shares a vocabulary that another column does not have; `kinds` lack the label."""
+    for name, kind in kinds.items():
+        if not kind.shares:
+            continue
+        owner = kinds.get(kind.shares)
+        if owner is None:
+            why = f"there is no such column of features. {did_you_mean(kind.shares, kinds)}".strip()
+        elif owner.role == "ignore":
+            why = "that is left out: leave out both, or let it share that of another column"
+        elif owner.shares:
+            what = "itself" if kind.shares == name else f"that of {owner.shares!r}"
+            why = f"that shares {what}: name the column whose vocabulary all of them share"
+        elif not kind.can_share(owner):
+            why = (
+                f"their values differ: the kinds are {kind} and {owner}. Kinds of one field share with their equals, "
+                "and a list also with a category"
+            )
+        else:
+            continue
+        raise ClickLogError(f"column {name!r} shares the vocabulary of {kind.shares!r}, but {why}")
 
 
 @dataclass(frozen=True)
@@ -407,7 +464,8 @@ class ColumnTransform:
         return tuple(self._outputs({}))
 
     def _outputs(self, schema: Mapping[str, pl.DataType]) -> Iterator[tuple[str, str, str, pl.Expr]]:
-        taken = {LABEL, TIME} | ({WEIGHT} if "weight" in dict(self.kinds).values() else set())
+        given = dict(self.kinds)
+        taken = {LABEL, TIME} | ({WEIGHT} if "weight" in given.values() else set())
         for name, text in self.kinds:
             kind, made = ColumnKind.of(text), f"{name}.value" if name in taken else name
             dtype = schema.get(name, TEXT)
@@ -436,7 +494,8 @@ class ColumnTransform:
                     yield made, "field", name, as_category(name, dtype)
                     yield f"{name}.domain", "field", name, as_domain(name, dtype)
                 case "list":
-                    yield made, "field", name, as_list(name, kind.detail, dtype)
+                    spelling = ColumnKind.of(given.get(kind.shares, "list |")).spelling
+                    yield made, "field", name, as_list(name, kind.detail, dtype, spelling)
                 case "time" | "timestamp" if kind.detail:
                     seconds, local = as_seconds(name, kind.detail, dtype)
                     parts = {f"{name}.hour": hour_of(local)} if kind.has_hour else {}

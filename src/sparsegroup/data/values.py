@@ -458,26 +458,34 @@ def without_missing(name: str, dtype: pl.DataType, part: pl.Expr) -> pl.Expr:
     )
 
 
-def as_list(name: str, separator: str, dtype: pl.DataType = TEXT) -> pl.Expr:
+def as_list(name: str, separator: str, dtype: pl.DataType = TEXT, spelling: str = "list") -> pl.Expr:
     """Return the values of a list, joined by its separator; of a JSON array, by `JOINT`. Null: the value is not a list.
 
-    A typed list is null if one of its values contains the separator.
+    A typed list is null if one of its values contains the separator. A list spells its values as the column whose
+    vocabulary it shares, see `ColumnKind.spelling`: among texts, a lone NA is a value.
     """
+    are_texts = spelling == "texts" and separator != JSON
     if isinstance(dtype, pl.List | pl.Array):
-        return _joined_lists(pl.col(name), dtype, separator)
-    column = text_of(pl.col(name), dtype)
-    text = pl.when(is_missing(stripped(name, dtype))).then(pl.lit("")).otherwise(column)
-    return text.map_batches(_joined_arrays, return_dtype=pl.String) if separator == JSON else text
+        joined = _joined_lists(pl.col(name), dtype, separator, are_texts)
+    else:
+        is_absent = pl.col(name).is_null() if are_texts else is_missing(stripped(name, dtype))
+        joined = pl.when(is_absent).then(pl.lit("")).otherwise(text_of(pl.col(name), dtype))
+        joined = joined.map_batches(_joined_arrays, return_dtype=pl.String) if separator == JSON else joined
+    if spelling != "numerals":
+        return joined
+    joint = JOINT if separator == JSON else separator
+    values = joined.str.split(joint).list.eval(pl.element().map_batches(numerals, return_dtype=pl.String))
+    return values.list.join(joint)
 
 
-def _joined_lists(column: pl.Expr, dtype: pl.List | pl.Array, separator: str) -> pl.Expr:
+def _joined_lists(column: pl.Expr, dtype: pl.List | pl.Array, separator: str, are_texts: bool) -> pl.Expr:
     values = column.arr.to_list() if isinstance(dtype, pl.Array) else column
     texts = values.list.eval(text_of(pl.element(), cast("pl.DataType", dtype.inner)).fill_null(""))
     joined = texts.list.join(JOINT if separator == JSON else separator)
     if separator != JSON:
         clashes = texts.list.eval(pl.element().str.contains(separator, literal=True)).list.any()
-        spelled = pl.when(is_missing(joined.str.strip_chars())).then(pl.lit("")).otherwise(joined)  # as a text
-        joined = pl.when(~clashes).then(spelled)
+        is_absent = pl.lit(False) if are_texts else is_missing(joined.str.strip_chars())  # as a text
+        joined = pl.when(~clashes).then(pl.when(is_absent).then(pl.lit("")).otherwise(joined))
     return pl.when(column.is_null()).then(pl.lit("")).otherwise(joined)
 
 

@@ -18,7 +18,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from sparsegroup.data.batches import MOST_WEIGHT, concatenated
 from sparsegroup.data.frames import FrameLog, columns_of, feature_format, polars_frame
 from sparsegroup.data.inference.columns import kinds_of
-from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import ClickLogError, did_you_mean
 from sparsegroup.reporting.run_record import HistoryPoint
 from sparsegroup.serving import ExportManifest, TrainedModel, export_trained
@@ -118,8 +117,9 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         log, origin = feature_format(self.columns_), Path(f"<{type(self).__name__}>")
-        schema = LogSchema(log.fields, tuple(log.lists), log.numbers)
-        trained = TrainedModel(origin, "checkpoint", self.config_, schema, self.model_.eval(), vocabulary=None)
+        trained = TrainedModel(
+            origin, "checkpoint", self.config_, log.columns_of_model, self.model_.eval(), vocabulary=None
+        )
         return export_trained(trained, out, dtype, ["onnx"] if onnx else [], overwrite=overwrite)
 
     @contextmanager

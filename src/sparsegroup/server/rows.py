@@ -16,6 +16,7 @@ from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.data.formats import FORMATS
 from sparsegroup.data.frames import columns_in, feature_format, polars_frame
 from sparsegroup.data.keys import VALUE_BITS
+from sparsegroup.data.kinds import ColumnKind
 from sparsegroup.data.raw.encode import EncodedRows, encode_frame
 from sparsegroup.data.raw.files import LINE, SAMPLE, BadRow
 from sparsegroup.data.schema import ColumnTransform, LogFormat, LogSchema, read_schema
@@ -97,7 +98,7 @@ def format_of_model(config: Config, columns: LogSchema, schema: Path | None = No
         if not columns.lists:  # all columns are categories, as of a log that a header names
             found.append(LogFormat("log", "", columns.fields, columns.numbers))
     for log in found:
-        if LogSchema(log.fields, tuple(log.lists), log.numbers, columns.hash) == columns:
+        if replace(log.columns_of_model, hash=columns.hash) == columns:
             return replace(log.for_scoring().without_label(), weight=None)
     raise ClickLogError(
         f"the columns {', '.join((*columns.fields, *columns.numbers))} of the model differ from what its settings "
@@ -273,7 +274,8 @@ class RowReader:
         log, made = self.log, {one for name in names for one in self._made[name]}
         derive = log.derive
         if isinstance(derive, ColumnTransform):
-            derive = ColumnTransform(tuple((name, kind) for name, kind in derive.kinds if name in names))
+            needed = {*names, *(ColumnKind.of(kind).shares for name, kind in derive.kinds if name in names)}
+            derive = ColumnTransform(tuple((name, kind) for name, kind in derive.kinds if name in needed))
         return replace(
             log,
             fields=tuple(name for name in log.fields if name in made),
@@ -285,7 +287,8 @@ class RowReader:
 
     def _shift(self, name: str, narrowed: LogFormat) -> int:
         """What makes a key of a narrowed format one of the format, when it is added."""
-        shift = (self.log.fields.index(name) - narrowed.fields.index(name)) << VALUE_BITS
+        field, own = (one.columns_of_model.key_fields[name] for one in (self.log, narrowed))
+        shift = (field - own) << VALUE_BITS
         return (shift + (1 << 63)) % (1 << 64) - (1 << 63)
 
     def _joined(self, found: Mapping[str, Sequence[tuple[Any, ...]]], rows: int) -> Batch:

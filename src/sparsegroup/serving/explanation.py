@@ -149,7 +149,7 @@ def _parts(row: Batch, evaluations: int) -> list[Tensor]:
 
 def _reference_row(network: nn.Module, columns: LogSchema) -> Batch:
     """The reference row, as a batch; see `explain`."""
-    fields = np.arange(len(columns.fields), dtype=np.uint64)
+    fields = np.array([*columns.key_fields.values()], dtype=np.uint64)
     keys = torch.from_numpy(((fields << np.uint64(VALUE_BITS)) | np.uint64(_UNSEEN)).view(np.int64))
     is_list = torch.tensor([name in columns.lists for name in columns.fields], dtype=torch.bool)
     encoder = next((module for module in network.modules() if isinstance(module, NumberEncoder)), None)

@@ -381,8 +381,8 @@ def snapshot_of(
     rows = {
         name: live_rows(table, dtype, keys, (base or {}).get(name), kept.get(name)) for name, table in tables.items()
     }
-    features = trained.config.model.features(columns)
-    live = np.bincount(fields_of(keys_of(rows).numpy()), minlength=len(features)).tolist()
+    names = trained.config.model.vocabularies(columns)
+    live = np.bincount(fields_of(keys_of(rows).numpy()), minlength=1 + max(names, default=0)).tolist()
     manifest = _manifest_of(
         tables,
         rows,
@@ -393,7 +393,7 @@ def snapshot_of(
         kept,
         columns=json.loads(json.dumps(asdict(columns))),
         config=trained.config.as_dict(),
-        fields={name: FieldRows(live[number], counts[name].seen) for number, name in enumerate(features)},
+        fields={name: FieldRows(live[number], counts[name].seen) for number, name in names.items()},
     )
     vocabularies = () if trained.vocabulary is None else (trained.vocabulary,)
     no_rows = {name: some[torch.empty(0, dtype=torch.int64)] for name, some in rows.items()}

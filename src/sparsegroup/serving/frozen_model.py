@@ -186,6 +186,8 @@ class ServingModel(nn.Module):
     def metadata(self) -> dict[str, str]:
         """The columns, for the `metadata_props` of an ONNX file."""
         names = {name: getattr(self.columns, name) for name in ("fields", "lists", "numbers")}
+        if self.columns.shares:
+            names["shares"] = dict(self.columns.shares)
         if classes := getattr(self.model.objective, "classes", ()):
             names["classes"] = list(classes)
         return {

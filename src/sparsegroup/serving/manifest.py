@@ -259,8 +259,8 @@ class ExportManifest(Manifest):
             if self.config is None:
                 raise ValueError("config is missing")
             columns, config = self.columns_and_config()
-            if self.fields.keys() != set(features := config.model.features(columns)):
-                raise ValueError(f"fields: the model has others, {', '.join(features)}")
+            if self.fields.keys() != set(names := config.model.vocabularies(columns).values()):
+                raise ValueError(f"fields: the model has others, {', '.join(names)}")
         if self.id != self.expected_id():
             raise ValueError("id: is not that of the content")
 

@@ -282,8 +282,8 @@ class TrainedModel:
         """Field → its rows, and its features that training has seen."""
         found = self.model.embedding.field_counts()
         nothing = FieldCount(0, 0, 0)
-        features = self.config.model.features(self.columns)
-        counts = {name: found.get(number, nothing) for number, name in enumerate(features)}
+        names = self.config.model.vocabularies(self.columns)
+        counts = {name: found.get(number, nothing) for number, name in names.items()}
         if self.manifest is None:
             return counts
         seen = self.manifest.fields

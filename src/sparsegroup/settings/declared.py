@@ -304,7 +304,8 @@ class ModelSettings(StrictSettings):
     """Start the logits at the base rate of the first 50,000 training rows."""
     attention: dict[str, str] = setting({})
     """Field of several values → field of one value, the candidate, whose attention to the values makes one vector of
-    them; for other fields of several values it is their mean. See `ListPooling`."""
+    them; for other fields of several values it is their mean. See `ListPooling`. The field should share the candidate's
+    vocabulary: `columns: {history: list | shares item}`."""
     list_sums: bool = setting(True)
     """Give the network the sum of a list's vectors besides their mean: it shows how many values there are."""
 

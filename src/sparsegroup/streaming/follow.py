@@ -143,7 +143,7 @@ class Follower:
         self.run, self.config, self.log, self.source = run, config, log, source
         self.model, self.optimizer, self.notes = model, optimizer, list[str]()
         size = config.training.batch_size
-        baseline = baseline_for(config.objective, numbers=len(log.numbers), pairs=None)
+        baseline = baseline_for(config.objective, log.schema)
         is_compared = config.training.baseline and baseline is not None
         self._live = LiveRecord(run.path, log, model.objective)
         self.trainer = config.trainer(

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from sparsegroup.artifact.validation import STRICT, validated
 from sparsegroup.data.batches import Batch
+from sparsegroup.data.keys import moved
+from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import RunError
 from sparsegroup.kernels.cpu.jit import Kernel, inline, jitted, kernel, prefetch
 from sparsegroup.models import PairKeys
@@ -180,7 +182,8 @@ class LinearBaseline:
     learning rate is 2 over the number of features of a row, β is 0.3, and all λ are 0.
 
     Args:
-        numbers: How many numbers a row has; None: as many as in the first batch.
+        columns: The columns of a row. A field that shares another's vocabulary has separate weights. None: no field
+            does, and a row has as many numbers as in the first batch.
         pairs: Pairs of fields whose combinations are also features.
         objective: What it learns.
         bits: Its features share 2 to this power of weights.
@@ -200,14 +203,14 @@ class LinearBaseline:
     def __init__(
         self,
         *,
-        numbers: int | None = None,
+        columns: LogSchema | None = None,
         pairs: PairKeys | None = None,
         objective: Objective = LOGISTIC,
         bits: int = HASH_BITS,
     ) -> None:
-        self.pairs, self.objective, self._bits = pairs, objective, bits
+        self.columns, self.pairs, self.objective, self._bits = columns, pairs, objective, bits
         self._memory: npt.NDArray[np.float32] | None = None
-        self._numbers, self._moments = numbers, np.zeros((0, MOMENTS))
+        self._numbers, self._moments = None if columns is None else len(columns.numbers), np.zeros((0, MOMENTS))
 
     def learn(self, batch: Batch) -> Tensor:
         """Logits `[n]` float32 of a batch on the host, each row's from before it was learnt, in order.
@@ -265,7 +268,7 @@ class LinearBaseline:
         return np.zeros(((1 << self._bits) + 1 + len(self._moments), PARTS), np.float32)
 
     def _pass(self, batch: Batch, *, learns: bool) -> Tensor:
-        batch = batch.for_device(torch.device("cpu"))
+        batch = _unshared(batch.for_device(torch.device("cpu")), self.columns)
         rows, numbers = batch.numbers.shape
         given_keys = batch.keys.cpu() if self.pairs is None else self.pairs(batch.keys.cpu())
         keys = np.ascontiguousarray(given_keys.numpy()).view(np.uint64)
@@ -338,13 +341,15 @@ class LinearBaselines:
 
     Args:
         objective: What they learn, see `Objective.parts`.
-        numbers, pairs: See `LinearBaseline`.
+        columns, pairs: See `LinearBaseline`.
     """
 
-    def __init__(self, *, objective: Objective, numbers: int | None = None, pairs: PairKeys | None = None) -> None:
+    def __init__(
+        self, *, objective: Objective, columns: LogSchema | None = None, pairs: PairKeys | None = None
+    ) -> None:
         self.objective, parts = objective, objective.parts
         bits = max(LEAST_BITS, HASH_BITS - (len(parts) - 1).bit_length())
-        self._models = [LinearBaseline(numbers=numbers, pairs=pairs, objective=one, bits=bits) for one in parts]
+        self._models = [LinearBaseline(columns=columns, pairs=pairs, objective=one, bits=bits) for one in parts]
 
     def learn(self, batch: Batch) -> Tensor:
         """Logits `[n, outputs]` of a batch on the host, each row's from before it was learnt, in order."""
@@ -381,13 +386,15 @@ class LinearBaselines:
 Baseline = LinearBaseline | LinearBaselines
 
 
-def baseline_for(objective: Objective, *, numbers: int | None = None, pairs: PairKeys | None = None) -> Baseline | None:
+def baseline_for(
+    objective: Objective, columns: LogSchema | None = None, pairs: PairKeys | None = None
+) -> Baseline | None:
     """The baseline of an objective, see `LinearBaseline`; None of one that would take more than 64 models."""
     if objective.outputs == 1:
-        return LinearBaseline(numbers=numbers, pairs=pairs, objective=objective)
+        return LinearBaseline(columns=columns, pairs=pairs, objective=objective)
     if len(objective.parts) > MOST_MODELS:
         return None
-    return LinearBaselines(numbers=numbers, pairs=pairs, objective=objective)
+    return LinearBaselines(columns=columns, pairs=pairs, objective=objective)
 
 
 @dataclass(frozen=True)
@@ -407,6 +414,22 @@ class _StatesOfParts:
         if state.logits.numel():
             check_tensor("logits", state.logits, torch.float32, len(state.logits), objective.outputs)
         return state
+
+
+def _unshared(batch: Batch, columns: LogSchema | None) -> Batch:
+    """Return a batch whose fields that share another's vocabulary have keys with the numbers of their places."""
+    if columns is None or not columns.shares:
+        return batch
+    keys, bags = batch.keys.clone(), list(batch.bags)
+    for name in columns.shares:
+        field = np.int64(columns.fields.index(name))
+        if name in columns.lists:
+            bag = bags[place := columns.lists.index(name)]
+            bags[place] = replace(bag, keys=torch.from_numpy(moved(bag.keys.numpy(), field)))
+        else:
+            place = columns.single.index(name)
+            keys[:, place] = torch.from_numpy(moved(keys[:, place].numpy(), field))
+    return replace(batch, keys=keys, bags=tuple(bags))
 
 
 def _joined(batch: Batch) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], int]:
@@ -538,8 +561,7 @@ def baseline_of(
     states = metadata.trainer.callbacks().get(BaselineCallback.__name__, [])
     if not states:
         return None
-    numbers = len(metadata.columns.numbers)
-    if (baseline := baseline_for(objective, numbers=numbers, pairs=pairs_of(network))) is None:
+    if (baseline := baseline_for(objective, metadata.columns, pairs_of(network))) is None:
         return None
     try:
         baseline.load_state_dict(*states)

@@ -122,15 +122,26 @@ class ModelConfig(ModelSettings):
         """The fields of the table, in the order of their numbers: first a log's own, then the pairs."""
         return (*columns.fields, *(self.pairs or ()))
 
+    def vocabularies(self, columns: LogSchema) -> dict[int, str]:
+        """Return field number in the keys → its field, without fields that share another field's vocabulary."""
+        return {number: name for number, name in enumerate(self.features(columns)) if name not in columns.shares}
+
     def sizes(self, columns: LogSchema) -> dict[int, int]:
-        """Field's number → length of its embeddings; ValueError if `dims` or `pairs` name fields that are not there."""
+        """Return field number in the keys → length of its embeddings.
+
+        ValueError: `dims` or `pairs` name fields that are not there, or `dims` one that shares a vocabulary.
+        """
         self.places(columns)
         features = self.features(columns)
         for name in self.dims:
             if name not in features:
                 there = f"{did_you_mean(name, features)} the fields are {', '.join(features) or 'none'}"
                 raise ValueError(f"dims: there is no field {name!r}; {there.lstrip()}")
-        return {number: self.dims.get(name, self.vector_dim) for number, name in enumerate(features)}
+            if owner := columns.shares.get(name):
+                raise ValueError(
+                    f"dims: {name!r} shares the vocabulary of {owner!r}, and so its vectors: name {owner!r}"
+                )
+        return {number: self.dims.get(name, self.vector_dim) for number, name in self.vocabularies(columns).items()}
 
     def places(self, columns: LogSchema) -> list[tuple[int, int]]:
         """The places of each pair's fields among the fields of one value; ValueError if there is no such field."""

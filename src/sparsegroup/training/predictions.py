@@ -415,7 +415,7 @@ class UnseenValues:
         if any(table.across is not None for table in tables_in(embedding).values()):
             self._contains = None  # a count would need all ranks
         counts = embedding.field_counts() if self._contains is not None else {}
-        numbers = {name: number for number, name in enumerate(columns.fields)}
+        numbers = columns.key_fields
         self._fields, self._columns = [name for name in columns.fields if numbers[name] in counts], columns
         self._missing = {name: int(keys_of([""], number)[0]) for name, number in numbers.items()}
         self._batches = 0

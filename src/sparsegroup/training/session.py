@@ -104,7 +104,7 @@ class Session:
         self.model, self.optimizer = model, optimizer
         self.plan = config.training.plan(log.train_rows)
         self._pairs = pairs_of(model.network)
-        baseline = baseline_for(config.objective, numbers=len(log.numbers), pairs=self._pairs)
+        baseline = baseline_for(config.objective, log.schema, self._pairs)
         is_compared = config.training.baseline and baseline is not None
         self._baseline = BaselineCallback(baseline) if is_compared else None
         own = [] if self._baseline is None else [self._baseline]
@@ -381,7 +381,7 @@ class Session:
     def _summary(self, assessment: Assessment, columns: ColumnAssessment, named: Sequence[LargestFeature]) -> Summary:
         log, history, progress = self.log, self.trainer.history, self.trainer.progress
         sizes, dropped = table_figures(self.model.embedding)
-        counts, features = field_totals(self.model.embedding), self.config.model.features(log.schema)
+        counts, names = field_totals(self.model.embedding), self.config.model.vocabularies(log.schema)
         return Summary(
             **{**vars(assessment), **vars(columns), "warnings": (*assessment.warnings, *columns.warnings)},
             **sizes,
@@ -390,7 +390,7 @@ class Session:
             test_rows=len(log) - log.train_rows,
             samples=history[-1].samples if history else 0,
             seconds=history[-1].seconds if history else 0.0,
-            fields={name: counts.get(number, FieldCount(0, 0, 0)) for number, name in enumerate(features)},
+            fields={name: counts.get(number, FieldCount(0, 0, 0)) for number, name in names.items()},
             started=self.provenance.started,
             versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
             continued_from=self.provenance.continued_from,

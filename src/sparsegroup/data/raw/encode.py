@@ -46,7 +46,10 @@ class EncodedRows:
     """Rows left out, in order."""
 
     def named_keys(self, log: LogFormat, fields: Sequence[str]) -> pl.DataFrame:
-        """Columns `key`, `field` and `value` of the features of some fields, once each; needs `raw`."""
+        """Columns `key`, `field` and `value` of the features of some fields, once for each field; needs `raw`.
+
+        `field` is the field that the vocabulary belongs to.
+        """
         assert self.raw is not None
         single, pieces = [name for name in log.fields if name not in log.lists], []
         for name in fields:
@@ -57,7 +60,8 @@ class EncodedRows:
             else:
                 keys = self.batch.keys[:, single.index(name)]
             named = pl.DataFrame([pl.Series("key", keys.numpy(), pl.Int64), values.alias("value")])
-            pieces.append(named.unique("key").select("key", pl.lit(name).alias("field"), "value"))
+            owner = pl.lit(log.columns_of_model.shares.get(name, name)).alias("field")
+            pieces.append(named.unique("key").select("key", owner, "value"))
         return pl.concat(pieces)
 
 
@@ -173,7 +177,7 @@ def encode_frame(
     rows, missing = len(frame), math.nan if log.kinds else 0.0
     labels = _labels(frame, log)
     times = (frame[LINE].cast(pl.Int64) + places).to_numpy() if log.time is None else _seconds(frame[log.time])
-    numbered = {name: number for number, name in enumerate(log.fields)}
+    numbered = log.columns_of_model.key_fields
     single = [name for name in log.fields if name not in log.lists]
     keys, numbers = np.empty((rows, 0), np.int64), np.empty((rows, 0), np.float32)
     if single:

@@ -301,8 +301,8 @@ class RawLog(Log):
         Raises:
             ClickLogError: As `batches`.
         """
-        places = np.unique(fields_of(keys))
-        fields = [self.fields[place] for place in places[places < len(self.fields)].tolist()]
+        places = np.unique(fields_of(keys)).tolist()
+        fields = [name for name, place in self.schema.key_fields.items() if place in places]
         wanted, found, rows = pl.DataFrame({"key": np.unique(keys)}), dict[int, str](), 0
         if not fields:
             return found

@@ -116,7 +116,8 @@ def select_columns(
 
     Args:
         config: The settings; what is not given is decided for the log, without trials. Columns that they name
-            (`model.pairs`, `model.dims`, `model.attention`, `training.group`) are kept.
+            (`model.pairs`, `model.dims`, `model.attention`, `training.group`) are kept, and columns whose vocabulary
+            others share.
         log: The log.
         seeds: Models of each kind, ≥ 1.
         reporting: Shows the progress of a training of some samples, by its name.
@@ -174,7 +175,7 @@ class _Selection:
         self.live: dict[str, float] = {}
         self.trainings = 0
         self._losses, self._constant = np.zeros(seeds), 0.0  # of all columns, and of the best constant prediction
-        named = config.model.named_fields(part.schema) | {config.training.group}
+        named = config.model.named_fields(part.schema) | {config.training.group, *part.schema.shares.values()}
         self._sample = concatenated(
             list(part.batches(max(0, part.train_rows - MEASURED_ROWS), part.train_rows, EVALUATED))
         )
@@ -242,9 +243,9 @@ class _Selection:
             for name, rise in rises(model, log, held_out[:MEASURED_ROWS], shuffles=1, seed=seed).items():
                 found.setdefault(name, []).append(rise)
             if not without:
-                counts = field_totals(model.embedding)
+                counts, numbers = field_totals(model.embedding), log.schema.key_fields
                 for name, made in log.made_of().items():
-                    fields = [counts[log.fields.index(one)] for one in made if one in log.fields]
+                    fields = [counts[numbers[one]] for one in made if one in log.fields]
                     if seen := sum(one.seen for one in fields):
                         live.setdefault(name, []).append(sum(one.live for one in fields) / seen)
         self.live = self.live or {name: float(np.mean(shares)) for name, shares in live.items()}

@@ -218,7 +218,7 @@ class _Search:
         scores, epochs, model = [best], best.trial.epochs, best.config.model
         for dim in SHORTER if best.trial.feature_rate <= FEW else ():
             if dim < model.vector_dim and self._pays(epochs * self.log.train_rows):
-                dims = dict.fromkeys(model.features(self.log.schema), dim)
+                dims = dict.fromkeys(model.vocabularies(self.log.schema).values(), dim)
                 scores += self._trained(best.config.decided({"model.dims": dims}), epochs)
         return _simplest(scores, 0.0)
 
