@@ -1,6 +1,5 @@
 """Arguments: torch's names, places and defaults, as rules declare them, per param group; bad ones are named."""
 
-import ast
 import copy
 import inspect
 import re
@@ -38,10 +37,11 @@ from sparsegroup import (
     GroupFTRL,
     GroupMomentum,
     GroupOptimizer,
-    GroupRowWiseAdagrad,
     GroupSGD,
     optim,
 )
+from sparsegroup.optim.arguments import defaults_of
+from sparsegroup.penalties import MetricNorm
 from sparsegroup.rules import REQUIRED
 
 pytestmark = ALLOW_CREATE_GRAPH
@@ -67,56 +67,49 @@ OTHER_VALUES: dict[str, Any] = {
 PER_GROUP = [
     (cls, name)
     for cls in ALL
-    for name in inspect.signature(cls).parameters
+    for name in defaults_of(cls.rule)
     if (cls is GroupAdam or name not in SHARED) and name in OTHER_VALUES
 ]
+
+
+def arguments_of(cls: type[GroupOptimizer]) -> dict[str, inspect.Parameter]:
+    """The named arguments of a constructor except `params`."""
+    params, *named, options = inspect.signature(cls).parameters.values()
+    assert (params.name, options.kind) == ("params", options.VAR_KEYWORD)
+    return {one.name: one for one in named}
 
 
 @over("cls", COUNTERPART)
 def test_names_places_and_defaults_are_torchs(cls):
     """`SGD(params, 0.1, 0.9, 0, 1e-4)` with the class name changed means the same, or is refused by name."""
-    ours, of_torch = inspect.signature(cls).parameters, inspect.signature(COUNTERPART[cls]).parameters
+    ours, of_torch = arguments_of(cls), inspect.signature(COUNTERPART[cls]).parameters
     by_place = [
-        [name for name, one in every.items() if one.kind is one.POSITIONAL_OR_KEYWORD] for every in (ours, of_torch)
+        [name for name, one in every.items() if one.kind is one.POSITIONAL_OR_KEYWORD and name != "params"]
+        for every in (ours, of_torch)
     ]
     assert by_place[0] == by_place[1][: len(by_place[0])]
     for name, argument in ours.items():
-        default = of_torch[name].default if name in of_torch else SHARED[name]
         # Not torch's default, on purpose: momentum is what the class is for.
-        assert argument.default == (0.9 if (cls, name) == (GroupMomentum, "momentum") else default), name
+        expected = 0.9 if (cls, name) == (GroupMomentum, "momentum") else of_torch[name].default
+        assert argument.default == expected, name
     # Plain SGD has no momentum: these are unknown to GroupSGD.
-    for name in of_torch.keys() - ours.keys() - {"momentum", "nesterov"}:
+    for name in of_torch.keys() - ours.keys() - SHARED.keys() - {"params", "momentum", "nesterov"}:
         make(cls, [parameter(2)], **{name: of_torch[name].default})
+        value = 0.5 if name == "dampening" else True
+        if value == cls.implied.get(name):
+            make(cls, [parameter(2)], **{name: value})
+            continue
         with pytest.raises(ValueError, match=name):
-            make(cls, [parameter(2)], **{name: 0.5 if name == "dampening" else True})
-
-
-def typed_constructor(cls: type[GroupOptimizer]) -> ast.arguments:
-    """The arguments of the `__init__` that type checkers see."""
-    (body,) = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(body, ast.ClassDef)
-    (guarded,) = [node for node in body.body if isinstance(node, ast.If)]
-    assert ast.unparse(guarded.test) == "TYPE_CHECKING"
-    (constructor,) = guarded.body
-    assert isinstance(constructor, ast.FunctionDef)
-    return constructor.args
+            make(cls, [parameter(2)], **{name: value})
 
 
 @over("cls", ALL)
-def test_a_rules_declaration_is_what_is_shown_typed_and_explained(cls):
+def test_a_constructor_has_the_defaults_of_its_rule_and_explains_each_argument(cls):
     assert cls.__name__ in sparsegroup.__all__
-    shown, hyperparameters = inspect.signature(cls).parameters, cls.rule.hyperparameters
-    names = [one.name for one in hyperparameters]
-    assert [argument for name, argument in shown.items() if name in names] == [one.argument for one in hyperparameters]
-    by_name = NOT_DECLARED.get(cls, [])
-    assert [name for name in shown if name not in names] == ["params", *by_name, *SHARED]
-    if cls not in (GroupAMSGrad, GroupRowWiseAdagrad):  # which inherit the constructor
-        typed, by_place = typed_constructor(cls), [one for one in hyperparameters if not one.keyword_only]
-        assert [one.arg for one in typed.args] == ["self", "params", *(one.name for one in by_place)]
-        by_name = [*(one.name for one in hyperparameters if one.keyword_only), *by_name]
-        assert sorted(one.arg for one in typed.kwonlyargs) == sorted(by_name)
-        assert len(typed.defaults) == sum(one.default is not REQUIRED for one in by_place)
-        assert typed.kwarg is not None
+    shown, names = arguments_of(cls), [one.name for one in cls.rule.hyperparameters]
+    assert set(shown) == {*names, *NOT_DECLARED.get(cls, [])}
+    for one in cls.rule.hyperparameters:
+        assert shown[one.name].default == one.default, one.name
     documentation = inspect.getdoc(cls)
     parents = [one for one in (GroupAdam, GroupAdagrad) if f"The arguments are `{one.__name__}`'s" in documentation]
     explained = inspect.getdoc(parents[0]) if parents else documentation
@@ -125,10 +118,15 @@ def test_a_rules_declaration_is_what_is_shown_typed_and_explained(cls):
     assert f">>> from sparsegroup import {cls.__name__}\n" in documentation
 
 
+def is_by_name(cls: type[GroupOptimizer], name: str) -> bool:
+    argument = arguments_of(cls)[name]
+    return argument.kind is argument.KEYWORD_ONLY
+
+
 def test_the_documentation_has_every_default_and_range():
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| `Group\w+` \| `", line)]
     expected = [
-        f"| `{cls.__name__}` | `{one.name}`{', by name' if one.keyword_only else ''} "
+        f"| `{cls.__name__}` | `{one.name}`{', by name' if is_by_name(cls, one.name) else ''} "
         f"| {'required' if one.default is REQUIRED else f'`{one.default}`'} | {one.valid} |"
         for cls in ALL
         for one in cls.rule.hyperparameters
@@ -140,28 +138,27 @@ def test_arguments_are_given_by_place_or_by_name_and_checked_without_parameters(
     by_place = GroupAdam([parameter(2)], 0.1, (0.5, 0.6), 1e-3, 0.2, l21=0.3)
     by_name = GroupAdam([parameter(2)], weight_decay=0.2, eps=1e-3, betas=(0.5, 0.6), lr=0.1, l21=0.3)
     assert by_place.defaults == by_name.defaults
-    arguments = GroupMomentum.checked_arguments(0.1, nesterov=True, l1=0.5)
+    arguments = GroupMomentum.checked_arguments(lr=0.1, nesterov=True, l1=0.5)
     assert (arguments["lr"], arguments["momentum"], arguments["nesterov"], arguments["l1"]) == (0.1, 0.9, True, 0.5)
-    for positional, options, match in (
-        ((0.1,), {"lr": 0.1}, "GroupAdam: multiple values for argument 'lr'"),
-        ((0.1, (0.5, 0.6), 1e-3, 0.2, 0.3), {}, "GroupAdam: too many positional arguments"),
-    ):
-        for call in (partial(GroupAdam, [parameter(2)]), GroupAdam.checked_arguments):
-            with pytest.raises(TypeError, match=match):
-                call(*positional, **options)
-    with pytest.raises(TypeError, match="GroupFTRL: missing a required argument: 'lr'"):
-        GroupFTRL([parameter(2)])
+    with pytest.raises(TypeError, match="multiple values for argument 'lr'"):
+        GroupAdam([parameter(2)], 0.1, lr=0.1)
+    for call in (partial(GroupFTRL, [parameter(2)]), GroupFTRL.checked_arguments):
+        with pytest.raises(TypeError, match=r"missing .*required .*argument.* 'lr'"):
+            call()
     numbers = GroupAdam([parameter(2)], lr=np.float32(0.5), l21=np.int64(1), betas=[np.float32(0.5), 0.75])
     assert (numbers.defaults["lr"], numbers.defaults["l21"]) == (0.5, 1)
 
 
-def test_a_subclass_with_other_arguments_shows_the_shared_ones():
-    class Wrapped(GroupAdam):
-        def __init__(self, params, extra=1, **options):
-            super().__init__(params, **options)
+def test_an_optimizer_with_a_rule_alone_takes_the_hyperparameters_by_name():
+    class Plain(GroupOptimizer):
+        rule = GroupAdam.rule
 
-    expected = ["params", "extra", "lr", "betas", "eps", "weight_decay", *SHARED]
-    assert list(inspect.signature(Wrapped).parameters) == expected
+    x, y = parameter(3), parameter(3)
+    for optimizer in (Plain([x], lr=0.1, betas=(0.5, 0.6), l1=0.01), GroupAdam([y], 0.1, (0.5, 0.6), l1=0.01)):
+        train(optimizer, 3)
+    assert torch.equal(x, y)
+    with pytest.raises(TypeError, match="Plain got an unexpected argument 'beta'; did you mean 'betas'"):
+        Plain([x], beta=0.5)
 
 
 @over(("cls", "name"), PER_GROUP)
@@ -228,7 +225,8 @@ def two_groups(cls: type[GroupOptimizer] = GroupAdam, **second: Any) -> GroupOpt
 
 @over(("cls", "name", "value"), BAD)
 def test_a_bad_argument_is_named_by_the_constructor(cls, name, value):
-    with pytest.raises((ValueError, TypeError), match=f"{name}.*param group 0"):
+    place = cls.__name__ if name in ("norm", "penalty") else "param group 0"
+    with pytest.raises((ValueError, TypeError), match=f"{name}.*{place}"):
         make(cls, [parameter(4, 3)], **{name: value})
 
 
@@ -258,7 +256,6 @@ MESSAGES = [
     # Arguments that are not there, or are torch's and not supported.
     (GroupAdam, [parameter(2)], {"l12": 0.1}, TypeError, "GroupAdam got an unexpected argument 'l12'"),
     (GroupAdam, [parameter(2)], {"learning_rate": 0.1}, TypeError, "GroupAdam.*'learning_rate'"),
-    (GroupAdam, [{"params": [parameter(2)], "l12": 0.1}], {}, TypeError, "l12.*param group 0"),
     (GroupFTRL, [parameter(2)], {"lr": None, "lambda1": 0.1}, TypeError, "GroupFTRL.*'lambda1'"),
     (GroupAdam, [parameter(2)], {"amsgrad": True}, ValueError, "amsgrad=True is not supported .* use GroupAMSGrad"),
     (GroupAdam, [parameter(2)], {"decoupled_weight_decay": True}, ValueError, "decoupled weight decay is no gradient"),
@@ -302,7 +299,6 @@ def test_a_param_group_that_cannot_be_added_changes_nothing():
         ([parameter(2)], TypeError, "param_group must be a dict"),
         ({"params": [parameter(2), own]}, ValueError, "more than one parameter group"),
         ({"params": [parameter(2), COMPLEX]}, ValueError, "complex64.*param group 2, parameter 1"),
-        ({"params": [parameter(2)], "l12": 0.1}, TypeError, "l12.*param group 2"),
         ({"params": [parameter(2)], "amsgrad": True}, (TypeError, ValueError), "amsgrad"),
     ):
         with refused(optimizer, error, match):
@@ -360,15 +356,42 @@ def test_the_groups_of_a_scheduled_optimizer_make_another(schedule):
     train(again, 2)
 
 
-def test_a_users_entry_of_a_group_is_kept_with_a_warning_and_changes_nothing():
+def test_a_users_entries_are_kept_with_one_warning_and_change_nothing():
     x, y = parameter(3), parameter(3)
-    with pytest.warns(RuntimeWarning, match="'layer' is not an argument of GroupAdam"):
-        optimizer = make(GroupAdam, [{"params": [x], "layer": [3]}])
+    groups = [{"params": [x], "layer": [3], "l12": 0.5}, {"params": [parameter(2)], "layer": [4]}]
+    with pytest.warns(RuntimeWarning) as caught:
+        optimizer = make(GroupAdam, groups)
+    (warning,) = caught
+    assert re.search(r"param group 0 .*GroupAdam .*'l12' \(did you mean .*'l21'\?\), 'layer'", str(warning.message))
     plain = make(GroupAdam, [y])
     for one in (optimizer, plain):
         train(one, 3)
     assert torch.equal(x, y)
     assert optimizer.param_groups[0]["layer"] == optimizer.state_dict()["param_groups"][0]["layer"] == [3]
+    assert groups[0].keys() == {"params", "layer", "l12"}
+
+
+def test_a_warning_is_reported_where_the_user_calls():
+    with pytest.warns(RuntimeWarning, match="'layer'") as of_constructor:
+        optimizer = GroupAdam([{"params": [parameter(3)], "layer": 1}])
+    with pytest.warns(RuntimeWarning, match="'block'") as of_method:
+        optimizer.add_param_group({"params": [parameter(3)], "block": 1})
+    assert [one.filename for one in (*of_constructor, *of_method)] == [__file__] * 2
+
+
+@over(
+    ("name", "object", "other"), [("penalty", MCP(), {"name": "mcp", "gamma": 2.0}), ("norm", MetricNorm(), "s_tilde")]
+)
+def test_norm_and_penalty_are_objects_in_param_groups_however_they_are_given(name, object, other):
+    optimizer = GroupAdam([{"params": [parameter(4, 3)]}], l21=0.5, **{name: object.name})
+    optimizer.add_param_group({"params": [parameter(4, 3)], name: other})
+    kind = type(object).__mro__[1]
+    assert optimizer.defaults[name] == optimizer.param_groups[0][name] == object
+    assert optimizer.param_groups[1][name] == kind.of(other)
+    optimizer.param_groups[0][name] = other  # by a scheduler, or the user
+    assert optimizer.state_dict()["param_groups"][0][name] == kind.of(other).plain
+    train(optimizer, 1)
+    assert [group[name] for group in optimizer.param_groups] == [kind.of(other)] * 2
 
 
 def test_parameters_that_have_no_shape_yet():

@@ -13,6 +13,7 @@ from optimizer_cases import assert_identical, parameter, train
 from over import over
 from sparsegroup import GroupAdam, param_groups
 from sparsegroup.groups import grouping, mean_square
+from sparsegroup.penalties import MetricNorm
 
 IDS = torch.tensor([2, 0, 2, 7])
 
@@ -92,7 +93,7 @@ def test_param_groups_regularizes_the_embeddings_only():
     optimizer = GroupAdam(groups, lr=0.5, l21=7.0, l2=0.3)
     assert optimizer.param_groups[0]["l2"] == 0.3, "the optimizer's default, where nothing was said"
     assert optimizer.param_groups[1]["l21"] == 0.0, "nor does the optimizer's default reach the rest"
-    assert optimizer.param_groups[0]["norm"] == "metric"
+    assert optimizer.param_groups[0]["norm"] == MetricNorm()
     of_linear = param_groups(net, layers=nn.Linear, l21=0.1, groups="columns")
     assert named(of_linear) == [["head.weight"], ["words.weight", "bag.weight", "head.bias"]]
     assert [g["groups"] for g in GroupAdam(of_linear).param_groups] == ["columns", "rows"]

@@ -200,7 +200,8 @@ class Player:
         if self.gamma == 0 and self.eta == 1:
             start = self.delta**2
             return GroupAdagrad([parameter], self.alpha, initial_accumulator_value=start, eps=0.0, **options)
-        return MomentOptimizer([parameter], self.alpha, self.gamma, self.eta, self.delta, **options)
+        moments = {"gamma": self.gamma, "eta": self.eta, "delta": self.delta}
+        return MomentOptimizer([parameter], lr=self.alpha, **moments, **options)
 
 
 @dataclass(frozen=True)

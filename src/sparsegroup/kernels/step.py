@@ -149,7 +149,7 @@ class Regularizer:
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Regularizer":
         """The regularizer of a param group, whose norm and penalty may be names."""
-        return cls(group["l1"], group["l21"], group["l2"], Norm.of(group["norm"]), Penalty.of(group["penalty"]))
+        return cls(group["l1"], group["l21"], group["l2"], group["norm"], group["penalty"])
 
     @property
     def active(self) -> bool:

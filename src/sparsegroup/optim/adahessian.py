@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -164,28 +164,23 @@ class GroupAdaHessian(GroupOptimizer):
     rule = ADAHESSIAN
     _step_supports_amp_scaling = True  # makes GradScaler hand its scale over, so that `step` can refuse it
 
-    generator: torch.Generator | None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | Tensor = ...,
-            betas: tuple[float, float] = ...,
-            eps: float = ...,
-            weight_decay: float = ...,
-            *,
-            spatial_average_block_size: Sequence[int] = ...,
-            generator: torch.Generator | None = None,
-            **options: Unpack[Options],
-        ) -> None: ...
-
-    else:
-
-        def __init__(self, params, *hyperparameters, generator=None, **options):
-            self.generator = generator
-            super().__init__(params, *hyperparameters, **options)
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.15,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-4,
+        weight_decay: float = 0.0,
+        *,
+        spatial_average_block_size: Sequence[int] = (-1, -1, -1, -1),
+        generator: torch.Generator | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.generator = generator
+        blocks = spatial_average_block_size
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, spatial_average_block_size=blocks, **options
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "generator": self.generator}

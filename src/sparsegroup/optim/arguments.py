@@ -1,8 +1,9 @@
-"""What constructors take: a rule's hyperparameters, the arguments of all optimizers, and torch's that are refused."""
+"""Arguments of all optimizers: defaults, checks, and torch's arguments that are refused."""
 
-from collections.abc import Collection, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Mapping
 from functools import cache
-from inspect import Parameter, Signature, signature
 from types import FunctionType, MethodType
 from typing import Any, TypedDict
 
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import GroupSpec
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.penalties import Norm, NormName, Penalty, PenaltyName
-from sparsegroup.rules import Hyperparameter, Rule, at_least
+from sparsegroup.penalties import Lasso, Norm, NormName, Penalty, PenaltyName, PracticalNorm
+from sparsegroup.rules import REQUIRED, Hyperparameter, Rule, at_least
 
 
 class Options(TypedDict, total=False):
@@ -38,8 +39,8 @@ LAMBDAS = tuple(Hyperparameter(name, 0.0, at_least(0)) for name in ("l1", "l21",
 DEFAULTS: Mapping[str, Any] = {
     **{weight.name: weight.default for weight in LAMBDAS},
     "groups": "rows",
-    "norm": "s",
-    "penalty": "lasso",
+    "norm": PracticalNorm(),
+    "penalty": Lasso(),
     "maximize": False,
     "state_dtype": None,
     "foreach": None,
@@ -80,34 +81,61 @@ def check_given(params: Any, optimizer: str, where: str = "") -> None:
         raise TypeError(f"{optimizer} takes a list of param groups: give [group], not one dict by itself")
 
 
-def known_options(
-    options: Mapping[str, Any], known: Collection[str], optimizer: str, where: str = ""
+@cache
+def defaults_of(rule: Rule) -> Mapping[str, Any]:
+    """Return the arguments of the rule's optimizers in param groups, with defaults; `REQUIRED` if there is none."""
+    return {**DEFAULTS, **{one.name: one.default for one in rule.hyperparameters}}
+
+
+def complete_arguments(
+    rule: Rule, optimizer: str, options: Mapping[str, Any], implied: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The `known` among `options`, after refusing what is not supported. `where` ends the messages.
+    """Return all arguments by name, given or default; `norm` and `penalty` as objects.
 
-    ValueError for an argument of torch at another value than its default, TypeError for an unknown one.
+    TypeError: an argument is unknown or missing. ValueError: a norm or a penalty is unknown, or an argument of torch
+    has an unsupported value, which is neither its default nor `implied`. Other values are not checked.
     """
-    for name, value in options.items():
-        if name in REFUSED:
-            refuse(name, value, f"{optimizer}{where}")
-        elif name not in known:
-            hint = did_you_mean(name, known, most=3) or f"it takes {', '.join(sorted(known))}"
-            raise TypeError(f"{optimizer} got an unexpected argument {name!r}{where}; {hint}")
-    return {name: value for name, value in options.items() if name in known}
+    defaults = defaults_of(rule)
+    given = without_refused(options, optimizer, implied)
+    for name in given:
+        if name not in defaults:
+            hint = did_you_mean(name, defaults, most=3) or f"it takes {', '.join(sorted(defaults))}"
+            raise TypeError(f"{optimizer} got an unexpected argument {name!r}; {hint}")
+    complete = {**defaults, **given}
+    for name, value in complete.items():
+        if value is REQUIRED:
+            raise TypeError(f"{optimizer} is missing the required argument {name!r}")
+    return {**complete, **threshold_of(complete, optimizer)}
 
 
-def refuse(name: str, value: Any, where: str) -> None:
-    """Raise ValueError unless `value` leaves the unsupported argument `name` at its default."""
-    if value not in _HARMLESS.get(name, (None, False, 0)):
-        raise ValueError(f"{name}={value!r} is not supported by {where}: {REFUSED[name]}")
+def without_refused(options: Mapping[str, Any], where: str, implied: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options other than torch's unsupported arguments.
+
+    ValueError, with `where`: an unsupported argument has a value that is neither its default nor `implied`.
+    """
+    for name, reason in REFUSED.items():
+        harmless = (*_HARMLESS.get(name, (None, False, 0)), implied.get(name))
+        if name in options and options[name] not in harmless:
+            raise ValueError(f"{name}={options[name]!r} is not supported by {where}: {reason}")
+    return {name: value for name, value in options.items() if name not in REFUSED}
 
 
-def check_hyperparameters(rule: Rule, group: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError or TypeError, naming the argument, its value and `where`, if one is not valid."""
+def supported_entries(group: Mapping[str, Any], where: str, implied: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a param group, perhaps of a torch optimizer, by `without_refused`."""
+    if not group.get("weight_decay"):  # then AdamW is Adam
+        implied = {**implied, "decoupled_weight_decay": True}
+    return without_refused(group, where, implied)
+
+
+def check_hyperparameters(rule: Rule, group: dict[str, Any], where: str) -> None:
+    """Raise ValueError or TypeError, naming the argument, its value and `where`, if a hyperparameter is not valid.
+
+    A name or a mapping that the user has set as `norm` or `penalty` of the group becomes the object.
+    """
+    group |= threshold_of(group, where)
     rule.check({**group, "lr": _number(group["lr"], group["capturable"], where)}, where)
     for weight in LAMBDAS:
         weight.check(group[weight.name], where)
-    check_threshold(group, where)
     _check_execution(group, where)
 
 
@@ -120,30 +148,12 @@ def _number(lr: Any, capturable: bool, where: str) -> Any:
     return 0.0 if capturable else float(lr)  # reading it would wait for the device
 
 
-def check_threshold(group: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError or TypeError unless there are such a norm and such a penalty."""
-    for name, kind in (("norm", Norm), ("penalty", Penalty)):
-        try:
-            kind.of(group[name])
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{error} ({where})") from error
-
-
-def plain_threshold(group: Mapping[str, Any]) -> dict[str, Any]:
-    """`group` with norm and penalty, if it has them, as files hold them: a name, or a mapping with parameters."""
-    kinds: tuple[tuple[str, type[Norm] | type[Penalty]], ...] = (("norm", Norm), ("penalty", Penalty))
-    return {**group, **{name: kind.of(group[name]).plain for name, kind in kinds if name in group}}
-
-
-def read_threshold(group: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The inverse of `plain_threshold`."""
-    content = dict(group)
-    if {"norm", "penalty"} <= content.keys():
-        check_threshold(content, where)
-    for name, kind in (("norm", Norm), ("penalty", Penalty)):
-        if isinstance(content.get(name), Mapping):
-            content[name] = kind.of(content[name])
-    return content
+def threshold_of(group: Mapping[str, Any], where: str) -> dict[str, Norm | Penalty]:
+    """Return the objects of `norm` and `penalty`. ValueError or TypeError, with `where`: they cannot be."""
+    try:
+        return {"norm": Norm.of(group["norm"]), "penalty": Penalty.of(group["penalty"])}
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error} ({where})") from error
 
 
 def _check_execution(group: Mapping[str, Any], where: str) -> None:
@@ -179,39 +189,9 @@ def check_device(parameter: Tensor, group: Mapping[str, Any], where: str) -> Non
         )
 
 
-_SHARED = [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in DEFAULTS.items()]
-
-
-def bound_arguments(
-    rule: Rule, optimizer: str, positional: Sequence[Any], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """All hyperparameters by name, given or by default. TypeError for unknown, repeated or missing arguments.
-
-    ValueError for an argument of torch that is not supported; other values are not checked.
-    """
-    takes = _arguments(rule)
-    given = known_options(options, takes.parameters, optimizer)
-    try:
-        bound = takes.bind(*positional, **given)
-    except TypeError as error:
-        raise TypeError(f"{optimizer}: {error}") from None
-    bound.apply_defaults()
-    return {**DEFAULTS, **bound.arguments}
-
-
-def shown_signature(optimizer: type[Any]) -> Signature:
-    """The signature for `help()`, with the arguments that `*hyperparameters` and `**options` of `__init__` hide."""
-    own = list(signature(optimizer.__init__).parameters.values())[1:]
-    kinds = {parameter.kind for parameter in own}
-    named = [one for one in own if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
-    hidden = [one for one in _arguments(optimizer.rule).parameters.values() if one.name not in {p.name for p in named}]
-    if Parameter.VAR_POSITIONAL not in kinds:
-        hidden = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in hidden]
-    shown = [*named, *hidden] if Parameter.VAR_KEYWORD in kinds else named
-    return Signature(sorted(shown, key=lambda parameter: parameter.kind))
-
-
-@cache
-def _arguments(rule: Rule) -> Signature:
-    declared = [one.argument for one in rule.hyperparameters]
-    return Signature(sorted([*declared, *_SHARED], key=lambda parameter: parameter.kind))
+def warn_caller(message: str) -> None:
+    """Issue a RuntimeWarning at the line that called this package or torch."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("sparsegroup", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level)

@@ -1,8 +1,8 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
 
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import chain
 from operator import is_
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
@@ -17,17 +17,14 @@ from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import is_rows
 from sparsegroup.kernels.step import Backend, ParameterMemory
 from sparsegroup.optim.arguments import (
-    DEFAULTS,
     EXECUTION,
-    REFUSED,
-    bound_arguments,
     check_given,
     check_hyperparameters,
-    known_options,
-    plain_threshold,
-    read_threshold,
-    refuse,
-    shown_signature,
+    complete_arguments,
+    defaults_of,
+    supported_entries,
+    threshold_of,
+    warn_caller,
 )
 from sparsegroup.optim.state import TARGET, TargetState, uncast
 from sparsegroup.optim.step import GroupCensus, GroupStep, Plan
@@ -44,6 +41,7 @@ def adapt_state_dict(
     param_groups: list[dict[str, Any]],
     rule: Rule,
     optimizer: str,
+    implied: Mapping[str, Any],
     check: Callable[[dict[str, Any], str], None],
 ) -> dict[str, Any]:
     """A copy of `state_dict` that torch's loader can take, checked before anything is changed.
@@ -56,17 +54,12 @@ def adapt_state_dict(
 
     for index, (saved, own) in enumerate(zip(groups, param_groups, strict=True)):
         where = f"{optimizer}, loaded param group {index}"
-        for name in (REFUSED.keys() & saved.keys()) - set(EXECUTION):
-            own_name = name == "amsgrad" and "max_exp_avg_sq" in rule.state
-            without_effect = name == "decoupled_weight_decay" and not saved.get("weight_decay")  # AdamW
-            if not own_name and not without_effect:
-                refuse(name, saved[name], where)
-        kept = {name: value for name, value in saved.items() if name not in REFUSED and name not in EXECUTION}
-        kept = read_threshold(kept, where)
+        kept = supported_entries({name: saved[name] for name in saved if name not in EXECUTION}, where, implied)
         if TARGET in kept:
             TargetState.of(kept[TARGET], where)
-        groups[index] = {**own, **kept}  # kept: also what schedulers leave there
-        check({**groups[index], "params": own["params"]}, where)
+        group = {**own, **kept, "params": own["params"]}  # kept: also what schedulers leave there
+        check(group, where)
+        groups[index] = {**group, "params": saved["params"]}
         for saved_id, parameter in zip(saved["params"], own["params"], strict=True):
             if saved_id in state:
                 entry = {name: value for name, value in state[saved_id].items() if value is not None}
@@ -106,8 +99,8 @@ Result = TypeVar("Result")
 
 _PARAMS = ("params", "param_names")
 _FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
-_FOR_OTHERS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "lr_scale", "name")
-"""Entries that schedulers and other tools add to param groups."""
+_OF_OTHERS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "lr_scale", "name")
+"""Entries that torch's schedulers and other libraries add to param groups."""
 
 _MANY_ROWS = 256
 """Rows of a weight of which a batch may hold some only."""
@@ -124,13 +117,13 @@ class GroupOptimizer(Optimizer):
     l1 = l21 = l2 = 0 the update is the base optimizer's. State and arithmetic are float64 for float64 parameters and
     float32 for all others. Sparse (COO) gradients update the rows they hold and nothing else.
 
-    Subclasses set `rule`, which declares the hyperparameters; see "How to add an optimizer".
+    Subclasses set `rule`, which declares the hyperparameters, and may have a constructor that takes the
+    hyperparameters by place; see "How to add an optimizer".
 
     Args:
         params: Parameters, `(name, parameter)` pairs or param groups, as for any torch optimizer: float64, float32,
             bfloat16 or float16, dense, of any shape.
-        *hyperparameters: The rule's, in the order in which it declares them, or by name. These and all that follow can
-            be set per param group.
+        **options: The rule's hyperparameters and the arguments below, by name. All can be set per param group.
         weight_decay: Added to the gradient as `weight_decay * x` (default 0); not with sparse gradients.
         l1: λ1 ≥ 0 (default 0), the weight of ‖x‖₁. Compared with sums of gradients, not scaled by the learning rate.
         l21: λ21 ≥ 0 (default 0), the weight of √d ‖x‖₂ of each group.
@@ -161,18 +154,15 @@ class GroupOptimizer(Optimizer):
     """
 
     rule: ClassVar[Rule]
+    implied: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of the counterpart in torch.optim that make the counterpart this optimizer, such as `amsgrad=True`."""
 
-    def __init__(self, params: ParamsT, *hyperparameters: Any, **options: Any) -> None:
+    def __init__(self, params: ParamsT, **options: Any) -> None:
         check_given(params, type(self).__name__)
-        super().__init__(params, bound_arguments(self.rule, type(self).__name__, hyperparameters, options))
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if hasattr(cls, "rule"):
-            cls.__signature__ = shown_signature(cls)  # type: ignore[attr-defined]
+        super().__init__(params, complete_arguments(self.rule, type(self).__name__, options, self.implied))
 
     @classmethod
-    def checked_arguments(cls, *hyperparameters: Any, **options: Any) -> ParamGroup:
+    def checked_arguments(cls, **options: Any) -> ParamGroup:
         """All arguments but `params` by name, those given and the defaults of the others, checked.
 
         It is what the constructor can check without parameters.
@@ -185,15 +175,15 @@ class GroupOptimizer(Optimizer):
             >>> GroupAdam.checked_arguments(l21=1e-3)["betas"]
             (0.9, 0.999)
         """
-        arguments = bound_arguments(cls.rule, cls.__name__, hyperparameters, options)
+        arguments = complete_arguments(cls.rule, cls.__name__, options, cls.implied)
         check_hyperparameters(cls.rule, arguments, cls.__name__)
         return arguments
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a param group. The defaults supply missing options.
 
-        Entries of schedulers are kept. Other entries that are not options are kept with a warning, unless they look
-        like a misspelt option.
+        Entries that are not options are kept, as torch keeps them. A warning names such entries, because one may be a
+        misspelt option; entries of schedulers and of an earlier param group are not reported.
 
         Raises:
             ValueError, TypeError: As the constructor; nothing is added.
@@ -206,19 +196,25 @@ class GroupOptimizer(Optimizer):
         if not isinstance(group["params"], Tensor | set):
             group["params"] = list(group["params"])
         group.pop(TARGET, None)  # of another optimizer, whose groups these were
-        known = {*self.defaults, "params", "param_names"}
-        optimizer = type(self).__name__
-        others = {name: value for name, value in group.items() if _is_for_others(name, known, optimizer, where)}
-        own = {name: value for name, value in group.items() if name not in others}
-        group = {**known_options(own, known, optimizer, f" ({where})"), **others}
-        self._check_group({**self.defaults, **group}, where)
-        _warn_of_decay({**self.defaults, **group}, where)
-        if any({**self.defaults, **group}[name] for name in ("l1", "l21", "l2")):
+        group = supported_entries({**self.defaults, **group}, f"{type(self).__name__} ({where})", self.implied)
+        self._check_group(group, where)
+        self._warn_of_others(group, where)
+        _warn_of_decay(group, where)
+        if group["l1"] or group["l21"] or group["l2"]:
             warn_of_fallback(group["params"], where)
         plain(super().add_param_group)(group)
 
+    def _warn_of_others(self, group: ParamGroup, where: str) -> None:
+        """Warn of entries that are no options, unless an earlier param group has the same."""
+        known = defaults_of(self.rule)
+        others = group.keys() - known.keys() - {*_PARAMS, *_OF_OTHERS, *self.defaults, *chain(*self.param_groups)}
+        if others:
+            hints = {name: did_you_mean(name, known, most=3) for name in sorted(others)}
+            names = ", ".join(f"{name!r} ({hint})" if hint else repr(name) for name, hint in hints.items())
+            warn_caller(f"{where} keeps entries that {type(self).__name__} does not use: {names}")
+
     def _check_group(self, group: ParamGroup, where: str) -> None:
-        """Raise unless the hyperparameters are in range and fit the parameters."""
+        """Raise unless the hyperparameters are in range and fit the parameters. See `check_hyperparameters`."""
         check_hyperparameters(self.rule, group, where)
         params = group["params"]
         for index, item in enumerate([params] if isinstance(params, Tensor) else params):
@@ -255,7 +251,9 @@ class GroupOptimizer(Optimizer):
         """
 
         def adapt(_: Optimizer, state_dict: StateDict) -> StateDict:
-            return adapt_state_dict(state_dict, self.param_groups, self.rule, type(self).__name__, self._check_group)
+            return adapt_state_dict(
+                state_dict, self.param_groups, self.rule, type(self).__name__, self.implied, self._check_group
+            )
 
         with signals_deferred():
             # Registered last, it sees what the user's own hooks have made of the state.
@@ -502,7 +500,7 @@ class _KnownStep:
 
     def __init__(self, group: ParamGroup, step: GroupStep) -> None:
         self.step = step
-        names = [name for name in group if name in _options_of(step.rule)]
+        names = [name for name in group if name in defaults_of(step.rule)]
         self._names, self._options, self._fingerprint = names, list(group.values()), _fingerprint(names, group)
         self._is_fixed = all(_is_fixed(group[name]) for name in names)
 
@@ -517,20 +515,9 @@ class _KnownStep:
         return is_complete and self._fingerprint is not None and self._fingerprint == _fingerprint(self._names, group)
 
 
-def _is_for_others(name: str, known: Collection[str], optimizer: str, where: str) -> bool:
-    """Return whether an entry of a param group is a scheduler's or the user's. Warn of a user's entry."""
-    if name in _FOR_OTHERS:
-        return True
-    if name in known or name in REFUSED or did_you_mean(name, known):
-        return False
-    text = f"{name!r} is not an argument of {optimizer}: {where} keeps the entry, which has no effect"
-    warnings.warn(text, RuntimeWarning, stacklevel=5)
-    return True
-
-
 def _plain_group(group: ParamGroup) -> ParamGroup:
     """Return a copy of a param group for a state dict. Later steps do not change the copy."""
-    copied = plain_threshold(group)
+    copied = {**group, **{name: one.plain for name, one in threshold_of(group, "param group").items()}}
     if TARGET in copied:
         copied[TARGET] = TargetState.of(copied[TARGET], "param group").plain
     return copied
@@ -541,12 +528,6 @@ def _is_fixed(option: Any) -> bool:
     if isinstance(option, tuple):
         return all(map(_is_fixed, option))
     return option is None or isinstance(option, _FIXED)
-
-
-@cache
-def _options_of(rule: Rule) -> frozenset[str]:
-    """Return the names of the options that a step of the rule depends on."""
-    return frozenset({*DEFAULTS, *(one.name for one in rule.hyperparameters)})
 
 
 def _fingerprint(names: Sequence[str], group: ParamGroup) -> list[Any] | None:
@@ -571,11 +552,9 @@ def warn_of_fallback(params: Any, where: str) -> None:
     """Warn if a regularized param group contains fallback vectors, each of which stands for many features."""
     items = [params] if isinstance(params, Tensor) else params
     if any(is_fallback(item[1] if isinstance(item, tuple) else item) for item in items):
-        warnings.warn(
+        warn_caller(
             f"{where} regularizes the fallback vectors of a HashEmbedding, which stand for the features without a row: "
-            "take the groups of param_groups(model, …), which leaves them out, or give them a separate group",
-            RuntimeWarning,
-            stacklevel=5,
+            "take the groups of param_groups(model, …), which leaves them out, or give them a separate group"
         )
 
 
@@ -587,10 +566,8 @@ def _warn_of_decay(group: ParamGroup, where: str) -> None:
     items = [params] if isinstance(params, Tensor) else params
     tensors = [item[1] if isinstance(item, tuple) else item for item in items]
     if any(x.ndim > 1 and len(x) >= _MANY_ROWS for x in tensors if store_of(x) is None and not is_lazy(x)):
-        warnings.warn(
+        warn_caller(
             f"weight_decay={group['weight_decay']:g} updates every row of an embedding, also rows that no batch has "
             f"held, and with l21={group['l21']:g} these become zero ({where}). Give l2 in place of weight_decay, which "
-            "leaves such rows alone",
-            RuntimeWarning,
-            stacklevel=5,
+            "leaves such rows alone"
         )

@@ -1,9 +1,10 @@
-"""The named optimizers: each is its rule, which declares the hyperparameters with torch's names and defaults.
+"""The named optimizers: each is its rule, and a constructor with torch's names, places and defaults.
 
-The constructors are for type checkers and editors, which cannot read declarations; tests hold them to these.
+The rule declares the valid values. A test compares the defaults of the constructors with those of the rules.
 """
 
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -40,11 +41,10 @@ class GroupSGD(GroupOptimizer):
 
     rule = SGD
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self, params: ParamsT, lr: float | Tensor = ..., *, weight_decay: float = ..., **options: Unpack[Options]
-        ) -> None: ...
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-3, *, weight_decay: float = 0.0, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay, **options)
 
 
 class GroupMomentum(GroupOptimizer):
@@ -74,19 +74,19 @@ class GroupMomentum(GroupOptimizer):
     """
 
     rule = MOMENTUM
+    implied: ClassVar[Mapping[str, Any]] = {"dampening": 0}
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | Tensor = ...,
-            momentum: float = ...,
-            *,
-            nesterov: bool = ...,
-            weight_decay: float = ...,
-            **options: Unpack[Options],
-        ) -> None: ...
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.9,
+        *,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(params, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, **options)
 
 
 class GroupAdagrad(GroupOptimizer):
@@ -117,18 +117,25 @@ class GroupAdagrad(GroupOptimizer):
 
     rule = ADAGRAD
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | Tensor = ...,
-            lr_decay: float = ...,
-            weight_decay: float = ...,
-            initial_accumulator_value: float = ...,
-            eps: float = ...,
-            **options: Unpack[Options],
-        ) -> None: ...
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            lr_decay=lr_decay,
+            weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
+            **options,
+        )
 
 
 class GroupRowWiseAdagrad(GroupAdagrad):
@@ -181,17 +188,16 @@ class GroupAdam(GroupOptimizer):
 
     rule = ADAM
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | Tensor = ...,
-            betas: tuple[float, float] = ...,
-            eps: float = ...,
-            weight_decay: float = ...,
-            **options: Unpack[Options],
-        ) -> None: ...
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **options)
 
 
 class GroupAMSGrad(GroupAdam):
@@ -212,6 +218,7 @@ class GroupAMSGrad(GroupAdam):
     """
 
     rule = AMSGRAD
+    implied: ClassVar[Mapping[str, Any]] = {"amsgrad": True}
 
 
 class GroupFTRL(GroupOptimizer):
@@ -243,14 +250,20 @@ class GroupFTRL(GroupOptimizer):
 
     rule = FTRL
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | Tensor,
-            beta: float = ...,
-            initial_accumulator_value: float = ...,
-            weight_decay: float = ...,
-            **options: Unpack[Options],
-        ) -> None: ...
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        beta: float = 0.0,
+        initial_accumulator_value: float = 0.1,
+        weight_decay: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            beta=beta,
+            initial_accumulator_value=initial_accumulator_value,
+            weight_decay=weight_decay,
+            **options,
+        )

@@ -47,7 +47,6 @@ ADAHESSIAN = Rule(
             "spatial_average_block_size",
             (-1, -1, -1, -1),
             Described("four ints, each -1 or positive", are_block_sizes),
-            keyword_only=True,
         ),
     ),
     second_order=True,

@@ -96,7 +96,6 @@ class Hyperparameter:
         name: An argument of the optimizer's constructor, a key of its param groups, and what `Rule.scalars` reads.
         default: Its default, or `REQUIRED`.
         valid: Its valid values.
-        keyword_only: Whether the constructor takes it only by name.
 
     Raises:
         ValueError, TypeError: The default is not valid.
@@ -111,7 +110,6 @@ class Hyperparameter:
     name: str
     default: Any
     valid: Range | Described
-    keyword_only: bool = False
 
     def __post_init__(self) -> None:
         if self.default is not REQUIRED:
@@ -121,12 +119,6 @@ class Hyperparameter:
         """Raise ValueError or TypeError, with the name, the value and `where`, unless `value` is valid."""
         self.valid.check(self.name, value, where)
 
-    @property
-    def argument(self) -> Parameter:
-        """The argument of a constructor."""
-        kind = Parameter.KEYWORD_ONLY if self.keyword_only else Parameter.POSITIONAL_OR_KEYWORD
-        return Parameter(self.name, kind, default=self.default)
-
 
 def learning_rate(default: Any = REQUIRED) -> Hyperparameter:
     """The learning rate "lr", which every rule has; a number or a tensor of one element."""
@@ -134,4 +126,4 @@ def learning_rate(default: Any = REQUIRED) -> Hyperparameter:
 
 
 WEIGHT_DECAY = Hyperparameter("weight_decay", 0.0, at_least(0))
-"""Added to the gradient as `weight_decay * x`. Every rule has it, keyword-only unless the rule declares it."""
+"""Added to the gradient as `weight_decay * x`. Every rule has it."""

@@ -49,7 +49,7 @@ MOMENTUM = Rule(
     hyperparameters=(
         learning_rate(1e-3),
         Hyperparameter("momentum", 0.9, at_least(0)),
-        Hyperparameter("nesterov", False, FLAG, keyword_only=True),
+        Hyperparameter("nesterov", False, FLAG),
     ),
     conflict=conflict,
 )

@@ -6,7 +6,7 @@ functions from the global `xp`, so that one source serves every backend (see `bi
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from types import FunctionType
 from typing import Any, TypeVar
@@ -43,8 +43,8 @@ class Rule:
         state: The element-wise state in the order `update` takes it: name → value before the first
             gradient, or the name of the hyperparameter that holds that value. State whose name begins with "group_"
             must be last and is the same for all elements of a group: a table in host memory keeps one number a row.
-        hyperparameters: Name, default and valid values of each, in the order in which the constructor takes them,
-            "lr" among them. `weight_decay` need not be: every rule has it (`WEIGHT_DECAY`).
+        hyperparameters: Name, default and valid values of each, "lr" among them. `weight_decay` need not be: every
+            rule has it (`WEIGHT_DECAY`).
         second_order: The rule needs a diagonal of the Hessian in addition to the gradient.
         mean_square: The rule needs the mean of g² over an element's group in addition to the gradient.
         sigma_0: `sigma_0(*, lr, …) -> float` if the start x₁ is not charged to z, so that u₀ = σ₀ x₁
@@ -84,8 +84,7 @@ class Rule:
         if self.second_order and self.mean_square:
             raise ValueError(f"the rule {self.name!r} cannot have both second_order and mean_square")
         if WEIGHT_DECAY.name not in names:
-            complete = (*self.hyperparameters, replace(WEIGHT_DECAY, keyword_only=True))
-            object.__setattr__(self, "hyperparameters", complete)
+            object.__setattr__(self, "hyperparameters", (*self.hyperparameters, WEIGHT_DECAY))
 
     def host_scalars(self, hyperparameters: Mapping[str, Any], t: Any, lr: Any) -> tuple[Any, ...]:
         """`scalars` for step `t` at learning rate `lr`; float64 tensors of either give tensors."""
