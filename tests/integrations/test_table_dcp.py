@@ -216,7 +216,7 @@ def test_the_state_of_a_size_target_is_in_the_optimizers() -> None:
         train(model, optimizer, 1, seed=seed)
         target.step()
     set_states(fresh, other, states_of(model, optimizer))
-    assert again.state_dict() == target.state_dict()
+    assert (again.l21, again.rate, again.scheduled_rate) == (target.l21, target.rate, target.scheduled_rate)
     assert again.count == 3
 
 

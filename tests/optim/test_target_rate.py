@@ -206,13 +206,11 @@ def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
     for cut in (37, 119):
         first, second = build(), build()
         train(*first, last=cut)
-        state = first[2].state_dict()
-        assert all(value is None or isinstance(value, int | float) for value in state.values())
-        save_checkpoint(tmp_path / f"at-{cut}", first[0], first[1], extra=state)
-        second[2].load_state_dict(load_checkpoint(tmp_path / f"at-{cut}", second[0], second[1]).extra)
+        save_checkpoint(tmp_path / f"at-{cut}", first[0], first[1])
+        load_checkpoint(tmp_path / f"at-{cut}", second[0], second[1])
         train(*second, first=cut)
         assert torch.equal(whole[0].lookup(keys), second[0].lookup(keys))
-        assert whole[2].state_dict() == second[2].state_dict()
+        assert numbers_of(whole[2]) == numbers_of(second[2])
 
 
 TargetMaker = Callable[[GroupOptimizer], SizeTarget]
@@ -221,6 +219,10 @@ MAKERS: dict[str, TargetMaker] = {
     "stream": lambda optimizer: TargetRate(optimizer, 0.1, ramp=80, interval=10, sample=200),
     "bytes": lambda optimizer: TargetBytes(optimizer, "3 kB", steps=STEPS, sample=200),
 }
+
+
+def numbers_of(target: SizeTarget) -> tuple[Any, ...]:
+    return target.count, target.l21, target.rate, target.scheduled_rate
 
 
 def passed_on(table: HashEmbedding, optimizer: GroupOptimizer) -> tuple[Any, Any]:
@@ -245,12 +247,12 @@ class TestItsStateIsPartOfTheOptimizers:
             table.load_state_dict(weights)
             optimizer.load_state_dict(state)
             again = again or MAKERS[kind](optimizer)
-            assert again.state_dict() == target.state_dict()
+            assert numbers_of(again) == numbers_of(target)
             assert again.count == cut
             train(table, optimizer, again, first=cut, last=cut + 1)
             train(*whole, target, first=cut, last=cut + 1)
             assert torch.equal(whole[0].lookup(keys), table.lookup(keys))
-            assert again.state_dict() == target.state_dict()
+            assert numbers_of(again) == numbers_of(target)
             assert optimizer.param_groups[0]["l21"] == whole[1].param_groups[0]["l21"]
 
     def test_a_saved_state_does_not_change_with_the_training(self) -> None:
@@ -298,7 +300,7 @@ class TestItsStateIsPartOfTheOptimizers:
         others, again = built()
         others.load_state_dict(tables.state_dict())
         again.load_state_dict(optimizer.state_dict())
-        assert [target.state_dict() for target in targets_of(again)] == [target.state_dict() for target in targets]
+        assert list(map(numbers_of, targets_of(again))) == list(map(numbers_of, targets))
 
     @over("bad", [{"count": -1}, {"count": 1.5}, {"l21": math.nan}, {"rate": "all"}, {"more": 1}])
     def test_a_damaged_state_is_refused(self, bad: dict[str, Any]) -> None:

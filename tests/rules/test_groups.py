@@ -85,6 +85,16 @@ def named(groups: list[dict]) -> list[list[str]]:
     return [[name for name, _ in group["params"]] for group in groups]
 
 
+def test_param_groups_refuses_a_weight_decay_of_sparse_embeddings():
+    for sparse in (False, True):
+        model = nn.Sequential(nn.Embedding(4, 2, sparse=sparse), nn.Linear(2, 1))
+        if sparse:
+            with pytest.raises(ValueError, match=r"weight_decay=0.1 .*'0'.* l2"):
+                param_groups(model, weight_decay=0.1)
+        else:
+            assert param_groups(model, weight_decay=0.1)[0]["weight_decay"] == 0.1
+
+
 def test_param_groups_regularizes_the_embeddings_only():
     net = Net()
     groups = param_groups(net, l21=0.1, l1=0.2, norm="metric")

@@ -33,9 +33,9 @@ def param_groups(
         other parameters. Names are kept, so that reports can show them, unless `named` is False.
 
     Raises:
-        ValueError: The model has no such layer; a layer's `weight` is no parameter of the model, as with `nn.LSTM`, or
-            under `weight_norm` and pruning; or a transposed convolution has `groups` > 1 (its filters are not along a
-            dimension).
+        ValueError: The model has no such layer; a layer has sparse gradients and `options` a weight decay; a layer's
+            `weight` is no parameter of the model, as with `nn.LSTM`, or under `weight_norm` and pruning; or a
+            transposed convolution has `groups` > 1 (its filters are not along a dimension).
         TypeError: `layers` is not a type or a tuple of types.
 
     Examples:
@@ -57,6 +57,8 @@ def param_groups(
         if id(getattr(module, "weight", None)) not in known:
             _check_is_bare(module, name)
             continue
+        if (decay := dict(options).get("weight_decay")) and getattr(module, "sparse", False):
+            raise ValueError(f"weight_decay={decay} cannot be applied to {name!r}, whose gradients are sparse; use l2")
         transposed = isinstance(module, _TRANSPOSED) and options.get("groups") == "channels"
         if transposed and int(module.groups) > 1:
             raise ValueError(f"groups='channels' cannot cut {name!r}, a transposed convolution with groups > 1")

@@ -75,7 +75,9 @@ class SizeTarget(ABC):
         self._final = 1.0
         self._has_warned = False
         self._own = TargetState(self.target, steps)
-        if not self._continues_loaded_state():
+        group = optimizer.param_groups[self.param_groups[0]]
+        if not self._continues(group.get(TARGET)):
+            group[TARGET] = self._own
             self.restart()
 
     target: float
@@ -112,16 +114,12 @@ class SizeTarget(ABC):
             group[TARGET] = self._own
         return self._own
 
-    def _continues_loaded_state(self) -> bool:
-        """Return whether the optimizer was loaded with the state of an unfinished target of this size and steps."""
-        group = self.optimizer.param_groups[self.param_groups[0]]
-        found = group.get(TARGET)
-        if isinstance(found, Mapping):  # no target of this optimizer has taken it
-            is_alike = (found["target"], found["steps"]) == (self.target, self.steps)
-            if is_alike and (self.steps is None or found["count"] < self.steps):
-                return True
-        group[TARGET] = self._own
-        return False
+    def _continues(self, found: Any) -> bool:
+        """Return whether `found` is the loaded state of an unfinished target of this size and steps."""
+        if not isinstance(found, Mapping):  # nothing, or the state of another target of this optimizer
+            return False
+        is_alike = (found["target"], found["steps"]) == (self.target, self.steps)
+        return is_alike and (self.steps is None or found["count"] < self.steps)
 
     # What a subclass says
 
@@ -248,17 +246,6 @@ class SizeTarget(ABC):
         self._state.l21 = l21
         for number in self.param_groups:
             self.optimizer.param_groups[number]["l21"] = l21
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the numbers that `load_state_dict` takes. The optimizer's `state_dict` also has these numbers."""
-        state = self._state.plain
-        return {name: state[name] for name in ("count", "begin", "l21", "rate", "scheduled_rate")}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state_dict` of another target; loading the optimizer's state does the same."""
-        self._own = TargetState.of({"target": self.target, "steps": self.steps, **state}, "load_state_dict")
-        self.optimizer.param_groups[self.param_groups[0]][TARGET] = self._own
-        self._hand_over(self._own.l21)
 
 
 def rate_of(censuses: Sequence[GroupCensus], costs: Sequence[float]) -> float | None:

@@ -290,12 +290,9 @@ class Session:
         self.checkpoint()
 
     def restore(self) -> None:
-        """Load table, network, optimizer and target as they were after the best epoch; see `BestState`."""
-        trainer, path = self.trainer, self.checkpoints.of_step(self._step_of_best)
-        loaded = self.checkpoints.load(path, self.model, self.optimizer, trainer.scheduler)
-        target = CheckpointMetadata.of(loaded.extra, path).trainer.target
-        if trainer.target is not None and target is not None:
-            trainer.target.load_state_dict(asdict(target))
+        """Load table, network and optimizer as they were after the best epoch; see `BestState`."""
+        path = self.checkpoints.of_step(self._step_of_best)
+        self.checkpoints.load(path, self.model, self.optimizer, self.trainer.scheduler)
 
     def train(self, *, callbacks: Sequence[Callback] = ()) -> Summary:
         """Train on the remaining rows of all epochs, evaluate on the test rows, and complete the folder.

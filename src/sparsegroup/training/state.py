@@ -20,7 +20,6 @@ from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import RunError
 from sparsegroup.objectives import Objective
-from sparsegroup.optim import SizeTarget
 from sparsegroup.reporting.run_record import LOSSES, AnyMetrics, HistoryPoint
 from sparsegroup.table.field_tables import tables_in
 from sparsegroup.table.table import FieldCount
@@ -46,21 +45,17 @@ class TemporaryBest:
     model: nn.Module
     optimizers: Sequence[Optimizer]
     scheduler: LRScheduler | None
-    target: SizeTarget | None
     _count: int = 0
 
     def keep(self) -> None:
-        target = None if self.target is None else self.target.state_dict()
-        save_checkpoint(self.folder / str(self._count + 1), self.model, self.optimizers, self.scheduler, extra=target)
+        save_checkpoint(self.folder / str(self._count + 1), self.model, self.optimizers, self.scheduler)
         if self._count:
             remove_folder(self.folder / str(self._count))
         self._count += 1
 
     def restore(self) -> None:
         kept = self.folder / str(self._count)
-        loaded = load_checkpoint(kept, self.model, self.optimizers, self.scheduler, rng=False)
-        if self.target is not None:
-            self.target.load_state_dict(loaded.extra)
+        load_checkpoint(kept, self.model, self.optimizers, self.scheduler, rng=False)
 
 
 @dataclass
@@ -181,20 +176,6 @@ class History:
             self.points[-1] = replace(last, **found)
 
 
-NotNegative = Annotated[Real, Field(ge=0)]
-
-
-@dataclass(frozen=True)
-class TargetState:
-    """The state of a target, see `SizeTarget.state_dict`."""
-
-    count: Count
-    begin: NotNegative
-    l21: NotNegative
-    rate: NotNegative | None
-    scheduled_rate: NotNegative | None
-
-
 @dataclass(frozen=True)
 class RankState:
     """The state of one rank."""
@@ -216,7 +197,6 @@ class TrainerState:
     seconds: Real
     history: tuple[HistoryPoint, ...]
     progress: EpochProgress
-    target: TargetState | None
     ranks: Annotated[tuple[RankState, ...], Field(min_length=1)]
 
     @classmethod

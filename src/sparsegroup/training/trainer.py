@@ -284,7 +284,7 @@ class Trainer:
         temporary = TemporaryDirectory(prefix="sparsegroup-best-") if keeps_own else nullcontext()
         with self.notified(), temporary as folder:
             if folder is not None:
-                best = TemporaryBest(Path(folder), self._model, self.optimizers, self.scheduler, self.target)
+                best = TemporaryBest(Path(folder), self._model, self.optimizers, self.scheduler)
             while self._goes_on(epochs, patience) and not self._stop.is_made:
                 self._begin_epoch(after_first_epoch)
                 with self._record.clock():
@@ -484,7 +484,6 @@ class Trainer:
             "samples": self.samples,
             "seconds": self.seconds,
             "history": [asdict(point) for point in self.history],
-            "target": None if self.target is None else self.target.state_dict(),
             "progress": asdict(self.progress),
             "ranks": self.ranks.all_gather([own], "the states of the ranks"),
         }
@@ -501,12 +500,8 @@ class Trainer:
         state, ranks = TrainerState.of(state), self.ranks
         for one in state.ranks:
             one.window.check_objective(self.objective)
-        if self.target is not None and state.target is None:
-            raise ValueError("target: the state is of a training without one")
         self._callback_states = state.callbacks()
         self._restore_callbacks()
-        if self.target is not None and state.target is not None:
-            self.target.load_state_dict(asdict(state.target))
         self.progress, self.samples = replace(state.progress), state.samples
         windows = [one.window for one in state.ranks]
         if len(state.ranks) == ranks.count:

@@ -127,6 +127,10 @@ class RowSteps:
         check_groups(group["groups"], parameter.shape, where)
         if not is_rows(group["groups"]):
             raise ValueError(f"a HashEmbedding needs groups='rows', got {group['groups']!r} ({where})")
+        if group["weight_decay"]:
+            raise ValueError(
+                f"weight_decay={group['weight_decay']:g} cannot be applied to a HashEmbedding's rows ({where}); use l2"
+            )
         if group["capturable"]:
             raise ValueError(
                 f"capturable=True cannot be for a HashEmbedding, whose rows differ from step to step ({where}); give "
@@ -165,10 +169,6 @@ class RowSteps:
     def _check(self, step: GroupStep, owner: StateOwner | None, where: ParameterSite) -> None:
         """Check what holds until the param group or the rows' layout changes."""
         group, storage = step.group, self._storage
-        if group.get("weight_decay"):
-            raise ValueError(
-                f"weight_decay={group['weight_decay']:g} cannot be applied to a HashEmbedding's rows ({where}); use l2"
-            )
         if owner is not None and self.owner is not owner:
             raise RuntimeError(
                 f"another optimizer now owns the state of this HashEmbedding ({where}); use one optimizer per table"

@@ -267,7 +267,7 @@ class _Training:
         self._model, self._optimizer = config.build(log)
         self.trainer = config.trainer(self._model, self._optimizer, self.plan)
         self._own_callbacks = self.trainer.callbacks
-        self._first = _AfterFirst(folder, self._model, [self._optimizer], None, self.trainer.target)
+        self._first = _AfterFirst(folder, self._model, [self._optimizer], None)
         self.scores: list[_Score] = []
 
     def train(self, epochs: int, reporting: Reporting, callbacks: Sequence[Callback] = ()) -> None:
