@@ -80,6 +80,7 @@ ACTIONS: dict[str, Callable[[HashEmbedding, GroupAdam, Pair, Path], object]] = {
     "copy": lambda table, optimizer, other, path: table.weight.detach().copy_(other[0].weight.detach()),
     "average": lambda table, optimizer, other, path: table.weight.detach().lerp_(other[0].weight.detach(), 0.5),
     "load_checkpoint": lambda table, optimizer, other, path: load_checkpoint(path, table, optimizer),
+    "restore": lambda table, optimizer, other, path: optimizer.load_state_dict(other[1].state_dict()),
 }
 CASES = [
     *(("plain", name) for name in ACTIONS),
@@ -194,7 +195,9 @@ def test_an_interrupted_checkpoint_is_whole_or_not_there_and_the_next_one_has_al
         assert content(*other) == expected
 
 
-@pytest.mark.parametrize("name", ["lookup", "assign", "shrink", "load_state_dict", "copy", "load_checkpoint"])
+@pytest.mark.parametrize(
+    "name", ["lookup", "assign", "shrink", "load_state_dict", "copy", "load_checkpoint", "restore"]
+)
 def test_without_memory_nothing_of_a_table_has_changed(name: str, tmp_path: Path) -> None:
     case = Case("plain", name, tmp_path)
     with without_memory(0) as calls:

@@ -11,7 +11,7 @@ import torch
 from optimizer_cases import assert_identical
 from over import over
 from sparsegroup import GroupAdam, HashEmbedding, MinCount, Probabilistic
-from sparsegroup.table import AdmissionPolicy, EvictionPolicy, RowBlock
+from sparsegroup.table import AdmissionPolicy, Candidates, EvictionPolicy, RowBlock
 from sparsegroup.table.directory.admission import OccurrenceSketch
 from sparsegroup.table.directory.buckets import NEW, OLD
 from sparsegroup.table.directory.seen import HyperLogLog
@@ -27,8 +27,8 @@ class NthOccurrence(AdmissionPolicy):
 
     n: int
 
-    def admits(self, keys: Int64s, counts: Int64s) -> Bools:
-        return counts >= self.n
+    def admits(self, candidates: Candidates) -> Bools:
+        return candidates.counts >= self.n
 
 
 @dataclass
@@ -43,8 +43,8 @@ class SmallNorm(EvictionPolicy):
 
 
 class WrongAnswer(AdmissionPolicy, EvictionPolicy):
-    def admits(self, keys: Int64s, counts: Int64s) -> object:
-        return counts
+    def admits(self, candidates: Candidates) -> object:
+        return candidates.counts
 
     def evicts(self, rows: RowBlock) -> object:
         return np.zeros(3, np.bool_)

@@ -255,11 +255,15 @@ class GroupOptimizer(Optimizer):
                 state_dict, self.param_groups, self.rule, type(self).__name__, self.implied, self._check_group
             )
 
+        before = {"state": self.state, "param_groups": self.param_groups}
         with signals_deferred():
             # Registered last, it sees what the user's own hooks have made of the state.
             handle = self.register_load_state_dict_pre_hook(adapt)
             try:
                 plain(super().load_state_dict)(state_dict)
+            except BaseException:
+                self.__dict__.update(before)
+                raise
             finally:
                 handle.remove()
 

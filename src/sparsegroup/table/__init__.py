@@ -3,7 +3,7 @@
 from sparsegroup.importing import document_constructors
 from sparsegroup.table.bag import HashEmbeddingBag
 from sparsegroup.table.conversion import TableEmbedding, TableEmbeddingBag, convert, to_embeddings
-from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey, MinCount, Probabilistic
+from sparsegroup.table.directory.admission import AdmissionPolicy, Candidates, EveryKey, MinCount, Probabilistic
 from sparsegroup.table.directory.eviction import LFU, LRU, EvictionPolicy, RankingPolicy, RowBlock, UnusedFor, ZeroRows
 from sparsegroup.table.field_tables import FieldTables
 from sparsegroup.table.hash_embedding import HashEmbedding
@@ -15,6 +15,7 @@ __all__ = [
     "LFU",
     "LRU",
     "AdmissionPolicy",
+    "Candidates",
     "EveryKey",
     "EvictionPolicy",
     "ExchangeError",

@@ -55,10 +55,8 @@ class TableConfig:
             if not isinstance(policy := getattr(self, name), base) and (name, policy) != ("ranking", None):
                 kind = base.__name__
                 raise TypeError(f"{name} must be of a class derived from sparsegroup.table.{kind}, got {policy!r}")
-        if self.max_bytes is not None and self.admission.k > HIGHEST:
-            raise ValueError(
-                f"with max_bytes occurrences are counted to {HIGHEST}: k must be <= {HIGHEST} in {self.admission}"
-            )
+        if self.max_bytes is not None:
+            self.admission.check_counts(HIGHEST)
         if self.ranking is not None and self.max_bytes is None:
             raise ValueError("ranking says which rows go first where max_bytes is reached; also give max_bytes")
         if isinstance(self.std, bool) or not isinstance(self.std, Real):

@@ -280,18 +280,20 @@ class Table:
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
     ) -> StateOwner:
         """Load what `export_state` gave; rows without an entry get `initial`. Gives the state's owner."""
-        owner, keys = StateOwner(), state["keys"]
+        owner = StateOwner()
         with self._lock.at_rest():
             self._lock.check_process("load a table")
-            own = slice(None) if self.ranks is None else self.ranks.routing.ranks_of(keys) == self.ranks.rank
-            keys = keys[own]
-            self._evictor.check_room(len(keys))
-            with signals_deferred():
-                self._set(keys, None, as_they_are=True)
-                self.stepper.lay_out(owner, initial, "u" in state, state_dtype)
-                rows = self.directory.find(keys)
+            own = slice(None) if self.ranks is None else self.ranks.routing.ranks_of(state["keys"]) == self.ranks.rank
+            state = {name: array[own] for name, array in state.items()}
+            self._evictor.check_room(len(state["keys"]))
+
+            def write(rows: Int64s, new: Int64s, numbers: Int64s) -> None:
+                self._lookup.write_starts(numbers, new)
+                self.stepper.lay_out(owner, initial, "u" in state, state_dtype, len(new))
                 for part in self.rows.initial.keys() & state.keys():
-                    self.rows.write(part, rows, state[part][own])
+                    self.rows.write(part, rows, state[part])
+
+            self._set(state["keys"], write, as_they_are=True)
             self._evictor.note_load()
         return owner
 
@@ -384,28 +386,28 @@ class Table:
 
         Under a limit there must be room for what training will add to rows, unless they stay `as_they_are`.
         """
-        with self._lock.at_rest():
-            self._set(keys, weights, as_they_are=as_they_are)
 
-    def _set(self, keys: Int64s, weights: Floats | None, *, as_they_are: bool) -> None:
-        """Insert keys and set their weights, as `assign`. Without weights, new rows get their initial weights."""
+        def write(rows: Int64s, new: Int64s, numbers: Int64s) -> None:
+            self.storage.forget_live()
+            self.stepper.mark(rows)
+            self.rows.write(WEIGHT, rows, weights)
+
+        with self._lock.at_rest():
+            self._set(keys, write, as_they_are=as_they_are)
+
+    def _set(self, keys: Int64s, write: Callable[[Int64s, Int64s, Int64s], None], *, as_they_are: bool) -> None:
+        """Insert distinct `keys`, as `assign`. All memory is reserved when `write` is called.
+
+        `write` gets the rows of the keys, the new keys, and the new rows, whose weights it must write.
+        """
         self._lock.check_process("insert keys")
         self._evictor.make_room(keys, parts_may_come=not as_they_are)
         directory, rows = self.directory, self.directory.find(keys)
         new = keys[rows == ABSENT]
         decision = directory.decide(len(new), lambda: new, SET_KEYS)
         rows[rows == ABSENT] = np.arange(directory.num_rows, directory.num_rows + len(new))
-
-        def write(numbers: Int64s) -> None:
-            if weights is None:
-                self._lookup.write_starts(numbers, new)
-                return
-            self.storage.forget_live()
-            self.stepper.mark(rows)
-            self.rows.write(WEIGHT, rows, weights)
-
         with signals_deferred():
-            self._lookup.append(new, decision, write)
+            self._lookup.append(new, decision, lambda numbers: write(rows, new, numbers))
 
     def shrink(self) -> int:
         """Drop the rows that the policy evicts; gives how many."""

@@ -7,6 +7,7 @@ Varghese, 2002); halved now and then, as TinyLFU's (Einziger, Friedman and Manes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ _FEW = 1 << 12
 
 class ExactOccurrences:
     """Candidates: keys without a row, each with the number of lookups in which it has come since it last had one."""
+
+    lookups = None  # not counted: the count of a key is different in each lookup
 
     def __init__(self, huge_pages: bool) -> None:
         self._huge_pages = huge_pages
@@ -70,11 +73,7 @@ class ExactOccurrences:
         counts[found] = self._counts[places[found]]
         return counts
 
-    def counts(self, keys: Int64s, *, draws: bool, again: bool) -> Int64s:
-        """In how many lookups each of some keys has come, this one included."""
-        return np.maximum(self.stored(keys) + (not again), 1)
-
-    def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool) -> None:
+    def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool = False) -> None:
         """Remember the counts of some distinct keys, and forget the admitted keys."""
         counts = np.where(admitted, 0, counts)
         places = self._index.find(keys)
@@ -139,7 +138,7 @@ class OccurrenceSketch:
 
     def __init__(self, nbytes: int) -> None:
         self._counters = np.zeros(self.shape(nbytes), np.uint8)
-        self._since_halving = self._lookups = 0
+        self._since_halving = self.lookups = 0
 
     @staticmethod
     def shape(nbytes: int) -> tuple[int, int]:
@@ -156,20 +155,11 @@ class OccurrenceSketch:
         _read_kernel(keys, self._counters, counts)
         return counts
 
-    def counts(self, keys: Int64s, *, draws: bool, again: bool) -> Int64s:
-        """In how many lookups each of some keys has come, this one included; where chance `draws`, the lookup's number.
-
-        Counts that stop at 255 and are halved would let chance decide on a key by the same number again and again.
-        """
-        if draws:
-            return np.full(len(keys), self._lookups + (not again))
-        return np.maximum(self.stored(keys) + (not again), 1)
-
     def note(self, keys: Int64s, counts: Int64s, admitted: Bools, *, again: bool = False) -> None:
         """Raise the counters of distinct keys, except of the admitted keys."""
         waiting = ~admitted
         _note_kernel(keys[waiting], np.minimum(counts[waiting], HIGHEST), self._counters)
-        self._lookups += not again
+        self.lookups += not again
         self._since_halving += int(np.count_nonzero(waiting))
         if self._since_halving >= self._counters.shape[1]:
             self._since_halving = 0  # first, so that an interrupt cannot halve the counters twice
@@ -181,17 +171,17 @@ class OccurrenceSketch:
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
         """Its counters, occurrences since they were halved, and lookups, to be stored."""
-        age = np.array([self._since_halving, self._lookups], np.int64)
+        age = np.array([self._since_halving, self.lookups], np.int64)
         return {"sketch": self._counters.copy(), "sketch_age": age} if self.nbytes else {}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
         """Set the counters from saved content, or from its exact counts, if any."""
-        self._counters[:], self._since_halving, self._lookups = 0, 0, 0
+        self._counters[:], self._since_halving, self.lookups = 0, 0, 0
         if not self.nbytes:
             return
         if "sketch" in content:
             self._counters[:] = content["sketch"]
-            self._since_halving, self._lookups = map(int, content["sketch_age"])
+            self._since_halving, self.lookups = map(int, content["sketch_age"])
         elif "candidates" in content:
             keys = content["candidates"]
             self.note(keys, content["candidate_counts"], np.zeros(len(keys), np.bool_), again=True)
@@ -222,6 +212,37 @@ _read_kernel = kernel(_read_all, "the sketch of occurrences (read)")
 _note_kernel = kernel(_note_all, "the sketch of occurrences (write)")
 
 
+class Candidates:
+    """Distinct keys of a lookup that have no row, as an admission policy looks at them.
+
+    Attributes:
+        keys: `[n]` int64.
+    """
+
+    def __init__(self, keys: Int64s, occurrences: ExactOccurrences | OccurrenceSketch, *, is_counted: bool) -> None:
+        self.keys, self.is_counted, self._occurrences = keys, is_counted, occurrences
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def counts(self) -> Int64s:
+        """`[n]` int64 ≥ 1, the number of training lookups of each key since it last had a row, with this lookup.
+
+        A sketch may count too many, and stops after 255.
+        """
+        return np.maximum(self._occurrences.stored(self.keys) + (not self.is_counted), 1)
+
+    @property
+    def draws(self) -> Int64s:
+        """`[n]` int64, for decisions by chance: a number that differs from lookup to lookup of a key.
+
+        Exact counts, or, because the counts of a sketch repeat, the number of the lookup.
+        """
+        lookups = self._occurrences.lookups
+        return self.counts if lookups is None else np.full(len(self), lookups + (not self.is_counted))
+
+
 class AdmissionPolicy(ABC):
     """Decides which keys that have no row get one: derive from it, and give it as `HashEmbedding(admission=policy)`.
 
@@ -231,35 +252,24 @@ class AdmissionPolicy(ABC):
     Attributes:
         sketch_bytes: Count occurrences in a sketch of this many bytes, ≥ 4,096. None: exactly, or, in a table with
             `max_bytes`, in a sketch of a sixteenth of these.
-        k: The highest count that it tells from the next; a sketch counts to 255.
-        draws: Whether it admits by chance: instead of counts, which stop at 255 and are halved, a sketch gives it the
-            number of the lookup.
     """
 
     sketch_bytes: int | None = None
-    k: int = 1
-    draws: bool = False
 
     @abstractmethod
-    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of some keys get a row now.
+    def admits(self, candidates: Candidates) -> npt.NDArray[np.bool_]:
+        """Return which of the candidates get a row now, `[len(candidates)]` bool."""
 
-        Args:
-            keys: `[n]`, distinct; none has a row.
-            counts: `[n]`, in how many lookups of training mode each has come since it last had a row, this one
-                included: ≥ 1.
-
-        Returns:
-            `[n]` bool.
-        """
+    def check_counts(self, highest: int) -> None:  # noqa: B027  # most policies take any counts
+        """Raise ValueError if the policy needs counts above `highest`, which the table's sketch cannot count."""
 
 
 class EveryKey(AdmissionPolicy):
     """Every key gets a row when training first sees it."""
 
-    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
+    def admits(self, candidates: Candidates) -> npt.NDArray[np.bool_]:
         """All of them. A table knows that, and does not ask."""
-        return np.ones(len(keys), np.bool_)
+        return np.ones(len(candidates), np.bool_)
 
 
 SET_KEYS = EveryKey()  # for keys whose vectors are set from outside: room has been found for them
@@ -293,13 +303,20 @@ class MinCount(AdmissionPolicy):
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ValueError(f"k must be >= 1, got {self.k}")
-        if self.sketch_bytes is not None and self.sketch_bytes < 4096:
-            raise ValueError(f"sketch_bytes must be >= 4,096, got {self.sketch_bytes:,}")
-        if self.sketch_bytes is not None and self.k > 255:
-            raise ValueError(f"a sketch counts to 255: k must be <= 255 with sketch_bytes, got {self.k}")
+        if self.sketch_bytes is not None:
+            if self.sketch_bytes < 4096:
+                raise ValueError(f"sketch_bytes must be >= 4,096, got {self.sketch_bytes:,}")
+            self.check_counts(HIGHEST)
 
-    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
-        return counts >= self.k
+    def check_counts(self, highest: int) -> None:
+        if self.k > highest:
+            raise ValueError(
+                f"a sketch counts to {highest}: k must be <= {highest} with sketch_bytes or max_bytes, got {self.k}"
+            )
+
+    def admits(self, candidates: Candidates) -> npt.NDArray[np.bool_]:
+        admitted: npt.NDArray[np.bool_] = candidates.counts >= self.k
+        return admitted
 
 
 @dataclass(frozen=True)
@@ -319,14 +336,14 @@ class Probabilistic(AdmissionPolicy):
 
     p: float
     seed: int = 0
-    draws = True
 
     def __post_init__(self) -> None:
         if not 0 < self.p <= 1:
             raise ValueError(f"p must be in (0, 1], got {self.p}")
 
-    def admits(self, keys: Int64s, counts: Int64s) -> npt.NDArray[np.bool_]:
-        drawn = _mixed(keys.view(np.uint64) ^ _mixed(counts.view(np.uint64) ^ _mixed(np.uint64(self.seed))))
+    def admits(self, candidates: Candidates) -> npt.NDArray[np.bool_]:
+        keys, draws = candidates.keys.view(np.uint64), candidates.draws.view(np.uint64)
+        drawn = _mixed(keys ^ _mixed(draws ^ _mixed(np.uint64(self.seed))))
         admitted: npt.NDArray[np.bool_] = (drawn >> np.uint64(11)) * 2.0**-53 < self.p
         return admitted
 

@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsegroup.table.config import TableConfig
-from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey, ExactOccurrences, OccurrenceSketch, answer
+from sparsegroup.table.directory.admission import (
+    AdmissionPolicy,
+    Candidates,
+    EveryKey,
+    ExactOccurrences,
+    OccurrenceSketch,
+    answer,
+)
 from sparsegroup.table.directory.buckets import ABSENT, BUCKET_BYTES, MOST_ROWS, SLACK
 from sparsegroup.table.directory.eviction import BYTES, ROWS_AT_A_TIME, EvictionPolicy, RankingPolicy, RowBlock, RowUses
 from sparsegroup.table.directory.index import KEYS_PER_BUCKET, Index, Removal
@@ -25,11 +32,10 @@ class Admission:
     """A decision about distinct keys that have no row, not yet carried out."""
 
     count: int  # of keys that get one
-    keys: Int64s | None = None  # [n], all of them; None where all are admitted and none has been seen before
+    candidates: Candidates | None = None  # None where all keys are admitted and none has been seen before
     admitted: Bools | None = None  # [n], which get one; None for all
-    counts: Int64s | None = None  # [n], in how many lookups each has come; None if no policy was asked
+    was_asked: bool = False  # whether a policy has decided, for which occurrences are counted
     refused: int = 0  # how many more would get one if there were room
-    again: bool = False  # whether this lookup has been counted already
 
 
 @dataclass
@@ -127,19 +133,24 @@ class Directory:
         already. Raises RuntimeError if `max_rows` would be exceeded.
         """
         if isinstance(policy, EveryKey) and not self.occurrences.has_candidates:
-            decision = Admission(count, keys() if self.seen.needs_keys else None, again=again)
+            decision = Admission(count)
         else:
-            asked = keys()
-            counts = self.occurrences.counts(asked, draws=policy.draws, again=again)
-            admitted = answer(policy.admits, np.bool_, asked, counts)
-            decision = Admission(int(admitted.sum()), asked, admitted, counts, again=again)
+            candidates = Candidates(keys(), self.occurrences, is_counted=again)
+            admitted = answer(policy.admits, np.bool_, candidates)
+            decision = Admission(int(admitted.sum()), candidates, admitted, was_asked=True)
         if self.num_rows + decision.count > self.max_rows:
             raise RuntimeError(
                 f"the table is full: max_rows={self.max_rows:,}, it has {self.num_rows:,} rows and this lookup "
                 f"brings {decision.count:,} new keys; none was inserted"
             )
         places = decision.count if room is None else min(decision.count, room)
-        return decision if places == decision.count else _cut(decision, keys(), places)
+        if decision.candidates is None and (self.seen.needs_keys or places < decision.count):
+            decision = replace(decision, candidates=Candidates(keys(), self.occurrences, is_counted=again))
+        if places == decision.count:
+            return decision
+        admitted = np.ones(count, np.bool_) if decision.admitted is None else decision.admitted.copy()
+        admitted[np.flatnonzero(admitted)[places:]] = False
+        return replace(decision, count=places, admitted=admitted, refused=decision.count - places)
 
     def begin(self, count: int) -> None:
         """Reserve memory for `count` new rows, or raise MemoryError.
@@ -155,15 +166,17 @@ class Directory:
 
     def note(self, decision: Admission) -> None:
         """Count the keys of a decision that has been carried out."""
-        keys, again = decision.keys, decision.again
+        candidates, admitted = decision.candidates, decision.admitted
         is_counted = self._was_counted if decision.count else self._is_counted
         self._is_counted = False
-        self.seen.add(keys, decision.count if keys is None else len(keys), self.occurrences.stored)
-        if keys is not None and decision.admitted is not None and decision.counts is not None:
-            self.occurrences.note(keys, decision.counts, decision.admitted, again=again)
+        if candidates is None:
+            self.seen.add(None, decision.count, self.occurrences.stored)
+        else:
+            self.seen.add(candidates.keys, len(candidates), self.occurrences.stored)
+            if decision.was_asked and admitted is not None:
+                self.occurrences.note(candidates.keys, candidates.counts, admitted, again=candidates.is_counted)
+            self.counters.refused += 0 if candidates.is_counted else decision.refused
         self._is_counted = is_counted
-        if not again:
-            self.counters.refused += decision.refused
 
     # Time
 
@@ -236,13 +249,6 @@ class Directory:
         """Keys that training has seen and that have no row now, as far as known: dropped, or not admitted."""
         known = np.union1d(self.dropped, self.occurrences.keys().view(np.uint64)).view(np.int64)
         return known[self.find(known) == ABSENT] if len(known) else known
-
-
-def _cut(decision: Admission, keys: Int64s, places: int) -> Admission:
-    """The decision that admits only the first `places` of the admitted keys."""
-    admitted = np.ones(len(keys), np.bool_) if decision.admitted is None else decision.admitted.copy()
-    admitted[np.flatnonzero(admitted)[places:]] = False
-    return replace(decision, count=places, keys=keys, admitted=admitted, refused=decision.count - places)
 
 
 _MARKS = 2.2

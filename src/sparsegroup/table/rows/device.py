@@ -131,18 +131,11 @@ class DeviceRows(Rows):
                 self.fill(part, count, len(self._pages) << self.shift, value)
         self.initial = {part: initial[part] for part in self.initial}
 
-    def relaid(
-        self,
-        initial: Mapping[str, float],
-        count: int,
-        state_dtype: torch.dtype | None = None,
-        *,
-        keeps_state: bool = True,
-    ) -> "DeviceRows":
+    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype | None = None) -> "DeviceRows":
         state_dtype = state_dtype or self.state_dtype
         other = DeviceRows(self.dim, self.weight_dtype, self.device, initial, state_dtype, self.page_bytes)
         self._reserve_growth(other, count)
-        kept = [part for part in other.parts if part == WEIGHT or (keeps_state and part in self.parts)]
+        kept = [part for part in other.parts if part in self.parts]
         pages = self._pages[: -(-count >> self.shift)][::-1]
         self._set_pages([])
         for first in range(0, count, 1 << self.shift):

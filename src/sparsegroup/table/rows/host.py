@@ -8,7 +8,7 @@ uint16 here.
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -209,9 +209,7 @@ class HostRows(Rows):
     def _place(self, part: str) -> tuple[Any, ...]:
         return self.pages.addresses, self.shift, self.row_bytes, self._row.offset(part)
 
-    def relaid(
-        self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype, *, keeps_state: bool = True
-    ) -> "HostRows":
+    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype) -> "HostRows":
         other = HostRows(self.dim, self.dtype, self.huge_pages, initial, state_dtype == torch.bfloat16)
         other.reserve(count)
         step = 1 << self.shift
@@ -220,7 +218,7 @@ class HostRows(Rows):
             for start, target in other._views(first, first + len(source)):
                 rows = source[start - first : start - first + len(target)]
                 for part in other.parts:
-                    if part == WEIGHT or (keeps_state and part in self.parts):
+                    if part in self.parts:
                         target[part] = other._row.stored(part, self._row.numbers(part, rows[part]))
                     elif other.initial[part] != 0:
                         target[part] = other._row.stored(part, [other.initial[part]])
@@ -349,8 +347,8 @@ class HostStorage(RowStorage):
         memory, rule = self._rows, step.rule
         if self._layout is None or self._layout[:2] != (memory, rule):
             self._layout = memory, rule, memory.layout(_parts(rule, "u" in memory.initial))
-        live, self._live = self._live, None  # as in `change`
-        change = cpu_step.advance_rows(
+        advance = partial(
+            cpu_step.advance_rows,
             rule,
             memory.dtype,
             rows.data_ptr(),
@@ -363,21 +361,28 @@ class HostStorage(RowStorage):
             step.constants,
             int(scalars.seed),
         )
-        self._live = None if live is None else live + change
+        self.change(advance)
 
     # Sweep
 
     def survival_l21(self, rows: Int64s | None, count: int, step: GroupStep, scalars: StepScalars) -> Floats:
         if self._sweeps_eagerly:
             return super().survival_l21(rows, count, step, scalars)
-        norms, _ = self._swept(rows, count if rows is None else len(rows), step, scalars, applies=False)
-        return norms / (math.sqrt(self._rows.dim) * step.constants.regularizer.norm.tau_scale)
+        norms, _, _ = self._swept(rows, count if rows is None else len(rows), step, scalars, applies=False)
+        return norms.astype(np.float64) / (math.sqrt(self._rows.dim) * step.constants.regularizer.norm.tau_scale)
 
     def sweep(self, count: int, step: GroupStep, scalars: StepScalars, *, drops: bool) -> Int64s:
         if self._sweeps_eagerly:
             return super().sweep(count, step, scalars, drops=drops)
-        _, mask = self._swept(None, count, step, scalars, applies=True, drops=drops)
-        return np.flatnonzero(mask)
+        changed = np.empty(0, np.bool_)
+
+        def sweep_all() -> int:
+            nonlocal changed
+            _, changed, increase = self._swept(None, count, step, scalars, applies=True, drops=drops)
+            return increase
+
+        self.change(sweep_all)
+        return np.flatnonzero(changed)
 
     @property
     def _sweeps_eagerly(self) -> bool:
@@ -392,11 +397,9 @@ class HostStorage(RowStorage):
         *,
         applies: bool,
         drops: bool = False,
-    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        memory, live = self._rows, self._live
-        if applies:
-            self._live = None  # as in `change`
-        norms, changed, live_change = cpu_step.sweep_rows(
+    ) -> tuple[Floats, npt.NDArray[np.bool_], int]:
+        memory = self._rows
+        return cpu_step.sweep_rows(
             step.rule,
             memory.dtype,
             count,
@@ -409,8 +412,6 @@ class HostStorage(RowStorage):
             applies=applies,
             drops=drops,
         )
-        self._live = None if live is None else live + live_change
-        return norms.astype(np.float64), changed
 
 
 def _parts(rule: Rule, carries_u: bool) -> tuple[str, ...]:

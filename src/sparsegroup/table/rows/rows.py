@@ -105,13 +105,10 @@ class Rows(ABC):
         """Move the rows of the mask to 0, 1, … in their order, and give the memory of the others back."""
 
     @abstractmethod
-    def relaid(
-        self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype, *, keeps_state: bool = True
-    ) -> "Rows":
+    def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype) -> "Rows":
         """Return the first `count` rows with other parts after the weights, and empty `self`.
 
-        With `keeps_state`, parts that both layouts have keep their values. MemoryError changes nothing. Callers must
-        defer signals.
+        Parts that both layouts have keep their values. MemoryError changes nothing. Callers must defer signals.
         """
 
     def set_initial(self, initial: Mapping[str, float], count: int) -> None:
@@ -203,8 +200,8 @@ class RowStorage(ABC):
         The number is unknown if the action is interrupted.
         """
         live, self._live = self._live, None
-        change = action()
-        self._live = None if live is None else live + change
+        increase = action()
+        self._live = None if live is None else live + increase
 
     def compact(self, surviving: npt.NDArray[np.bool_]) -> None:
         """Keep only the rows of the mask, renumbered in their order. Callers must defer signals."""
@@ -264,12 +261,15 @@ class RowStorage(ABC):
         """
         rows, dtype = self.rows, self.dtype_of_state(state_dtype)
         differs = tuple(rows.initial) != tuple(initial) or rows.state_dtype != dtype
-        moves = differs or (len(rows.initial) > 0 and not keeps_state)
-        if moves:
-            with signals_deferred():
-                self._rows = rows.relaid(initial, count, dtype, keeps_state=keeps_state)
-        self._rows.set_initial(initial, count)
-        return moves
+        old = () if keeps_state else rows.parts
+        with signals_deferred():
+            if differs:
+                self._rows = rows = rows.relaid(initial, count, dtype)
+            for part, value in initial.items():
+                if part in old:
+                    rows.fill(part, 0, count, value)
+        rows.set_initial(initial, count)
+        return differs or not keeps_state
 
     @abstractmethod
     def step(self, gradient: RowGradient, step: GroupStep, scalars: StepScalars, num_rows: Callable[[], int]) -> None:

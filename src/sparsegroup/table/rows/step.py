@@ -226,13 +226,21 @@ class RowSteps:
             self._directory.numbering.note_step(lines)
 
     def lay_out(
-        self, owner: StateOwner, initial: Mapping[str, float], wants_u: bool, state_dtype: torch.dtype | None
+        self,
+        owner: StateOwner,
+        initial: Mapping[str, float],
+        wants_u: bool,
+        state_dtype: torch.dtype | None,
+        new: int = 0,
     ) -> None:
-        """Give the rows u, if it is carried, and the parts `initial`; another owner's state ends."""
+        """Give the rows, and `new` rows after them, u, if it is carried, and the parts `initial`.
+
+        Another owner's state ends.
+        """
         parts = {**({"u": 0.0} if self._carries_u(owner, wants_u) else {}), **initial}
         self._laid_out_for = _no_step
         with self._lock.at_rest():
-            count, changes = self._directory.num_rows, self.changes
+            count, changes = self._directory.num_rows + new, self.changes
             self.changes = None  # unless no row moves
             if self.owner is owner:
                 if not self._storage.lay_out(parts, count, state_dtype):
