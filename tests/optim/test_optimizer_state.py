@@ -5,6 +5,7 @@ import pickle
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -31,6 +32,8 @@ from sparsegroup import (
     GroupAMSGrad,
     GroupMomentum,
     GroupSGD,
+    HashEmbedding,
+    convert,
     param_groups,
 )
 from table_cases import through_a_file
@@ -184,6 +187,90 @@ def test_a_sparse_adam_state_with_its_int_step_loads_and_our_regularizer_stays()
     ours.step()
     assert ours.state[y]["step"] == 2
     assert ours.state[y]["u"].abs().max() > 0
+
+
+@over(("cls", "theirs"), SAME)
+def test_torch_continues_from_our_state(cls, theirs):
+    """Regularized until then: from the same weights and moments, the next steps are torch's."""
+    _, reference = trained(theirs)
+    x = parameter(4, 3)
+    ours = cls([x])
+    ours.load_state_dict(reference.state_dict())
+    ours.param_groups[0].update(REGULARIZED)
+    train(ours, 3, start=3)
+    ours.param_groups[0].update(dict.fromkeys(REGULARIZED, 0.0))
+    y, z = nn.Parameter(x.detach().clone()), nn.Parameter(x.detach().clone())
+    back, again = theirs([y], lr=1.0), cls([z])
+    back.load_state_dict(copy.deepcopy(ours.state_dict()))
+    again.load_state_dict(back.state_dict())
+    for entry in again.state.values():
+        del entry["u"]
+    train(back, 3, start=6)
+    train(again, 3, start=6)
+    torch.testing.assert_close(y, z, rtol=1e-13, atol=1e-13)
+
+
+def lookups(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for t in steps:
+        optimizer.zero_grad()
+        (model(torch.tensor([1, 2 + t % 3, 5])) * wave(torch.empty(3, 4), t)).sum().backward()
+        optimizer.step()
+
+
+@over("theirs", [SparseAdam, Adam])
+def test_a_converted_table_continues_with_the_embeddings_moments(theirs):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4, sparse=theirs is SparseAdam, padding_idx=0, dtype=torch.float64))
+    adam = theirs(model.parameters(), lr=0.1)
+    lookups(model, adam, range(4))
+    kept, table = copy.deepcopy(model), convert(copy.deepcopy(model))
+    of_tensor, of_table = GroupAdam(kept.parameters(), l21=0.01), GroupAdam(table.parameters(), l21=0.01)
+    for one in (of_tensor, of_table):
+        one.load_state_dict(adam.state_dict())
+    kept[0].sparse = True
+    for one, optimizer in ((kept, of_tensor), (table, of_table)):
+        lookups(one, optimizer, range(4, 9))
+    ids = torch.arange(1, 7)
+    torch.testing.assert_close(table.eval()(ids), kept(ids), rtol=1e-13, atol=1e-13)
+    assert table[0].table.num_rows == 6
+    assert_identical(of_table.state_dict()["state"][0]["keys"].sort().values, ids)
+
+
+def test_an_embeddings_state_is_refused_by_a_table_without_its_ids():
+    embedding, table = nn.Embedding(3, 4), HashEmbedding(4)
+    table(torch.tensor([100, 200]))
+    adam, ours = Adam(embedding.parameters()), GroupAdam(table.parameters())
+    embedding(torch.arange(3)).sum().backward()
+    adam.step()
+    with pytest.raises(ValueError, match=r"'keys' .*missing"):
+        ours.load_state_dict(adam.state_dict())
+
+
+def test_a_state_without_the_parameters_of_a_removed_group():
+    kept, removed = parameter(2), parameter(3, seed=1)
+    optimizer = make(GroupAdam, [{"params": [removed]}, {"params": [kept]}], **REGULARIZED)
+    train(optimizer, 2)
+    group = optimizer.param_groups.pop(0)
+    state = optimizer.state_dict()
+    assert [len(one["params"]) for one in state["param_groups"]] == [1]
+    assert_identical(state["state"], {0: optimizer.state[kept]})
+    optimizer.add_param_group(group)  # its moments are still there
+    assert len(optimizer.state_dict()["state"]) == 2
+
+
+def test_a_layer_that_is_added_late_and_a_copied_optimizer_of_a_table():
+    table, dense = HashEmbedding(4, seed=1), parameter(4)
+    optimizer = GroupAdam(table.parameters(), lr=0.1)
+    table(torch.arange(5)).sum().backward()
+    optimizer.step()
+    optimizer.add_param_group({"params": [dense], "lr": 0.2})
+    copied = copy.deepcopy(optimizer)
+    backward(optimizer, (table(torch.arange(5)) * dense).sum())
+    optimizer.step()
+    assert [optimizer.state[group["params"][0]]["step"].item() for group in optimizer.param_groups] == [2, 1]
+    state = copied.state_dict()["state"]
+    assert state.keys() == {0}
+    assert state[0]["step"] == 1
 
 
 # Older ones keep a state that nothing tells from Adam's.

@@ -1,5 +1,6 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
@@ -226,21 +227,32 @@ class GroupOptimizer(Optimizer):
             stepper_of(parameter).check(parameter, group, here)
 
     def state_dict(self) -> StateDict:
-        """Return the state, as any torch optimizer does.
+        """Return the state, as any torch optimizer does. The counterpart in torch.optim loads the state of tensors.
 
         For a `HashEmbedding` the state holds copies of the table's rows: "keys" `[n]`, and u and the rule's
         state, `[n, dim]` each, and "step". The state of a `TargetRate` or `TargetBytes` is in its first param group.
         """
-        state_dict: StateDict = plain(super().state_dict)()
-        state_dict["param_groups"] = [_plain_group(group) for group in state_dict["param_groups"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
+        own, whole = set(map(id, parameters)), self.state
+        # torch's `state_dict` fails if a param group has been removed, whose state remains.
+        kept = {key: entry for key, entry in whole.items() if not isinstance(key, Tensor) or id(key) in own}
+        self.state = defaultdict(dict, kept)
+        try:
+            state_dict: StateDict = plain(super().state_dict)()
+        finally:
+            self.state = whole
+        state_dict["param_groups"] = [{**self.implied, **_plain_group(group)} for group in state_dict["param_groups"]]
         for index, parameter in enumerate(parameters):
             if index in state_dict["state"]:
                 state_dict["state"][index] = stepper_of(parameter).exported(parameter, state_dict["state"][index])
         return state_dict
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Load a state of this optimizer, or of its counterpart in torch.optim (then u = 0).
+        """Load a state of this optimizer, or of its counterpart in torch.optim.
+
+        A state of torch.optim has no u, which then starts at 0: with all λ = 0 training continues as in torch, and with
+        λ > 0 a group is regularized from its next non-zero gradient on. The state of an `nn.Embedding` also loads into
+        the table that `convert` has made of the embedding.
 
         State keeps the compute dtype of each parameter: float32 for bfloat16 parameters. If both sides have the same
         parameter names, parameters are matched by name, in any param groups. Otherwise they are matched by place.

@@ -74,7 +74,7 @@ class GroupMomentum(GroupOptimizer):
     """
 
     rule = MOMENTUM
-    implied: ClassVar[Mapping[str, Any]] = {"dampening": 0}
+    implied: ClassVar[Mapping[str, Any]] = {"dampening": 0.0}
 
     def __init__(
         self,

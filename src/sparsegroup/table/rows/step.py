@@ -319,6 +319,8 @@ class RowSteps:
                 named[store_of(parameter).part.entry_of(name)] = value
             except ValueError as error:
                 raise ValueError(f"state {name!r} {error} ({where})") from error
+        if KEYS not in named:
+            named = self._of_embedding(named)
         check_names(named, rule, (KEYS,), where)
         for name, value in named.items():
             if name == KEYS:
@@ -331,6 +333,16 @@ class RowSteps:
                 if list(value.shape) != expected:
                     raise ValueError(f"state {name!r} has shape {list(value.shape)}, expected is {expected} ({where})")
         return named
+
+    def _of_embedding(self, entry: Entry) -> Entry:
+        """Add keys to a state of an `nn.Embedding`, whose row i has the key i since `convert`; leave out other rows."""
+        tensors = {name: value for name, value in entry.items() if isinstance(value, Tensor) and value.ndim}
+        keys = torch.arange(min(map(len, tensors.values()), default=0))
+        with self._lock.at_rest():
+            found = torch.from_numpy(self._directory.find(keys.numpy()) >= 0)
+        if not found.any():
+            return entry
+        return {**entry, **{name: value[: len(keys)][found] for name, value in tensors.items()}, KEYS: keys[found]}
 
     def restore(self, parameter: Tensor, entry: Entry, rule: Rule, group: Mapping[str, Any]) -> None:
         """See `Stepper.restore`. An entry that has its owner is there already (a copied optimizer's)."""
