@@ -1,11 +1,13 @@
 """How sparse a model is: the feature rate of a table, and a report over an optimizer's groups."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sparsegroup.groups import GroupSpec, grouping
+from sparsegroup.notebook import html_table
 from sparsegroup.optim.dtensor import has_whole_groups, is_sharded, local_part, summed_over_shards, whole
 from sparsegroup.optim.optimizer import GroupOptimizer
 from sparsegroup.optim.table_parameter import RowStore, store_of
@@ -87,13 +89,20 @@ class ParameterSparsity:
 
 
 class SparsityReport(tuple[ParameterSparsity, ...]):
-    """One entry per parameter; `str()` gives an aligned table."""
+    """One entry per parameter; `str()` gives an aligned table, and notebooks show a table."""
 
-    def __str__(self) -> str:
-        rows = [("parameter", "shape", "groups", "zero groups", "live")]
+    _columns = ("parameter", "shape", "groups", "zero groups", "live")
+
+    def _rows(self) -> Iterator[tuple[str, str, int, int, str]]:
         for one in self:
             shape = "×".join(map(str, one.shape)) or "scalar"
-            rows.append((one.name, shape, f"{one.groups:,}", f"{one.zero_groups:,}", f"{one.live_rate:.2%}"))
+            yield one.name, shape, one.groups, one.zero_groups, f"{one.live_rate:.2%}"
+
+    def _repr_html_(self) -> str:
+        return html_table("Zero groups", self._columns, self._rows())
+
+    def __str__(self) -> str:
+        rows = [self._columns, *((*row[:2], f"{row[2]:,}", f"{row[3]:,}", row[4]) for row in self._rows())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []
         for row in rows:

@@ -15,7 +15,7 @@ OTHERS = sorted(
 )
 
 FLOORS = (
-    ("errors", "names", "addresses", "importing", "signals", "tensors", "bags"),
+    ("errors", "names", "addresses", "importing", "signals", "tensors", "bags", "notebook"),
     ("rules", "penalties", "prox"),
     ("groups",),
     ("kernels",),

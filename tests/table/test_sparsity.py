@@ -1,5 +1,7 @@
 """`feature_rate` and `sparsity_report`."""
 
+from xml.etree import ElementTree
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -112,3 +114,32 @@ def test_the_report_uses_the_groups_of_the_optimizer_and_places_where_there_are_
     for spec, counts in {"rows": (4, 2), "columns": (3, 1), "all": (1, 0), -1: (3, 1), **numbered}.items():
         _, entry = sparsity_report(GroupAdam([{"params": [parameter(2)]}, {"params": [x], "groups": spec}]))
         assert (entry.name, entry.groups, entry.zero_groups) == ("param_groups[1][0]", *counts)
+
+
+def test_notebooks_show_tables_with_escaped_names() -> None:
+    table, dense = HashEmbedding(4), nn.Parameter(torch.ones(3))
+    table(torch.arange(1200))
+    optimizer = GroupAdam([{"params": [("<b>", table.weight)], "l21": 0.5}, {"params": [("b", dense)]}])
+    shown = {one: one._repr_html_() for one in (table, optimizer, sparsity_report(optimizer))}
+    for one, html in shown.items():
+        ElementTree.fromstring(html)
+        assert "<b>" not in html, one
+    of_table, of_optimizer, of_report = shown.values()
+    assert of_table.count(">1,200<") == 3  # rows, live rows, keys seen
+    assert f">{table.memory().total:,}<" in of_table
+    assert ">0.5<" in of_optimizer
+    assert "&lt;b&gt;" in of_report
+
+
+def test_the_repr_of_an_optimizer_has_a_line_for_each_param_group() -> None:
+    x, y = parameter(4, 3), parameter(4)
+    groups = [
+        {"params": [x], "l21": 0.01, "penalty": "mcp"},
+        {"params": [y], "groups": torch.zeros(4, dtype=torch.int64)},
+    ]
+    assert repr(GroupAdam(groups, lr=torch.tensor(0.5))).splitlines() == [
+        "GroupAdam(",
+        "  0: 1 parameter, lr=0.5, l21=0.01, penalty=mcp",
+        "  1: 1 parameter, lr=0.5, groups=int64 [4]",
+        ")",
+    ]

@@ -84,7 +84,7 @@ def check_given(params: Any, optimizer: str, where: str = "") -> None:
 @cache
 def defaults_of(rule: Rule) -> Mapping[str, Any]:
     """Return the arguments of the rule's optimizers in param groups, with defaults; `REQUIRED` if there is none."""
-    return {**DEFAULTS, **{one.name: one.default for one in rule.hyperparameters}}
+    return {**{one.name: one.default for one in rule.hyperparameters}, **DEFAULTS}
 
 
 def complete_arguments(

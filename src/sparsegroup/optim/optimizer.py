@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import is_rows
 from sparsegroup.kernels.step import Backend, ParameterMemory
+from sparsegroup.notebook import html_table
 from sparsegroup.optim.arguments import (
     EXECUTION,
     check_given,
@@ -34,7 +35,7 @@ from sparsegroup.optim.tensor_parameter import stepper_of
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 from sparsegroup.signals import signals_deferred
-from sparsegroup.tensors import plain
+from sparsegroup.tensors import plain, shape_of
 
 
 def adapt_state_dict(
@@ -225,6 +226,28 @@ class GroupOptimizer(Optimizer):
             if not isinstance(parameter, Tensor):
                 raise TypeError(f"parameters must be tensors, got {type(parameter).__name__} ({here})")
             stepper_of(parameter).check(parameter, group, here)
+
+    def _shown_options(self) -> list[dict[str, str]]:
+        """Return, of each param group, the texts of the learning rate and of the options that are not the rule's."""
+        defaults = {name: _shown(default) for name, default in defaults_of(self.rule).items()}
+        texts = [{name: _shown(group[name]) for name in defaults if name in group} for group in self.param_groups]
+        return [{name: one[name] for name in one if name == "lr" or one[name] != defaults[name]} for one in texts]
+
+    def __repr__(self) -> str:
+        lines = []
+        for number, (group, options) in enumerate(zip(self.param_groups, self._shown_options(), strict=True)):
+            count = len(group["params"])
+            texts = [f"{count} parameter{'s' * (count != 1)}", *(f"{name}={options[name]}" for name in options)]
+            lines.append(f"  {number}: {', '.join(texts)}")
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(chain(*self._shown_options())))
+        rows = [
+            (number, len(group["params"]), *(_shown(group.get(name)) for name in names))
+            for number, group in enumerate(self.param_groups)
+        ]
+        return html_table(type(self).__name__, ("param group", "parameters", *names), rows)
 
     def state_dict(self) -> StateDict:
         """Return the state, as any torch optimizer does. The counterpart in torch.optim loads the state of tensors.
@@ -529,6 +552,13 @@ class _KnownStep:
             return True
         is_complete = group.keys() >= set(self._names)
         return is_complete and self._fingerprint is not None and self._fingerprint == _fingerprint(self._names, group)
+
+
+def _shown(option: Any) -> str:
+    """Return the text of an option for `repr`."""
+    if isinstance(option, Tensor):
+        return f"{float(option):g}" if option.numel() == 1 else shape_of(option)
+    return f"{option:g}" if isinstance(option, float) else str(option)
 
 
 def _plain_group(group: ParamGroup) -> ParamGroup:

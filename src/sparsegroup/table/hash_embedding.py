@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sparsegroup.bags import BagMode, pool_ragged, without_padding
 from sparsegroup.kernels.step import TORCH_DTYPES
 from sparsegroup.names import bytes_of
+from sparsegroup.notebook import html_table
 from sparsegroup.optim.table_parameter import KEYS, ROWS_LEFT_OUT, StoredParameter, mark_fallback
 from sparsegroup.table.config import TableConfig, check_int, device_of, with_argument_hints
 from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey
@@ -194,6 +195,11 @@ class TableCounts:
     def memory(self) -> TableMemory:
         """Bytes of the index, the rows and what they hold."""
         return TableMemory.total_of(table.memory() for table in self._counted())
+
+    def _repr_html_(self) -> str:
+        columns = ("rows", "live rows", "keys seen", "feature rate", "bytes")
+        row = (self.num_rows, self.num_live, self.num_seen, f"{self.feature_rate:.2%}", self.memory().total)
+        return html_table(type(self).__name__, columns, [row])
 
 
 def _warn_of_conversion(text: str) -> None:
