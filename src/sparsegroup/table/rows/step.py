@@ -337,12 +337,13 @@ class RowSteps:
     def _of_embedding(self, entry: Entry) -> Entry:
         """Add keys to a state of an `nn.Embedding`, whose row i has the key i since `convert`; leave out other rows."""
         tensors = {name: value for name, value in entry.items() if isinstance(value, Tensor) and value.ndim}
-        keys = torch.arange(min(map(len, tensors.values()), default=0))
+        lengths = set(map(len, tensors.values()))
+        keys = torch.arange(lengths.pop() if len(lengths) == 1 else 0, dtype=torch.int64, device="cpu")
         with self._lock.at_rest():
             found = torch.from_numpy(self._directory.find(keys.numpy()) >= 0)
         if not found.any():
             return entry
-        return {**entry, **{name: value[: len(keys)][found] for name, value in tensors.items()}, KEYS: keys[found]}
+        return {**entry, **{name: value[found] for name, value in tensors.items()}, KEYS: keys[found]}
 
     def restore(self, parameter: Tensor, entry: Entry, rule: Rule, group: Mapping[str, Any]) -> None:
         """See `Stepper.restore`. An entry that has its owner is there already (a copied optimizer's)."""
