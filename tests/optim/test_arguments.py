@@ -392,6 +392,11 @@ def test_norm_and_penalty_are_objects_in_param_groups_however_they_are_given(nam
     assert optimizer.state_dict()["param_groups"][0][name] == kind.of(other).plain
     train(optimizer, 1)
     assert [group[name] for group in optimizer.param_groups] == [kind.of(other)] * 2
+    critical = []
+    for given in (object.name, object):
+        optimizer.param_groups[0][name] = given
+        critical.append(optimizer.census(0)[0].critical)
+    assert np.array_equal(*critical)
 
 
 def test_parameters_that_have_no_shape_yet():

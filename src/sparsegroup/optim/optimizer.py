@@ -38,37 +38,6 @@ from sparsegroup.signals import signals_deferred
 from sparsegroup.tensors import plain, shape_of
 
 
-def adapt_state_dict(
-    state_dict: Mapping[str, Any],
-    param_groups: list[dict[str, Any]],
-    rule: Rule,
-    optimizer: str,
-    implied: Mapping[str, Any],
-    check: Callable[[dict[str, Any], str], None],
-) -> dict[str, Any]:
-    """A copy of `state_dict` that torch's loader can take, checked before anything is changed.
-
-    Hyperparameters that it lacks (a state of torch.optim has no `l21`) are taken from `param_groups`; torch's own that
-    have no meaning here are dropped, or refused if they are set. ValueError for another optimizer's state.
-    """
-    state = dict(state_dict["state"])
-    groups = _arranged(list(state_dict["param_groups"]), param_groups, optimizer)
-
-    for index, (saved, own) in enumerate(zip(groups, param_groups, strict=True)):
-        where = f"{optimizer}, loaded param group {index}"
-        kept = supported_entries({name: saved[name] for name in saved if name not in EXECUTION}, where, implied)
-        if TARGET in kept:
-            TargetState.of(kept[TARGET], where)
-        group = {**own, **kept, "params": own["params"]}  # kept: also what schedulers leave there
-        check(group, where)
-        groups[index] = {**group, "params": saved["params"]}
-        for saved_id, parameter in zip(saved["params"], own["params"], strict=True):
-            if saved_id in state:
-                entry = {name: value for name, value in state[saved_id].items() if value is not None}
-                state[saved_id] = uncast(stepper_of(parameter).adapted(parameter, entry, rule, where))
-    return {**state_dict, "param_groups": groups, "state": state}
-
-
 def _arranged(groups: list[dict[str, Any]], param_groups: list[dict[str, Any]], optimizer: str) -> list[dict[str, Any]]:
     """Return the saved groups in the optimizer's arrangement, matched by parameter name if possible, else by place."""
     named = {
@@ -284,16 +253,10 @@ class GroupOptimizer(Optimizer):
             ValueError: An entry is unknown, missing or of another shape, or parameters cannot be matched. Nothing is
                 changed.
         """
-
-        def adapt(_: Optimizer, state_dict: StateDict) -> StateDict:
-            return adapt_state_dict(
-                state_dict, self.param_groups, self.rule, type(self).__name__, self.implied, self._check_group
-            )
-
         before = {"state": self.state, "param_groups": self.param_groups}
         with signals_deferred():
             # Registered last, it sees what the user's own hooks have made of the state.
-            handle = self.register_load_state_dict_pre_hook(adapt)
+            handle = self.register_load_state_dict_pre_hook(lambda _, given: self._adapted(given))
             try:
                 plain(super().load_state_dict)(state_dict)
             except BaseException:
@@ -301,6 +264,30 @@ class GroupOptimizer(Optimizer):
                 raise
             finally:
                 handle.remove()
+
+    def _adapted(self, state_dict: StateDict) -> StateDict:
+        """Return a copy of `state_dict` that torch's loader can take, checked before anything is changed.
+
+        Options that the state lacks (a state of torch.optim has no `l21`) are the param groups' options. Arguments of
+        torch without a meaning here are dropped, or refused if they are set. ValueError: another optimizer's state.
+        """
+        name, state = type(self).__name__, dict(state_dict["state"])
+        groups = _arranged(list(state_dict["param_groups"]), self.param_groups, name)
+        for index, (saved, own) in enumerate(zip(groups, self.param_groups, strict=True)):
+            where = f"{name}, loaded param group {index}"
+            kept = {
+                entry: saved[entry] for entry in saved if entry not in EXECUTION
+            }  # also what schedulers leave there
+            group = {**own, **supported_entries(kept, where, self.implied), "params": own["params"]}
+            if TARGET in kept:
+                TargetState.of(kept[TARGET], where)
+            self._check_group(group, where)
+            groups[index] = {**group, "params": saved["params"]}
+            for saved_id, parameter in zip(saved["params"], own["params"], strict=True):
+                if saved_id in state:
+                    given = {part: value for part, value in state[saved_id].items() if value is not None}
+                    state[saved_id] = uncast(stepper_of(parameter).adapted(parameter, given, self.rule, where))
+        return {**state_dict, "param_groups": groups, "state": state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -22,6 +22,7 @@ from sparsegroup.kernels.step import (
     array_of,
     compute_dtype,
 )
+from sparsegroup.optim.arguments import threshold_of
 from sparsegroup.optim.dtensor import local_entry
 from sparsegroup.optim.state import as_count
 from sparsegroup.optim.table_parameter import KEYS, StateOwner
@@ -248,7 +249,8 @@ class GroupStep:
     @classmethod
     def without_gradient(cls, rule: Rule, group: Mapping[str, Any], number: int = 0) -> "GroupStep":
         """A step that only applies the closed form; a learning rate of 0, an infinite σ, counts as `LEAST_LR`."""
-        return cls(rule, {**group, "lr": max(float(group["lr"]), LEAST_LR), "capturable": False}, number)
+        threshold = threshold_of(group, f"param group {number}")
+        return cls(rule, {**group, **threshold, "lr": max(float(group["lr"]), LEAST_LR), "capturable": False}, number)
 
     def shares_memory(self, other: "GroupStep") -> bool:
         """Whether what was prepared of the parameters' memory for another step of the group holds for this one."""
