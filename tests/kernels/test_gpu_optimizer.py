@@ -330,7 +330,7 @@ def test_a_captured_step_is_the_same(cls):
 def test_capturable_is_refused_where_it_cannot_be():
     with pytest.raises(ValueError, match=r"HashEmbedding.*param group 0"):
         GroupAdam(HashEmbedding(2, device=DEVICE).parameters(), capturable=True)
-    with pytest.raises(TypeError, match="capturable must be True or False"):
+    with pytest.raises(ValueError, match="capturable must be True, False or None"):
         GroupAdam([nn.Parameter(torch.zeros(2, device=DEVICE))], capturable=1)
     with pytest.raises(ValueError, match="a number or on meta"):
         check_device(

@@ -14,7 +14,7 @@ from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import GroupSpec
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.penalties import Lasso, Norm, NormName, Penalty, PenaltyName, PracticalNorm
-from sparsegroup.rules import REQUIRED, Hyperparameter, Rule, at_least
+from sparsegroup.rules import REQUIRED, Described, Hyperparameter, Rule, at_least
 
 
 class Options(TypedDict, total=False):
@@ -34,19 +34,27 @@ class Options(TypedDict, total=False):
     differentiable: bool
 
 
-LAMBDAS = tuple(Hyperparameter(name, 0.0, at_least(0)) for name in ("l1", "l21", "l2"))
+_FLAG_OR_NONE = Described("True, False or None", lambda value: value is None or isinstance(value, bool))
+_DTYPE = Described(
+    "None, torch.float32 or torch.bfloat16", lambda value: value in (None, torch.float32, torch.bfloat16)
+)
+
+_CHECKED = (
+    *(Hyperparameter(name, 0.0, at_least(0)) for name in ("l1", "l21", "l2")),
+    Hyperparameter("state_dtype", None, _DTYPE),
+    Hyperparameter("foreach", None, _FLAG_OR_NONE),
+    Hyperparameter("fused", None, _FLAG_OR_NONE),
+    Hyperparameter("capturable", False, _FLAG_OR_NONE),
+)
 
 DEFAULTS: Mapping[str, Any] = {
-    **{weight.name: weight.default for weight in LAMBDAS},
+    **{one.name: one.default for one in _CHECKED},
     "groups": "rows",
     "norm": PracticalNorm(),
     "penalty": Lasso(),
     "maximize": False,
-    "state_dtype": None,
-    "foreach": None,
-    "fused": None,
-    "capturable": False,
 }
+"""The arguments of all optimizers in param groups."""
 
 EXECUTION = ("foreach", "fused", "capturable", "differentiable")
 """torch's arguments on how, not what, to compute: of no meaning in a loaded state."""
@@ -134,9 +142,10 @@ def check_hyperparameters(rule: Rule, group: dict[str, Any], where: str) -> None
     """
     group |= threshold_of(group, where)
     rule.check({**group, "lr": _number(group["lr"], group["capturable"], where)}, where)
-    for weight in LAMBDAS:
-        weight.check(group[weight.name], where)
-    _check_execution(group, where)
+    for one in _CHECKED:
+        one.check(group[one.name], where)
+    if group["fused"] and group["foreach"]:
+        raise ValueError(f"fused=True and foreach=True exclude each other ({where})")
 
 
 def _number(lr: Any, capturable: bool, where: str) -> Any:
@@ -154,20 +163,6 @@ def threshold_of(group: Mapping[str, Any], where: str) -> dict[str, Norm | Penal
         return {"norm": Norm.of(group["norm"]), "penalty": Penalty.of(group["penalty"])}
     except (TypeError, ValueError) as error:
         raise type(error)(f"{error} ({where})") from error
-
-
-def _check_execution(group: Mapping[str, Any], where: str) -> None:
-    for name in ("foreach", "fused"):
-        if group[name] not in (None, False, True):
-            raise TypeError(f"{name} must be True, False or None, got {group[name]!r} ({where})")
-    if group["capturable"] is not None and not isinstance(group["capturable"], bool):
-        raise TypeError(f"capturable must be True or False, got {group['capturable']!r} ({where})")
-    if group["fused"] and group["foreach"]:
-        raise ValueError(f"fused=True and foreach=True exclude each other ({where})")
-    if group["state_dtype"] not in (None, torch.float32, torch.bfloat16):
-        raise ValueError(
-            f"state_dtype must be None, torch.float32 or torch.bfloat16, got {group['state_dtype']!r} ({where})"
-        )
 
 
 def check_device(parameter: Tensor, group: Mapping[str, Any], where: str) -> None:

@@ -1,7 +1,7 @@
 """`GroupOptimizer`: what all optimizers of the family share. A named optimizer adds its `Rule`."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from operator import is_
@@ -187,9 +187,7 @@ class GroupOptimizer(Optimizer):
     def _check_group(self, group: ParamGroup, where: str) -> None:
         """Raise unless the hyperparameters are in range and fit the parameters. See `check_hyperparameters`."""
         check_hyperparameters(self.rule, group, where)
-        params = group["params"]
-        for index, item in enumerate([params] if isinstance(params, Tensor) else params):
-            name, parameter = item if isinstance(item, tuple) else (f"parameter {index}", item)
+        for name, parameter in named_parameters(group["params"]):
             here = f"{where}, {name}"
             check_given(parameter, type(self).__name__, f" ({here})")
             if not isinstance(parameter, Tensor):
@@ -581,10 +579,15 @@ def _print_of(name: str, group: ParamGroup) -> Any:
     return option
 
 
+def named_parameters(params: Any) -> Iterator[tuple[str, Any]]:
+    """Give a name for messages, and the parameter, of each item of "params" of a param group."""
+    for index, item in enumerate([params] if isinstance(params, Tensor) else params):
+        yield item if isinstance(item, tuple) else (f"parameter {index}", item)
+
+
 def warn_of_fallback(params: Any, where: str) -> None:
     """Warn if a regularized param group contains fallback vectors, each of which stands for many features."""
-    items = [params] if isinstance(params, Tensor) else params
-    if any(is_fallback(item[1] if isinstance(item, tuple) else item) for item in items):
+    if any(is_fallback(parameter) for _, parameter in named_parameters(params)):
         warn_caller(
             f"{where} regularizes the fallback vectors of a HashEmbedding, which stand for the features without a row: "
             "take the groups of param_groups(model, …), which leaves them out, or give them a separate group"
@@ -595,9 +598,7 @@ def _warn_of_decay(group: ParamGroup, where: str) -> None:
     """Warn of a weight decay that updates rows of an embedding which no batch holds, and of λ21, which zeroes them."""
     if not (group.get("weight_decay") and group["l21"] and is_rows(group["groups"])):
         return
-    params = group["params"]
-    items = [params] if isinstance(params, Tensor) else params
-    tensors = [item[1] if isinstance(item, tuple) else item for item in items]
+    tensors = [parameter for _, parameter in named_parameters(group["params"])]
     if any(x.ndim > 1 and len(x) >= _MANY_ROWS for x in tensors if store_of(x) is None and not is_lazy(x)):
         warn_caller(
             f"weight_decay={group['weight_decay']:g} updates every row of an embedding, also rows that no batch has "
