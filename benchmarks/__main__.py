@@ -42,6 +42,7 @@ BENCHMARKS = {
         *("--contenders", "ours", "logistic", "vw", "DCN"),  # the trees' matrices would not fit into 24 GB
     ),
     "memory": ("memory.py",),
+    "walks": ("walks.py",),
     "size_at_scale": ("size_at_scale.py",),
     "field_split": ("field_split.py", "--data", DATA),
     "row_state": ("row_state.py", "--data", DATA),

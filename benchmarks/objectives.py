@@ -40,7 +40,7 @@ from sparsegroup.objectives import (
     Squared,
     Tweedie,
 )
-from sparsegroup.optim.step import KEY_BYTES
+from sparsegroup.optim.census import KEY_BYTES
 from sparsegroup.training import Config, Session, load_model, settings_by_trials
 from sparsegroup.training.metrics import measure as metrics_of
 

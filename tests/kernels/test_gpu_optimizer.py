@@ -163,7 +163,7 @@ def test_foreach_takes_pytorchs_operations(monkeypatch):
     def refuse(*arguments: Any) -> None:
         raise AssertionError("a kernel was launched")
 
-    monkeypatch.setattr("sparsegroup.kernels.gpu.backend.GpuBackend.step", refuse)
+    monkeypatch.setattr("sparsegroup.kernels.gpu.backend.GpuBackend.launch", refuse)
     for arguments in ({"foreach": True}, {"fused": False}):
         trained(GroupAdam, steps=1, **arguments)
     with pytest.raises(AssertionError, match="launched"):

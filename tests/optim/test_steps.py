@@ -21,9 +21,11 @@ from optimizer_cases import (
     refused,
     separable_loss,
     train,
+    wave,
 )
 from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupFTRL, GroupSGD, sparsity_report
+from sparsegroup.penalties import Hard
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -157,10 +159,47 @@ def _strides_a_gradient(optimizer: GroupAdam, x: list[nn.Parameter]) -> None:
     x[0].grad = x[0].grad.t().clone().t()
 
 
+def _shortens(optimizer: GroupAdam, x: list[nn.Parameter]) -> None:
+    """Keep some rows, which are at the same address."""
+    for one in (x[1], *(value for name, value in optimizer.state[x[1]].items() if name != "step")):
+        one.data = one.data[:-1]
+    x[1].grad = torch.ones_like(x[1])
+
+
+def _converts(optimizer: GroupAdam, x: list[nn.Parameter]) -> None:
+    x[0].data = x[0].data.double()
+    x[0].grad = torch.ones_like(x[0])
+
+
+def _changes_betas(optimizer: GroupAdam, x: list[nn.Parameter]) -> None:
+    group = optimizer.param_groups[0]
+    if isinstance(group["betas"], list):
+        group["betas"][0] /= 2
+    else:
+        group["betas"] = list(group["betas"])
+
+
+def _adds_a_group(optimizer: GroupAdam, x: list[nn.Parameter]) -> None:
+    x.append(nn.Parameter(torch.ones(3)))
+    x[-1].grad = torch.ones(3)
+    optimizer.add_param_group({"params": [x[-1]], "lr": 0.3})
+
+
+def _takes_rows(optimizer: GroupAdam, x: list[nn.Parameter]) -> None:
+    x[0].grad = torch.sparse_coo_tensor(torch.tensor([[2, 0]]), torch.ones(2, 4), (4, 4), check_invariants=False)
+
+
 CHANGES: dict[str, Change] = {
     "moves weights": lambda optimizer, x: setattr(x[0], "data", x[0].data.clone()),
     "transposes weights": lambda optimizer, x: setattr(x[0], "data", x[0].data.t()),
+    "sets weights": lambda optimizer, x: x[0].data.set_(x[0].data.clone()),
+    "sets strided weights": lambda optimizer, x: x[0].data.set_(x[0].data.t().clone().t()),
+    "shortens weights": _shortens,
+    "converts weights": _converts,
     "moves state": _moves_state,
+    "sets state": lambda optimizer, x: optimizer.state[x[1]]["u"].set_(optimizer.state[x[1]]["u"].clone()),
+    "forgets a part of the state": lambda optimizer, x: optimizer.state[x[0]].pop("u"),
+    "forgets all": lambda optimizer, x: optimizer.state.clear(),
     "replaces state": lambda optimizer, x: optimizer.state[x[1]].update(exp_avg=optimizer.state[x[1]]["exp_avg"] * 2),
     "replaces an entry": lambda optimizer, x: optimizer.state.update(
         {x[1]: {name: value.clone() for name, value in optimizer.state[x[1]].items()}}
@@ -170,11 +209,17 @@ CHANGES: dict[str, Change] = {
     "loads": lambda optimizer, x: optimizer.load_state_dict(optimizer.state_dict()),
     "changes lr": lambda optimizer, x: optimizer.param_groups[0].update(lr=optimizer.param_groups[0]["lr"] / 2),
     "changes lr in place": lambda optimizer, x: optimizer.param_groups[0]["lr"].mul_(0.7),
+    "changes betas": _changes_betas,
+    "maximizes": lambda optimizer, x: optimizer.param_groups[0].update(maximize=True),
+    "penalizes otherwise": lambda optimizer, x: optimizer.param_groups[0].update(penalty=Hard()),
+    "stops kernels": lambda optimizer, x: optimizer.param_groups[0].update(foreach=True),
+    "adds a group": _adds_a_group,
     "decays": lambda optimizer, x: optimizer.param_groups[0].update(weight_decay=0.1),
     "regularizes": lambda optimizer, x: optimizer.param_groups[0].update(l21=0.01),
     "regroups": lambda optimizer, x: optimizer.param_groups[0].update(l21=0.05, groups="all"),
     "leaves out": lambda optimizer, x: setattr(x[2], "grad", None),
     "strides a gradient": _strides_a_gradient,
+    "takes rows": _takes_rows,
 }
 
 
@@ -185,7 +230,7 @@ def _trained(changes: list[str], *, rebuilt: bool) -> list[Tensor]:
     """
     torch.manual_seed(0)
     x = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(2, 3, 4))]
-    optimizer = GroupAdam(x, lr=torch.tensor(0.1), fused=False if rebuilt else None)
+    optimizer = GroupAdam(x, lr=torch.tensor(0.1), l21=1e-3, fused=False if rebuilt else None)
     for change in [None, None, None, *changes, None, None]:
         for one in x:
             one.grad = torch.randn_like(one)
@@ -198,9 +243,30 @@ def _trained(changes: list[str], *, rebuilt: bool) -> list[Tensor]:
     return [one.detach().clone() for one in x]
 
 
-@over("changes", [*([change] for change in CHANGES), ["regularizes", "regroups"], [*CHANGES] * 2])
+SEVERAL = [["regularizes", "regroups"], ["changes betas"] * 3, ["takes rows", "changes lr", "takes rows"]]
+
+
+@over("changes", [*([change] for change in CHANGES), *SEVERAL, [*CHANGES][:-1] * 2])
 def test_changes_between_two_steps_count(changes: list[str]) -> None:
     torch.testing.assert_close(_trained(changes, rebuilt=False), _trained(changes, rebuilt=True))
+
+
+@over("in_place", [lambda index: index.fill_(0), lambda index: index.set_(torch.tensor([0, 0, 1, 1, 1]))])
+def test_an_index_of_groups_that_changes_in_place_counts(in_place: Callable[[Tensor], Tensor]) -> None:
+    def trained(*, rebuilt: bool) -> Tensor:
+        x, index = parameter(5, 2, dtype=torch.float32), torch.tensor([0, 1, 0, 1, 2])
+        optimizer = GroupAdam([x], l21=0.3, groups=index)
+        for t in range(4):
+            if t == 2:
+                in_place(index)
+                if rebuilt:
+                    before, optimizer = optimizer, GroupAdam([x])
+                    optimizer.__setstate__(before.__getstate__())
+            x.grad = wave(x, t)
+            optimizer.step()
+        return x.detach()
+
+    assert torch.equal(trained(rebuilt=False), trained(rebuilt=True))
 
 
 def test_a_step_keeps_neither_a_gradient_nor_a_parameter_that_was_replaced() -> None:

@@ -29,7 +29,8 @@ from sparsegroup import (
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.names import bytes_of
 from sparsegroup.optim import SizeTarget
-from sparsegroup.optim.step import GroupCensus, l21_for
+from sparsegroup.optim.census import GroupCensus
+from sparsegroup.optim.target import l21_for
 
 pytestmark = ALLOW_CREATE_GRAPH
 

@@ -68,8 +68,8 @@ class Parts:
         return ParameterMemory(self.x, entry, names, "rows", wants_kernels=True, capturable=False)
 
     def with_numbers(self, numbers: StepScalars) -> TensorPlan:
-        plan = TensorPlan(self.x, self.g, self.second_input)
-        plan.memory, plan.scalars = self.slot, numbers
+        plan = TensorPlan(self.x, self.g, self.slot, self.second_input)
+        plan.scalars = numbers
         return plan
 
     def runs(self, rows: Tensor, *, repeats: bool = False) -> launch.GradientRuns:

@@ -22,7 +22,15 @@ from torch import Tensor
 from sparsegroup import prox
 from sparsegroup.groups import Grouping, grouping
 from sparsegroup.kernels.rounding import mark_updated, to_bfloat16, was_updated
-from sparsegroup.kernels.step import Backend, ParameterMemory, Regularizer, StepConstants, TensorPlan, compute_dtype
+from sparsegroup.kernels.step import (
+    Backend,
+    Launch,
+    ParameterMemory,
+    Regularizer,
+    StepConstants,
+    TensorPlan,
+    compute_dtype,
+)
 from sparsegroup.rules import Rule
 
 
@@ -154,11 +162,19 @@ class EagerBackend(Backend):
         """Every parameter."""
         return True
 
-    def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
-        """See `Backend.step`."""
+    def launch(self, memories: Sequence[ParameterMemory]) -> Launch:
+        """See `Backend.launch`."""
+        return self
+
+    def step(self, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
+        """See `Launch.step`."""
         for plan in plans:
-            plan.sum_rows()
             self._step(plan, constants)
+
+    def step_rows(self, plan: TensorPlan, constants: StepConstants) -> None:
+        """See `Backend.step_rows`."""
+        plan.sum_rows()
+        self._step(plan, constants)
 
     def _step(self, plan: TensorPlan, constants: StepConstants) -> None:
         memory, rows, scalars = plan.memory, plan.rows, plan.scalars
@@ -186,7 +202,7 @@ class EagerBackend(Backend):
             before,
             [g.to(dtype) for g in (plan.gradient, plan.second_input) if g is not None],
             scalars.scalars,
-            constants.stored_as(tuple(part.dtype for part in memory.state)).initial,
+            constants.initial_as(part.dtype for part in memory.state),
             scalars.start[0] if self.rule.sigma_0 is not None else None,
             constants.regularizer,
             memory.groups if rows is None else grouping("rows", before.x.shape, memory.x.device),

@@ -1,10 +1,10 @@
 """What a backend is asked to do: the memory of a parameter, its λ, a step's scalars."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class ParameterMemory:
-    """The memory of one parameter: its weights, u and the rule's state. Valid while all of it stays where it is.
+    """The memory of one tensor: its weights, u and the rule's state. Valid while all of it stays where it is.
 
     Attributes:
         parts, addresses: x, u if it is carried, and the state, shaped as x; where they begin in memory.
@@ -74,7 +74,6 @@ class ParameterMemory:
         fits: All parts have memory (a subclass that wraps other tensors has none), which holds their elements in order,
             are shaped as `x` and on its device, so that one address per part says it all.
         counter: The step count: a tensor where the parameter is if `capturable`, else an array over the host's tensor.
-        backends: The number of the backend that steps it by dense, and by sparse gradients; None until one is needed.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class ParameterMemory:
         self.x, self.u = x, entry.get("u")
         self.state: tuple[Tensor, ...] = tuple(entry[name] for name in names)
         self.wants_kernels, self.capturable = wants_kernels, capturable
-        self.shape, self.stride, self.dtype, self.is_empty = x.shape, x.stride(), x.dtype, not x.numel()
+        self.shape, self.dtype, self.is_empty = x.shape, x.dtype, not x.numel()
         self.carries_u = self.u is not None
         self.parts: tuple[Tensor, ...] = (x, *self.state) if self.u is None else (x, self.u, *self.state)
         self.addresses = [part.data_ptr() for part in self.parts]
@@ -101,10 +100,14 @@ class ParameterMemory:
         self.is_contiguous_in_groups = layout is not None
         self.width, self.count = layout or (0, 0)
         self._groups = groups
-        self.entries: list[Tensor] = list(entry.values())
-        self.entry_addresses = [tensor.data_ptr() for tensor in self.entries]
         self.counter: Any = entry["step"] if capturable else array_of(entry["step"])
-        self.backends: list[int | None] = [None, None]
+        self._backends: dict[bool, Backend] = {}
+
+    def backend(self, backends: "Sequence[Backend]", *, sparse: bool) -> "Backend":
+        """Return the first of the backends that steps the tensor by dense, or by sparse gradients."""
+        if sparse not in self._backends:
+            self._backends[sparse] = next(one for one in backends if one.takes(self, sparse))
+        return self._backends[sparse]
 
     @cached_property
     def state_dtypes(self) -> frozenset[torch.dtype]:
@@ -175,18 +178,15 @@ class StepConstants:
     initial: tuple[float, ...]  # the rule's states before the first gradient, in their order
     sigma_0: float | None  # from `rule.host_sigma_0`, for a rule that has it
     frozen: bool  # whether the learning rate is 0: only the states advance
-    _rounded: dict[tuple[torch.dtype, ...], "StepConstants"] = field(default_factory=dict, init=False, repr=False)
 
     def is_same(self, other: "StepConstants") -> bool:
-        """Whether nothing differs."""
+        """Return whether nothing differs. Kernels look up what they keep by identity, which is faster."""
         names = ("regularizer", "initial", "sigma_0", "frozen")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
-    def stored_as(self, dtypes: tuple[torch.dtype, ...]) -> "StepConstants":
-        """The same with the initial states rounded to the dtypes in which states are stored."""
-        if dtypes not in self._rounded:
-            self._rounded[dtypes] = replace(self, initial=tuple(map(as_stored, self.initial, dtypes)))
-        return self._rounded[dtypes]
+    def initial_as(self, dtypes: Iterable[torch.dtype]) -> tuple[float, ...]:
+        """Return the initial states, rounded to the dtypes in which states are stored."""
+        return tuple(map(as_stored, self.initial, dtypes))
 
 
 @dataclass(slots=True, eq=False)
@@ -195,6 +195,7 @@ class TensorPlan:
 
     parameter: Tensor  # the tensor: a parameter, or this rank's part of one
     gradient: Tensor  # shaped as the parameter, or as its `rows`; of any floating dtype
+    memory: ParameterMemory = None  # type: ignore[assignment]  # where the parameter and its state are
     # shaped as `gradient`: the Hessian's diagonal for second-order rules, the mean of g² over each element's group for
     # rules with `mean_square`, None for others
     second_input: Tensor | None = None
@@ -202,12 +203,12 @@ class TensorPlan:
     repeats: bool = False  # whether `rows` may hold a row several times, whose gradients must be added up
     unchecked: bool = False  # whether `rows` may be beyond the parameter
     whole: Tensor | None = None  # the DTensor of which `parameter` is this rank's part, or None
-    memory: ParameterMemory = field(init=False)  # where the parameter and its state are
     scalars: StepScalars = field(init=False)  # what depends on the step count of this parameter
 
     def with_second_input(self, second_input: Tensor) -> "TensorPlan":
         """Return the plan with the second input of the rule."""
-        return replace(self, second_input=second_input.to(self.gradient.dtype))
+        self.second_input = second_input.to(self.gradient.dtype)
+        return self
 
     def sum_rows(self) -> None:
         """Have each row of a sparse gradient once. Raises IndexError if it has rows that the parameter has not."""
@@ -233,8 +234,15 @@ def check_rows(rows: Tensor, count: int, where: object) -> None:
         )
 
 
+class Launch(Protocol):
+    """The step by dense gradients of some tensors, prepared for their memory."""
+
+    def step(self, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
+        """Step the tensors by their plans, in the order of the tensors: x, u and the state change in place."""
+
+
 class Backend(ABC):
-    """A way to carry out the steps of one rule. It may keep what it needs from step to step.
+    """A way to carry out the steps of one rule.
 
     Attributes:
         has_reports: Whether a device may report something of a step later, so that `check` must be called.
@@ -247,8 +255,12 @@ class Backend(ABC):
         """Whether it can step the parameter, by dense or by sparse gradients."""
 
     @abstractmethod
-    def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
-        """One step of parameters of param group `group` that it takes: x, u and the state change in place."""
+    def launch(self, memories: Sequence[ParameterMemory]) -> Launch:
+        """Prepare the step of tensors of one dtype on one device, which all carry u or all do not."""
+
+    @abstractmethod
+    def step_rows(self, plan: TensorPlan, constants: StepConstants) -> None:
+        """Step the rows of a tensor that its sparse gradient holds: x, u and the state change in place."""
 
     def check(self) -> None:  # noqa: B027  # most backends have no reports
         """Raise IndexError if a device has reported that an earlier sparse gradient had rows beyond; never waits."""

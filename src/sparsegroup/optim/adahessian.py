@@ -207,10 +207,7 @@ class GroupAdaHessian(GroupOptimizer):
                 block_average(diagonal.detach(), group["spatial_average_block_size"], parameter.ndim)
                 for group, parameter, diagonal in zip(groups, parameters, diagonals, strict=True)
             )
-            completed = [
-                (step, [plan.with_second_input(next(averaged)) for plan in plans])  # type: ignore[union-attr]  # none repeats
-                for step, plans in planned
-            ]
+            completed = [(step, [plan.with_second_input(next(averaged)) for plan in plans]) for step, plans in planned]
         for parameter in parameters:
             parameter.grad = parameter.grad.detach()
         return completed

@@ -33,9 +33,14 @@ def local_part(tensor: Tensor) -> Tensor:
     return as_sharded(tensor)._local_tensor
 
 
-def local_entry(entry: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A parameter's state with this rank's part of each DTensor in it."""
-    return {name: local_part(value) if is_sharded(type(value)) else value for name, value in entry.items()}
+def local(value: Any) -> Any:
+    """Return this rank's part of a DTensor, and anything else as it is."""
+    return local_part(value) if isinstance(value, Tensor) and is_sharded(type(value)) else value
+
+
+def local_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parameter's state with this rank's part of each DTensor in it."""
+    return {name: local(value) for name, value in entry.items()}
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
-from operator import is_
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
 from sparsegroup.errors import did_you_mean
 from sparsegroup.groups import is_rows
-from sparsegroup.kernels.step import Backend, ParameterMemory
+from sparsegroup.kernels.step import Backend
 from sparsegroup.notebook import html_table
 from sparsegroup.optim.arguments import (
     EXECUTION,
@@ -28,11 +27,11 @@ from sparsegroup.optim.arguments import (
     threshold_of,
     warn_caller,
 )
+from sparsegroup.optim.census import GroupCensus
 from sparsegroup.optim.state import TARGET, TargetState, uncast
-from sparsegroup.optim.step import GroupCensus, GroupStep, Plan
+from sparsegroup.optim.step import GroupStep, Plan
 from sparsegroup.optim.table_parameter import is_fallback, store_of
 from sparsegroup.optim.tensor_parameter import stepper_of
-from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 from sparsegroup.signals import signals_deferred
 from sparsegroup.tensors import plain, shape_of
@@ -69,7 +68,6 @@ ParamGroup: TypeAlias = dict[str, Any]
 Result = TypeVar("Result")
 
 _PARAMS = ("params", "param_names")
-_FIXED = (bool, int, float, str, torch.dtype, Norm, Penalty)
 _OF_OTHERS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "lr_scale", "name")
 """Entries that torch's schedulers and other libraries add to param groups."""
 
@@ -352,7 +350,7 @@ class GroupOptimizer(Optimizer):
             if self.rule.second_order:
                 planned = self._on_all_ranks(lambda: self._completed(planned), "the second derivatives of a step")
             for step, plans in planned:
-                step.run(plans, self.state, self._memories, self._backends)
+                step.run(plans, self.state, self._backends)
             return loss
         finally:
             torch._C._set_grad_enabled(is_enabled)
@@ -364,22 +362,16 @@ class GroupOptimizer(Optimizer):
         for backend in self._backends:
             if backend.has_reports:
                 backend.check()
-        steps = [self._group_step(number, group) for number, group in enumerate(self.param_groups)]
-        planned: list[tuple[GroupStep, list[Plan]]] = []
-        for step in steps:
-            parameters, repeated = step.group["params"], step.repeated
-            plans: list[Plan] = []
-            numbers: Sequence[int] = range(len(parameters))
-            if repeated is not None and repeated.take(self.state):
-                plans, numbers = [repeated], repeated.others
-            else:
-                step.repeated = None
-            for number in numbers:
-                gradient = parameters[number].grad
-                if gradient is not None:
-                    plans.append(step.steppers[number].plan(parameters[number], gradient, step, self.state, number))
-            planned.append((step, plans))
-        return planned
+        self._steps = [self._current_step(number, group) for number, group in enumerate(self.param_groups)]
+        return [(step, step.plan(self.state)) for step in self._steps]
+
+    def _current_step(self, number: int, group: ParamGroup) -> GroupStep:
+        """Return the step of a param group: the one before, or a new one with checked hyperparameters."""
+        before = self._steps[number] if number < len(self._steps) else None
+        if before is not None and before.is_current(group, self.state):
+            return before
+        self._check_group(group, f"param group {number}")
+        return GroupStep(self.rule, group, number, list(map(stepper_of, group["params"])), before, self.state)
 
     def _on_all_ranks(self, action: Callable[[], Result], what: str) -> Result:
         """The result of an action; with tables on several ranks, it raises on all of them if it does on one."""
@@ -494,49 +486,9 @@ class GroupOptimizer(Optimizer):
         return GpuBackend(self.rule), CpuBackend(self.rule), EagerBackend(self.rule)
 
     @cached_property
-    def _memories(self) -> dict[int, ParameterMemory]:
-        """Where parameters and their state lay in the step before, by their `id`."""
-        return {}
-
-    @cached_property
-    def _group_steps(self) -> "dict[int, _KnownStep]":
-        """The step of each param group until now."""
-        return {}
-
-    def _group_step(self, number: int, group: ParamGroup) -> GroupStep:
-        """The step of a param group, whose hyperparameters are checked: the same as long as they do not change."""
-        known = self._group_steps.get(number)
-        if known is not None and known.is_of(group):
-            return known.step
-        self._check_group(group, f"param group {number}")
-        before = None if known is None else known.step
-        step = GroupStep(self.rule, group, number, list(map(stepper_of, group["params"])), before)
-        self._group_steps[number] = _KnownStep(group, step)
-        if before is None or not step.shares_memory(before):
-            self._memories.clear()
-        return step
-
-
-class _KnownStep:
-    """The step of a param group, and what tells whether it still is."""
-
-    __slots__ = ("_fingerprint", "_is_fixed", "_names", "_options", "step")
-
-    def __init__(self, group: ParamGroup, step: GroupStep) -> None:
-        self.step = step
-        names = [name for name in group if name in defaults_of(step.rule)]
-        self._names, self._options, self._fingerprint = names, list(group.values()), _fingerprint(names, group)
-        self._is_fixed = all(_is_fixed(group[name]) for name in names)
-
-    def is_of(self, group: ParamGroup) -> bool:
-        """Whether neither a parameter nor an option of the group has changed, as far as can be seen."""
-        if self.step.group is not group or self.step.parameters != list(map(id, group["params"])):
-            return False
-        # Options that cannot change in place are the same if they are the same objects, which is the fastest check.
-        if self._is_fixed and len(self._options) == len(group) and all(map(is_, self._options, group.values())):
-            return True
-        is_complete = group.keys() >= set(self._names)
-        return is_complete and self._fingerprint is not None and self._fingerprint == _fingerprint(self._names, group)
+    def _steps(self) -> list[GroupStep]:
+        """The last step of each param group."""
+        return []
 
 
 def _shown(option: Any) -> str:
@@ -552,31 +504,6 @@ def _plain_group(group: ParamGroup) -> ParamGroup:
     if TARGET in copied:
         copied[TARGET] = TargetState.of(copied[TARGET], "param group").plain
     return copied
-
-
-def _is_fixed(option: Any) -> bool:
-    """Whether an option cannot change in place."""
-    if isinstance(option, tuple):
-        return all(map(_is_fixed, option))
-    return option is None or isinstance(option, _FIXED)
-
-
-def _fingerprint(names: Sequence[str], group: ParamGroup) -> list[Any] | None:
-    """What tells that options have changed, perhaps in place; None if that cannot be seen."""
-    prints = [_print_of(name, group) for name in names]
-    return prints if all(one is None or isinstance(one, (*_FIXED, tuple)) for one in prints) else None
-
-
-def _print_of(name: str, group: ParamGroup) -> Any:
-    """An option as it can be compared with what it was; a tensor that the host need not read by its memory."""
-    option = group[name]
-    if isinstance(option, list):
-        return tuple(option)
-    if isinstance(option, dict):
-        return tuple(option.items())
-    if isinstance(option, Tensor) and (name == "groups" or group["capturable"]):
-        return id(option), option.data_ptr(), option._version if name == "groups" else None
-    return option
 
 
 def named_parameters(params: Any) -> Iterator[tuple[str, Any]]:

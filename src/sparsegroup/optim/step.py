@@ -1,83 +1,31 @@
 """One step of a param group: a plan for each parameter, made and checked before anything changes, then run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from operator import is_
+from itertools import chain, repeat
+from operator import attrgetter, is_
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsegroup.groups import Grouping, grouping
 from sparsegroup.kernels.step import (
     Backend,
+    Launch,
     ParameterMemory,
     Regularizer,
     StepConstants,
     StepScalars,
     TensorPlan,
-    array_of,
     compute_dtype,
 )
-from sparsegroup.optim.arguments import threshold_of
-from sparsegroup.optim.dtensor import local_entry
+from sparsegroup.optim.arguments import defaults_of, threshold_of
+from sparsegroup.optim.census import GroupCensus
+from sparsegroup.optim.dtensor import local, local_entry
 from sparsegroup.optim.state import as_count
 from sparsegroup.optim.table_parameter import KEYS, StateOwner
+from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
-
-KEY_BYTES = 8
-"""Bytes of a live row in a served model in addition to its vector: its key."""
-
-SMALLEST = 1e-30
-"""The least λ21 above zero: what outlives it has a norm that float32 can tell from 0."""
-
-
-@dataclass(frozen=True)
-class GroupCensus:
-    """The groups of one parameter, or a sample of them."""
-
-    critical: npt.NDArray[np.float64]  # `[n]` float64, the largest λ21 at which each group is zero
-    weight: float  # how many groups each of these represents
-    live: float  # groups that are not zero at present; an estimate where it is a sample
-    seen: float  # groups ever seen, of which a rate is a share; also an estimate then
-    live_bytes: int  # what a live group takes in a compact model: its weights, and 8 bytes for the key of a table's row
-
-
-def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: float) -> float:
-    """The smallest λ21 at which the live groups of some parameters, each at its cost, cost no more than a budget.
-
-    0 if all may live; else halfway between the last group that lives and the first that does not, and at least
-    `SMALLEST`, so that groups without any gradient can be among the dead. Equal ones are all dead.
-    """
-    critical = np.concatenate([np.empty(0), *(census.critical for census in censuses)])
-    if not len(critical):
-        return 0.0
-    budget *= 1 + 1e-9  # what is more is no rounding
-    prices = [cost * one.weight for one, cost in zip(censuses, costs, strict=True)]
-    different = {price for one, price in zip(censuses, prices, strict=True) if len(one.critical)}
-    if len(different) == 1:
-        kept = min(int(budget / different.pop()), len(critical))
-        around = [place for place in (len(critical) - kept - 1, len(critical) - kept) if 0 <= place < len(critical)]
-        ascending = np.partition(critical, around) if around else critical
-        last_live = ascending[len(critical) - kept] if kept else None
-        first_dead = ascending[len(critical) - kept - 1] if kept < len(critical) else None
-    else:
-        order = np.argsort(-critical, kind="stable")
-        critical = critical[order]
-        price = np.concatenate(
-            [np.empty(0), *(np.full(len(c.critical), p) for c, p in zip(censuses, prices, strict=True))]
-        )
-        kept = int(np.searchsorted(np.cumsum(price[order]), budget, side="right"))
-        last_live = critical[kept - 1] if kept else None
-        first_dead = critical[kept] if kept < len(critical) else None
-    if first_dead is None:
-        return 0.0
-    between = float(first_dead if last_live is None else (first_dead + last_live) / 2)
-    return max(between, SMALLEST)
-
 
 VANISHING_LR = 2.0**-50
 """Learning rates below this count as 0: they move nothing, and ‖s‖², of order lr⁻², may overflow float32."""
@@ -123,58 +71,7 @@ class RowsPlan(Protocol):
         """Take the step."""
 
 
-class RepeatedPlans:
-    """The plans of a param group's tensors in the step before, run again while gradients and memory are alike.
-
-    `others` are the numbers in the group of the parameters that are planned one by one.
-    """
-
-    def __init__(
-        self, step: "GroupStep", plans: Sequence[TensorPlan], states: Mapping[Tensor, Entry], requests: "Requests"
-    ) -> None:
-        self.plans, self.requests = plans, requests
-        memories = [plan.memory for plan in plans]
-        own = {id(memory.x) for memory in memories}
-        self.others = [number for number, parameter in enumerate(step.group["params"]) if id(parameter) not in own]
-        self.counters = [memory.counter for memory in memories]
-        self._expected = [(plan, one.x, one.shape, one.stride, one.dtype) for plan in plans for one in [plan.memory]]
-        self._all_entries, self._entries = list(states.values()), [states[memory.x] for memory in memories]
-        self._tensors = [tensor for memory in memories for tensor in memory.entries]
-        self._located = [*(memory.x for memory in memories), *self._tensors]
-        self._addresses = list(map(Tensor.data_ptr, self._located))
-
-    def take(self, states: Mapping[Tensor, Entry]) -> bool:
-        """Read the gradients; False if one must be checked or changed, or a parameter or its state has moved."""
-        for plan, x, shape, stride, dtype in self._expected:
-            gradient = x.grad
-            if (
-                gradient is None
-                or gradient.layout is not torch.strided
-                or gradient.dtype is not dtype
-                or not gradient.shape == shape == x.shape
-                or x.stride() != stride
-            ):
-                return False
-            plan.gradient = gradient
-        return (
-            len(states) == len(self._all_entries)
-            and all(map(is_, states.values(), self._all_entries))
-            and sum(map(len, self._entries)) == len(self._tensors)
-            and all(map(is_, chain.from_iterable(map(dict.values, self._entries)), self._tensors))
-            and list(map(Tensor.data_ptr, self._located)) == self._addresses
-        )
-
-    def run(self, step: "GroupStep") -> None:
-        """Take the step."""
-        counts = [counter.item() + 1.0 for counter in self.counters]
-        for plan, counter, count in zip(self.plans, self.counters, counts, strict=True):
-            counter[()] = count
-            plan.scalars = step.scalars(count)
-        step.carry_out(self.requests, self.plans)
-
-
-Plan: TypeAlias = TensorPlan | RowsPlan | RepeatedPlans
-Requests: TypeAlias = dict[Backend, list[TensorPlan]]
+Plan: TypeAlias = TensorPlan | RowsPlan
 
 
 class Stepper(Protocol):
@@ -207,9 +104,9 @@ class Stepper(Protocol):
 
 
 class GroupStep:
-    """One step of one param group, resolved once and kept until a hyperparameter changes.
+    """One step of a param group: its options, resolved, and its parameters, located. Reused while `is_current`.
 
-    It keeps the constants of the step `before` if they are the same, and with them what kernels made of them.
+    After a change of options, the new step uses the memory of the step `before` if the memory is still as it was.
     """
 
     def __init__(
@@ -219,12 +116,16 @@ class GroupStep:
         number: int = 0,
         steppers: Sequence[Stepper] = (),
         before: "GroupStep | None" = None,
+        states: Mapping[Tensor, Entry] | None = None,
     ) -> None:
         self.rule, self.group, self.number, self.steppers = rule, group, number, steppers
+        self._parameters = list(group["params"])
+        self._options = [group.get(name) for name in defaults_of(rule)]
+        self._changeable = [option for option in self._options if not _is_fixed(option)]
+        self._contents = self._contents_now()
         self.groups = group["groups"]
         self.capturable = bool(group["capturable"])
         self.wants_kernels = not group["foreach"] and group["fused"] is not False
-        self.parameters = list(map(id, group["params"]))  # memory that was prepared for others may be gone
         self.initial = rule.initial_state(group)
         self.takes_gradients_unchanged = not (group["maximize"] or group.get("weight_decay") or rule.mean_square)
         lr = 1.0 if self.capturable else float(group["lr"])
@@ -233,34 +134,44 @@ class GroupStep:
         rate = 1.0 if frozen else lr
         sigma_0 = None if rule.sigma_0 is None else rule.host_sigma_0(group, rate)
         constants = StepConstants(Regularizer.of(group), tuple(self.initial.values()), sigma_0, frozen)
-        self.constants: StepConstants = constants
         if before is not None and before.constants.is_same(constants):
-            self.constants = before.constants
+            constants = before.constants
+        self.constants: StepConstants = constants
         self.regularizer = self.constants.regularizer
         self.wants_u = self.regularizer.active or rule.sigma_0 is not None  # whether parameters carry u
         self._arguments = rule.scalar_arguments(group, rate)
         self._scalars: dict[float, StepScalars] = {}
-        self._groupings: dict[tuple[torch.Size, torch.device], Grouping] = {}
-        self._counters: dict[int, tuple[Tensor, int, npt.NDArray[Any]]] = {}  # by id of a table's step count
-        self.repeated: RepeatedPlans | None = None
-        if before is not None and self.wants_u == before.wants_u and self.shares_memory(before):
-            self.repeated = before.repeated if self.takes_gradients_unchanged else None
+        # The options on which the memory of parameters depends.
+        is_index = isinstance(self.groups, Tensor)
+        groups = _content(self.groups, True) if is_index else self.groups
+        self._layout = groups, self.wants_kernels, self.capturable, self.wants_u
+        self._memory = GroupMemory()
+        is_alike = before is not None and before._layout == self._layout and before._is_of(group)
+        if before is not None and is_alike and before._memory.is_current(states or {}):
+            self._memory = before._memory
+
+    def is_current(self, group: Mapping[str, Any], states: Mapping[Tensor, Entry]) -> bool:
+        """Return whether the options, the parameters, their state and the memory of all of them are as they were."""
+        return (
+            self.group is group
+            and self._is_of(group)
+            and all(map(is_, map(group.get, defaults_of(self.rule)), self._options))
+            and (not self._changeable or self._contents == self._contents_now())
+            and self._memory.is_current(states)
+        )
+
+    def _contents_now(self) -> list[Any]:
+        return [_content(option, self.group["capturable"]) for option in self._changeable]
+
+    def _is_of(self, group: Mapping[str, Any]) -> bool:
+        """Return whether the group has the parameters that it had."""
+        return len(group["params"]) == len(self._parameters) and all(map(is_, group["params"], self._parameters))
 
     @classmethod
     def without_gradient(cls, rule: Rule, group: Mapping[str, Any], number: int = 0) -> "GroupStep":
         """A step that only applies the closed form; a learning rate of 0, an infinite σ, counts as `LEAST_LR`."""
         threshold = threshold_of(group, f"param group {number}")
         return cls(rule, {**group, **threshold, "lr": max(float(group["lr"]), LEAST_LR), "capturable": False}, number)
-
-    def shares_memory(self, other: "GroupStep") -> bool:
-        """Whether what was prepared of the parameters' memory for another step of the group holds for this one."""
-        return (
-            self.groups is other.groups
-            and not isinstance(self.groups, Tensor)  # which may have been changed in place
-            and self.wants_kernels == other.wants_kernels
-            and self.capturable == other.capturable
-            and self.parameters == other.parameters
-        )
 
     def scalars(self, t: float) -> StepScalars:
         """Return the scalars of step `t`, on the host. Step 0 has the scalars of step 1."""
@@ -274,13 +185,6 @@ class GroupStep:
             start = (constants.sigma_0 or 0.0, 0.0 if constants.frozen else 1.0)
             known = self._scalars[t] = StepScalars(scalars, start, seed)
         return known
-
-    def grouping_of(self, x: Tensor) -> Grouping:
-        """The groups of a tensor shaped as its parameter. An index is brought to its device once."""
-        key = x.shape, x.device
-        if key not in self._groupings:
-            self._groupings[key] = grouping(self.groups, *key)
-        return self._groupings[key]
 
     def site(self, number: int) -> ParameterSite:
         """Where a parameter of the group is, for messages."""
@@ -315,117 +219,175 @@ class GroupStep:
 
     # The step
 
-    def run(
-        self,
-        plans: Sequence[Plan],
-        states: Mapping[Tensor, Entry],
-        memories: dict[int, ParameterMemory],
-        backends: Sequence[Backend],
-    ) -> None:
-        """Carry out the plans of the group's parameters: tensors together, rows of tables by their own plans."""
-        tensors: list[TensorPlan] = []
-        for plan in plans:
-            if isinstance(plan, RepeatedPlans):
-                plan.run(self)
-            elif isinstance(plan, TensorPlan):
-                plan.memory = self._memory(plan, states, memories)
-                tensors.append(plan)
-            else:
-                entry = states[plan.parameter]
-                self.prepare_in_rows(plan.parameter, entry)
-                plan.run(self, self.scalars(self._counted(entry["step"])), entry)
-        if self.capturable:
-            _count_on_device(self, tensors)
-        requests: Requests = {}
-        for plan in tensors:
-            memory, is_sparse = plan.memory, plan.rows is not None
-            if not self.capturable:
-                count = memory.counter.item() + 1.0
-                memory.counter[()] = count
-                plan.scalars = self.scalars(count)
-            if memory.is_empty:
+    def plan(self, states: Mapping[Tensor, Entry]) -> list[Plan]:
+        """Read the gradients. All that can fail fails here; nothing is changed."""
+        plans: list[Plan] = []
+        known = self._memory.of if self.takes_gradients_unchanged else {}
+        for number, parameter in enumerate(self._parameters):
+            gradient = parameter.grad
+            if gradient is None:
                 continue
-            number = memory.backends[is_sparse]
-            if number is None:
-                number = next(number for number, one in enumerate(backends) if one.takes(memory, is_sparse))
-                memory.backends[is_sparse] = number
-            requests.setdefault(backends[number], []).append(plan)
+            memory = known.get(id(parameter))
+            if (
+                memory is not None
+                and gradient.layout is torch.strided
+                and gradient.dtype is memory.dtype
+                and gradient.shape == memory.shape
+            ):
+                plans.append(TensorPlan(parameter, gradient, memory))
+            else:
+                plans.append(self.steppers[number].plan(parameter, gradient, self, states, number))
+        return plans
+
+    def run(self, plans: Sequence[Plan], states: Mapping[Tensor, Entry], backends: Sequence[Backend]) -> None:
+        """Carry out the plans of the group's parameters: many tensors in one launch, rows of tables by their plans."""
+        tensors = [plan for plan in plans if isinstance(plan, TensorPlan)]
         if tensors:
-            is_new = self.repeated is None and all(map(self._is_repeatable, tensors))
-            self.repeated = RepeatedPlans(self, tensors, states, requests) if is_new else None
-            self.carry_out(requests, tensors)
+            self._step_tensors(tensors, states, backends)
+        if len(tensors) < len(plans):
+            for plan in plans:
+                if not isinstance(plan, TensorPlan):
+                    self._step_rows(plan, states[plan.parameter])
 
-    def carry_out(self, requests: "Requests", plans: Sequence[TensorPlan]) -> None:
-        """Let backends step the tensors of the plans; gradients are not kept any longer than by their owners."""
-        for backend, some in requests.items():
-            backend.step(self.number, self.constants, some)
-        for plan in plans:
-            del plan.gradient
-            plan.second_input = None
-
-    def _counted(self, steps: Tensor) -> float:
-        """Count a step of a table's rows; gives the new count."""
-        known = self._counters.get(id(steps))
-        if known is None or known[1] != steps.data_ptr():
-            known = self._counters[id(steps)] = steps, steps.data_ptr(), array_of(steps)
-        counter = known[2]
-        count: float = counter.item() + 1.0
-        counter[()] = count
-        return count
-
-    def _is_repeatable(self, plan: TensorPlan) -> bool:
-        """Whether it does nothing but step a tensor with its gradient unchanged."""
-        return (
-            self.takes_gradients_unchanged
-            and not self.capturable
-            and plan.gradient is plan.parameter.grad
-            and plan.whole is plan.rows is plan.second_input is None
-            and plan.memory.dtype == compute_dtype(plan.memory.dtype)
-        )
-
-    def _memory(
-        self, plan: TensorPlan, states: Mapping[Tensor, Entry], memories: dict[int, ParameterMemory]
-    ) -> ParameterMemory:
-        """Addresses of the tensor and its state; missing state is added."""
-        parameter = plan.parameter
-        if plan.whole is None:
-            entry = states[parameter]
+    def _step_tensors(
+        self, plans: Sequence[TensorPlan], states: Mapping[Tensor, Entry], backends: Sequence[Backend]
+    ) -> None:
+        self._locate([plan for plan in plans if plan.memory is None], states)
+        if self.capturable:
+            _count_on_device(self, plans)
         else:
-            self.prepare(plan.whole, states[plan.whole])
-            entry = local_entry(states[plan.whole])
-        known = memories.get(id(parameter))  # a tensor's own hash takes as long as all the rest
-        if known is not None and _is_current(known, parameter, entry) and (known.carries_u or not self.wants_u):
-            return known
-        self.prepare(parameter, entry)
-        memory = memories[id(parameter)] = ParameterMemory(
-            parameter,
-            entry,
-            tuple(self.rule.state),
-            self.groups,
-            wants_kernels=self.wants_kernels,
-            capturable=self.capturable,
-        )
-        return memory
+            self._count(plans)
+        dense = [plan for plan in plans if plan.rows is None]
+        for launch, numbers in self._memory.launches([plan.memory for plan in dense], backends):
+            launch.step([dense[number] for number in numbers], self.constants)
+        if len(dense) < len(plans):
+            for plan in plans:
+                if plan.rows is not None and not plan.memory.is_empty:
+                    plan.memory.backend(backends, sparse=True).step_rows(plan, self.constants)
+
+    def _step_rows(self, plan: RowsPlan, entry: Entry) -> None:
+        """Count a step of the rows of a table, and take it."""
+        self.prepare_in_rows(plan.parameter, entry)
+        count = entry["step"].item() + 1.0
+        entry["step"].fill_(count)
+        plan.run(self, self.scalars(count), entry)
+
+    def _count(self, plans: Sequence[TensorPlan]) -> None:
+        """Count a step of some tensors, and set the scalars of each."""
+        scalars, at = None, 0.0
+        for plan in plans:
+            counter = plan.memory.counter
+            count = counter.item() + 1.0
+            counter[()] = count
+            if scalars is None or count != at:
+                scalars, at = self.scalars(count), count
+            plan.scalars = scalars
+
+    def _locate(self, plans: Sequence[TensorPlan], states: Mapping[Tensor, Entry]) -> None:
+        """Set the memory of the plans. Add missing state."""
+        known = self._memory.of
+        new = [plan for plan in plans if id(plan.parameter) not in known]
+        for plan in new:
+            key = plan.parameter if plan.whole is None else plan.whole
+            self.prepare(key, states[key])
+            entry, names = local_entry(states[key]), tuple(self.rule.state)
+            options = {"wants_kernels": self.wants_kernels, "capturable": self.capturable}
+            self._memory.add(ParameterMemory(plan.parameter, entry, names, self.groups, **options), key)
+        if new:
+            self._memory.note(states)
+        for plan in plans:
+            plan.memory = known[id(plan.parameter)]
+
+
+class GroupMemory:
+    """Where the tensors of a param group and their state are, and the launches that backends prepared for them.
+
+    All of it is used until a tensor or a part of its state is replaced, moved or laid out in another way.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[int, ParameterMemory] = {}  # by the `id` of a tensor
+        self._keys: list[Tensor] = []  # the parameters, by which the optimizer knows the state
+        self._has_shards = False
+        self._objects: list[Any] = []
+        self._tensors: list[Tensor] = []
+        self._places: list[Any] = []
+        self._launched: list[ParameterMemory] = []
+        self._launches: list[tuple[Launch, list[int]]] = []
+
+    def add(self, memory: ParameterMemory, key: Tensor) -> None:
+        """Add the memory of a parameter, or of this rank's part of the parameter."""
+        self.of[id(memory.x)] = memory
+        self._keys.append(key)
+        self._has_shards |= key is not memory.x
+
+    def note(self, states: Mapping[Tensor, Entry]) -> None:
+        """Remember where all tensors and their state are now."""
+        self._objects = self._objects_now(states)
+        self._tensors = [one for one in self._objects if isinstance(one, Tensor)]
+        self._places = self._places_now()
+
+    def is_current(self, states: Mapping[Tensor, Entry]) -> bool:
+        """Return whether all tensors and their state are where they were."""
+        if not self._keys:
+            return True
+        objects = self._objects_now(states)
+        is_same = len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
+        return is_same and self._places_now() == self._places
+
+    def _objects_now(self, states: Mapping[Tensor, Entry]) -> list[Any]:
+        entries = map(states.get, self._keys, repeat(_NOTHING))
+        objects = [*self._keys, *chain.from_iterable(map(dict.values, entries))]
+        return list(map(local, objects)) if self._has_shards else objects
+
+    def _places_now(self) -> list[Any]:
+        tensors = self._tensors[: len(self._keys)]
+        layouts = *map(Tensor.size, tensors), *map(Tensor.stride, tensors), *map(_dtype, tensors)
+        return [*map(Tensor.data_ptr, self._tensors), *layouts]
+
+    def launches(self, memories: list[ParameterMemory], backends: Sequence[Backend]) -> list[tuple[Launch, list[int]]]:
+        """Return the launches of a step by dense gradients, each with the numbers of its tensors among `memories`."""
+        if memories != self._launched:
+            alike: dict[tuple[Any, ...], list[int]] = {}
+            for number, memory in enumerate(memories):
+                if not memory.is_empty:
+                    backend = memory.backend(backends, sparse=False)
+                    alike.setdefault((backend, memory.dtype, memory.carries_u, memory.x.device), []).append(number)
+            self._launched = memories
+            self._launches = [
+                (kind[0].launch([memories[number] for number in numbers]), numbers) for kind, numbers in alike.items()
+            ]
+        return self._launches
+
+
+_NOTHING: Entry = {}
+_dtype = attrgetter("dtype")
+
+
+def _is_fixed(option: Any) -> bool:
+    """Return whether an option cannot change in place."""
+    if isinstance(option, tuple):
+        return all(map(_is_fixed, option))
+    return option is None or isinstance(option, bool | int | float | str | torch.dtype | Norm | Penalty)
+
+
+def _content(option: Any, stays_on_device: bool) -> Any:
+    """Return the content of an option that may change in place; of an unknown kind, what equals nothing else."""
+    if isinstance(option, tuple | list):
+        return tuple(one if _is_fixed(one) else _content(one, stays_on_device) for one in option)
+    if isinstance(option, Mapping):
+        return _content([*option.items()], stays_on_device)
+    if isinstance(option, Tensor):
+        if option.numel() == 1 and not stays_on_device:
+            return option.item()
+        return id(option), option.data_ptr(), option._version
+    return object()
 
 
 def step_seed(t: Any) -> Any:
     """The int32 seed of step `t`, an int or an int64 tensor."""
     mixed = ((t * 0x9E3779B1) + (1 << 31)) % (1 << 32) - (1 << 31)
     return mixed.to(torch.int32) if isinstance(mixed, Tensor) else mixed
-
-
-def _is_current(memory: ParameterMemory, parameter: Tensor, entry: Entry) -> bool:
-    """Whether the parameter and all of its state are still where they were."""
-    x = memory.x
-    return (
-        x is parameter
-        and x.data_ptr() == memory.addresses[0]
-        and x.stride() == memory.stride
-        and x.shape == memory.shape
-        and len(entry) == len(memory.entries)
-        and all(map(is_, entry.values(), memory.entries))
-        and [tensor.data_ptr() for tensor in memory.entries] == memory.entry_addresses
-    )
 
 
 def _count_on_device(step: GroupStep, plans: Sequence[TensorPlan]) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from sparsegroup.names import bytes_of
+from sparsegroup.optim.census import GroupCensus
 from sparsegroup.optim.optimizer import GroupOptimizer, warn_of_fallback
 from sparsegroup.optim.state import TARGET, TargetState
-from sparsegroup.optim.step import SMALLEST, GroupCensus, l21_for
 from sparsegroup.optim.table_parameter import store_of
 
 SAMPLE, LEAST_SAMPLE = 65_536, 8_192
@@ -29,6 +31,9 @@ _SLACK = 0.05
 
 _NEARLY = 0.98
 """Share of the target below which the user is warned."""
+
+SMALLEST = 1e-30
+"""The least λ21 above zero: what outlives it has a norm that float32 can tell from 0."""
 
 
 class SizeTarget(ABC):
@@ -246,6 +251,39 @@ class SizeTarget(ABC):
         self._state.l21 = l21
         for number in self.param_groups:
             self.optimizer.param_groups[number]["l21"] = l21
+
+
+def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: float) -> float:
+    """The smallest λ21 at which the live groups of some parameters, each at its cost, cost no more than a budget.
+
+    0 if all may live; else halfway between the last group that lives and the first that does not, and at least
+    `SMALLEST`, so that groups without any gradient can be among the dead. Equal ones are all dead.
+    """
+    critical = np.concatenate([np.empty(0), *(census.critical for census in censuses)])
+    if not len(critical):
+        return 0.0
+    budget *= 1 + 1e-9  # what is more is no rounding
+    prices = [cost * one.weight for one, cost in zip(censuses, costs, strict=True)]
+    different = {price for one, price in zip(censuses, prices, strict=True) if len(one.critical)}
+    if len(different) == 1:
+        kept = min(int(budget / different.pop()), len(critical))
+        around = [place for place in (len(critical) - kept - 1, len(critical) - kept) if 0 <= place < len(critical)]
+        ascending = np.partition(critical, around) if around else critical
+        last_live = ascending[len(critical) - kept] if kept else None
+        first_dead = ascending[len(critical) - kept - 1] if kept < len(critical) else None
+    else:
+        order = np.argsort(-critical, kind="stable")
+        critical = critical[order]
+        price = np.concatenate(
+            [np.empty(0), *(np.full(len(c.critical), p) for c, p in zip(censuses, prices, strict=True))]
+        )
+        kept = int(np.searchsorted(np.cumsum(price[order]), budget, side="right"))
+        last_live = critical[kept - 1] if kept else None
+        first_dead = critical[kept] if kept < len(critical) else None
+    if first_dead is None:
+        return 0.0
+    between = float(first_dead if last_live is None else (first_dead + last_live) / 2)
+    return max(between, SMALLEST)
 
 
 def rate_of(censuses: Sequence[GroupCensus], costs: Sequence[float]) -> float | None:

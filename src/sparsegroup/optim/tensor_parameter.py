@@ -15,6 +15,7 @@ from sparsegroup.kernels.eager import Block
 from sparsegroup.kernels.gpu import runtime
 from sparsegroup.kernels.step import Regularizer, TensorPlan, check_rows, compute_dtype
 from sparsegroup.optim.arguments import check_device
+from sparsegroup.optim.census import GroupCensus
 from sparsegroup.optim.dtensor import (
     as_sharded,
     check_groups_are_whole,
@@ -27,7 +28,7 @@ from sparsegroup.optim.dtensor import (
     whole,
 )
 from sparsegroup.optim.state import UncastTensor, check_names
-from sparsegroup.optim.step import Entry, GroupCensus, GroupStep, ParameterSite, Stepper
+from sparsegroup.optim.step import Entry, GroupStep, ParameterSite, Stepper
 from sparsegroup.optim.table_parameter import StoredParameter
 from sparsegroup.rules import Rule
 
@@ -65,11 +66,10 @@ def _closed_form(
     x, u = (None if part is None else part.to(dtype) for part in parts[:2])
     assert x is not None
     block = Block(x, u, [part.to(dtype) for part in state])
-    initial = step.constants.stored_as(tuple(part.dtype for part in state)).initial
+    initial = step.constants.initial_as(part.dtype for part in state)
     return step.rule, block, step.scalars(float(entry["step"])).scalars, initial, step.regularizer, groups
 
 
-_COMPUTED = (torch.float32, torch.float64)
 _TAKEN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -91,15 +91,6 @@ class TensorStepper:
     def plan(
         self, parameter: Tensor, gradient: Tensor, step: GroupStep, states: Mapping[Tensor, Entry], number: int
     ) -> TensorPlan:
-        dtype = parameter.dtype
-        if (
-            step.takes_gradients_unchanged
-            and gradient.layout is torch.strided
-            and gradient.dtype is dtype
-            and dtype in _COMPUTED
-            and gradient.shape == parameter.shape
-        ):
-            return TensorPlan(parameter, gradient)
         return _read(parameter, gradient, step, number)
 
     def census(
@@ -176,7 +167,7 @@ def _read(parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> 
     if step.rule.mean_square:
         plan.gradient = plan.gradient.to(compute_dtype(plan.gradient.dtype))
         g = plan.gradient
-        groups = step.grouping_of(g) if plan.rows is None else grouping("rows", g.shape, g.device)
+        groups = grouping(step.groups if plan.rows is None else "rows", g.shape, g.device)
         plan.second_input = mean_square(g, groups)
     return plan
 
@@ -196,10 +187,10 @@ def _read_sparse(
     is_wanted_summed, gradient = gradient.requires_grad or step.rule.mean_square, gradient.detach()
     if for_device and not is_wanted_summed:  # the kernel adds up and checks: nothing is waited for
         rows, values = gradient._indices()[0], gradient._values()
-        return TensorPlan(parameter, values, None, rows, repeats=not gradient.is_coalesced(), unchecked=True)
+        return TensorPlan(parameter, values, rows=rows, repeats=not gradient.is_coalesced(), unchecked=True)
     check_rows(gradient._indices()[0], parameter.shape[0], str(site))
     gradient = gradient.to(compute_dtype(parameter.dtype)).coalesce()
-    return TensorPlan(parameter, gradient.values(), None, gradient.indices()[0])
+    return TensorPlan(parameter, gradient.values(), rows=gradient.indices()[0])
 
 
 class ShardStepper(TensorStepper):

@@ -1,11 +1,9 @@
 """Contiguous float32 and float64 parameters in the host's memory, by the step that Numba compiles."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from sparsegroup.kernels.cpu import step
 from sparsegroup.kernels.cpu.block import BLOCK
@@ -13,6 +11,7 @@ from sparsegroup.kernels.cpu.rows import WHOLE
 from sparsegroup.kernels.step import (
     NUMPY_DTYPES,
     Backend,
+    Launch,
     ParameterMemory,
     StepConstants,
     TensorPlan,
@@ -20,32 +19,12 @@ from sparsegroup.kernels.step import (
 )
 from sparsegroup.rules import Rule
 
-_Kind = tuple[torch.dtype, bool]
-
-
-class _Launch(NamedTuple):
-    """Tensors that one kernel steps."""
-
-    kind: _Kind
-    plans: Sequence[TensorPlan]
-    memories: list[ParameterMemory]
-    tensors: step.Tensors
-
-    @classmethod
-    def of(cls, kind: _Kind, plans: Sequence[TensorPlan], before: "_Launch | None") -> "_Launch":
-        """What the step before used, if it was for the same memory."""
-        memories = [plan.memory for plan in plans]
-        if before is not None and before.memories == memories:
-            return cls(kind, plans, memories, before.tensors)
-        return cls(kind, plans, memories, _tensors_of(memories, kind[1]))
-
 
 class CpuBackend(Backend):
     """The compiled step: parameters whose groups are contiguous, many of them in one launch."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self._launches: dict[int, tuple[Sequence[TensorPlan], list[_Launch]]] = {}
 
     def takes(self, memory: ParameterMemory, sparse: bool) -> bool:
         """Parameters with state in the compute dtype, if Numba can compile the rule."""
@@ -65,33 +44,12 @@ class CpuBackend(Backend):
             )
         )
 
-    def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
-        """See `Backend.step`."""
-        known, launches = self._launches.get(group, ((), []))
-        if known is not plans:
-            dense: dict[_Kind, list[TensorPlan]] = {}
-            for plan in plans:
-                if plan.rows is None:
-                    dense.setdefault((plan.memory.dtype, plan.memory.carries_u), []).append(plan)
-                else:
-                    self._step_rows(plan, constants)
-            before = {launch.kind: launch for launch in launches}
-            launches = [_Launch.of(kind, some, before.get(kind)) for kind, some in dense.items()]
-            self._launches[group] = plans, launches
-        for launch in launches:
-            self._step_tensors(launch, constants)
+    def launch(self, memories: Sequence[ParameterMemory]) -> Launch:
+        """See `Backend.launch`."""
+        return _DenseLaunch(self.rule, memories)
 
-    def _step_tensors(self, launch: "_Launch", constants: StepConstants) -> None:
-        dtype, plans = NUMPY_DTYPES[launch.kind[0]], launch.plans
-        first = plans[0].scalars
-        if all(plan.scalars is first for plan in plans):
-            scalars = np.empty((len(plans), len(first.scalars)), dtype)
-            scalars[:] = first.scalars
-        else:
-            scalars = np.array([plan.scalars.scalars for plan in plans], dtype)
-        step.advance_tensors(self.rule, dtype, launch.tensors, _addresses(plans), scalars, constants)
-
-    def _step_rows(self, plan: TensorPlan, constants: StepConstants) -> None:
+    def step_rows(self, plan: TensorPlan, constants: StepConstants) -> None:
+        """See `Backend.step_rows`."""
         plan.sum_rows()
         assert plan.rows is not None
         if not len(plan.rows):
@@ -113,13 +71,25 @@ class CpuBackend(Backend):
         )
 
 
-def _tensors_of(memories: Sequence[ParameterMemory], carries_u: bool) -> step.Tensors:
-    widths = np.array([memory.width for memory in memories], np.int64)
-    counts = np.array([memory.count for memory in memories], np.int64)
-    if not carries_u:  # each element is a group
-        widths, counts = np.ones_like(widths), widths * counts
-    base = np.array([memory.addresses for memory in memories], np.int64)
-    return step.Tensors(widths, counts, base)
+class _DenseLaunch:
+    """See `Launch`. One kernel steps all tensors."""
+
+    def __init__(self, rule: Rule, memories: Sequence[ParameterMemory]) -> None:
+        widths = np.array([memory.width for memory in memories], np.int64)
+        counts = np.array([memory.count for memory in memories], np.int64)
+        if not memories[0].carries_u:  # each element is a group
+            widths, counts = np.ones_like(widths), widths * counts
+        self._rule, self._dtype = rule, NUMPY_DTYPES[memories[0].dtype]
+        self._tensors = step.Tensors(widths, counts, np.array([memory.addresses for memory in memories], np.int64))
+
+    def step(self, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
+        first = plans[0].scalars
+        if all(plan.scalars is first for plan in plans):
+            scalars = np.empty((len(plans), len(first.scalars)), self._dtype)
+            scalars[:] = first.scalars
+        else:
+            scalars = np.array([plan.scalars.scalars for plan in plans], self._dtype)
+        step.advance_tensors(self._rule, self._dtype, self._tensors, _addresses(plans), scalars, constants)
 
 
 def _addresses(plans: Sequence[TensorPlan]) -> npt.NDArray[np.int64]:

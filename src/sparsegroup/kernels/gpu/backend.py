@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.step import Backend, ParameterMemory, StepConstants, TensorPlan
+from sparsegroup.kernels.step import Backend, Launch, ParameterMemory, StepConstants, TensorPlan
 from sparsegroup.penalties import Lasso, PracticalNorm
 from sparsegroup.rules import Rule
 
@@ -143,7 +143,6 @@ class GpuBackend(Backend):
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self._tables: dict[int, dict[tuple[Any, ...], TensorTable]] = {}
         self._watches: dict[torch.device, Watch] = {}
 
     def takes(self, memory: ParameterMemory, sparse: bool) -> bool:
@@ -170,25 +169,44 @@ class GpuBackend(Backend):
                     "for one; they were left out"
                 )
 
-    def step(self, group: int, constants: StepConstants, plans: Sequence[TensorPlan]) -> None:
-        """See `Backend.step`. Rows that the parameter has not are left out, and reported by a later `check`."""
-        from sparsegroup.kernels.gpu.launch import GradientRuns, runs_of, step_rows, step_tensors
+    def launch(self, memories: Sequence[ParameterMemory]) -> Launch:
+        """See `Backend.launch`."""
+        return _DenseLaunch(self.rule)
 
-        dense: list[TensorPlan] = []
-        for plan in plans:
-            plan.gradient = plan.gradient.resolve_neg().contiguous()
-            plan.second_input = None if plan.second_input is None else plan.second_input.resolve_neg().contiguous()
-            if plan.rows is None:
-                dense.append(plan)
-            elif len(plan.rows):
-                g, rows, watch = plan.gradient, plan.rows.contiguous(), self._watch(plan.rows.device)
-                gradient = runs_of(g, rows) if plan.repeats else GradientRuns(g, rows, plan.second_input)
-                step_rows(self.rule, plan.memory, gradient, watch.counters, constants, plan.scalars)
-                watch.send()
-        step_tensors(self.rule, dense, constants, self._tables.setdefault(group, {}))
+    def step_rows(self, plan: TensorPlan, constants: StepConstants) -> None:
+        """See `Backend.step_rows`. Rows that the parameter has not are left out, and reported by a later `check`."""
+        from sparsegroup.kernels.gpu.launch import GradientRuns, runs_of, step_rows
+
+        assert plan.rows is not None
+        if len(plan.rows):
+            _make_contiguous(plan)
+            g, rows, watch = plan.gradient, plan.rows.contiguous(), self._watch(plan.rows.device)
+            gradient = runs_of(g, rows) if plan.repeats else GradientRuns(g, rows, plan.second_input)
+            step_rows(self.rule, plan.memory, gradient, watch.counters, constants, plan.scalars)
+            watch.send()
 
     def _watch(self, device: torch.device) -> Watch:
         if device not in self._watches:
             self._watches[device] = Watch(device)
             self.has_reports = True
         return self._watches[device]
+
+
+def _make_contiguous(plan: TensorPlan) -> None:
+    plan.gradient = plan.gradient.resolve_neg().contiguous()
+    plan.second_input = None if plan.second_input is None else plan.second_input.resolve_neg().contiguous()
+
+
+class _DenseLaunch:
+    """See `Launch`. The tables that tell a kernel where its tensors are stay on the device until one moves."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._tables: dict[tuple[Any, ...], TensorTable] = {}
+
+    def step(self, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
+        from sparsegroup.kernels.gpu.launch import step_tensors
+
+        for plan in plans:
+            _make_contiguous(plan)
+        step_tensors(self._rule, plans, constants, self._tables)

@@ -311,7 +311,7 @@ class RowStorage(ABC):
         return np.concatenate(changed)
 
     def _constants(self, step: GroupStep, scalars: StepScalars, block: Block) -> tuple[Any, Any, Any, Any]:
-        initial = step.constants.stored_as(tuple(map(self.rows.part_dtype, step.rule.state))).initial
+        initial = step.constants.initial_as(map(self.rows.part_dtype, step.rule.state))
         groups = grouping("rows", block.x.shape, block.x.device)
         return scalars.scalars, initial, step.constants.regularizer, groups
 

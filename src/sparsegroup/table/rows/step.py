@@ -16,8 +16,9 @@ from sparsegroup.kernels.cpu.jit import kernel
 from sparsegroup.kernels.cpu.rows import are_finite, mean_squares_of_rows
 from sparsegroup.kernels.step import StepScalars, check_rows, compute_dtype
 from sparsegroup.optim.arguments import check_device
+from sparsegroup.optim.census import KEY_BYTES, GroupCensus
 from sparsegroup.optim.state import UncastTensor, as_count, check_names
-from sparsegroup.optim.step import KEY_BYTES, Entry, GroupCensus, GroupStep, ParameterSite
+from sparsegroup.optim.step import Entry, GroupStep, ParameterSite
 from sparsegroup.optim.table_parameter import KEYS, LINES, StateOwner, store_of
 from sparsegroup.rules import Rule
 from sparsegroup.signals import signals_deferred

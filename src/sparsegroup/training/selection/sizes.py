@@ -8,7 +8,7 @@ import torch
 
 from sparsegroup.data import Log, MemoryLog
 from sparsegroup.optim import GroupOptimizer
-from sparsegroup.optim.step import KEY_BYTES
+from sparsegroup.optim.census import KEY_BYTES
 from sparsegroup.reporting.run_record import AnyMetrics, headline_of
 from sparsegroup.table import HashEmbedding
 from sparsegroup.training.build import NO_TARGET, Config
