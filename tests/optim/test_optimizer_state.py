@@ -217,7 +217,7 @@ def lookups(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) ->
         optimizer.step()
 
 
-@over("theirs", [SparseAdam, Adam])
+@over("theirs", [SparseAdam, Adam, partial(GroupAdam, l21=0.01)])
 def test_a_converted_table_continues_with_the_embeddings_moments(theirs):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 4, sparse=theirs is SparseAdam, padding_idx=0, dtype=torch.float64))

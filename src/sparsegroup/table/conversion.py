@@ -149,7 +149,8 @@ def convert(
     Each becomes a `TableEmbedding` or `TableEmbeddingBag` with the same arguments and attributes, which holds a
     `HashEmbedding` or `HashEmbeddingBag`; an id is its key. Modules that are used in several places, and modules that
     share a weight, share a table. A vector at `padding_idx` is kept, untrained, outside of the table. Make the
-    optimizer afterwards: one that was made before still holds the old weights.
+    optimizer afterwards: one that was made before still holds the old weights. The new optimizer loads the state of the
+    old one, of this library or of torch.optim.
 
     New keys start with normal numbers of the weight's standard deviation (zeros for zeros).
 
