@@ -132,12 +132,10 @@ class GroupOptimizer(Optimizer):
 
     @classmethod
     def checked_arguments(cls, **options: Any) -> ParamGroup:
-        """All arguments but `params` by name, those given and the defaults of the others, checked.
-
-        It is what the constructor can check without parameters.
+        """Return all arguments except `params` by name, given or default. No parameters are needed.
 
         Raises:
-            ValueError, TypeError: As the constructor.
+            ValueError, TypeError: As the constructor, unless the error concerns a parameter.
 
         Examples:
             >>> from sparsegroup import GroupAdam
@@ -271,9 +269,8 @@ class GroupOptimizer(Optimizer):
         groups = _arranged(list(state_dict["param_groups"]), self.param_groups, name)
         for index, (saved, own) in enumerate(zip(groups, self.param_groups, strict=True)):
             where = f"{name}, loaded param group {index}"
-            kept = {
-                entry: saved[entry] for entry in saved if entry not in EXECUTION
-            }  # also what schedulers leave there
+            # Entries of schedulers and of the user are among the kept ones.
+            kept = {entry: saved[entry] for entry in saved if entry not in EXECUTION}
             group = {**own, **supported_entries(kept, where, self.implied), "params": own["params"]}
             if TARGET in kept:
                 TargetState.of(kept[TARGET], where)
