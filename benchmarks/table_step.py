@@ -13,6 +13,9 @@ permutation takes ranks to values. Timed are zero_grad, forward, backward from t
 The contenders take turns, all with the same threads, and the figures are medians. All of it runs twice, each time in a
 process of its own: with huge pages for everybody, and without (`…_small_pages`).
 
+`ratio_…_to_joint` compare steps over 4,096 × 26 keys with a step of one lookup of all of them (`ms_joint`): with a
+lookup for each of the 26 fields, and with micro-batches that accumulate the gradient.
+
 `target_…` is the cost of `TargetRate` on the table with huge pages: setting λ21 by a sample of 65,536 rows and of
 8,192, looking at all rows, and a sweep over all of them. `target_share_of_pass` is fifty samples and one of each of the
 last two, over a pass of 88,000 steps, 45M samples, with 3 ms more for each network step.
@@ -47,6 +50,7 @@ CARDINALITIES = (
 ROW_BYTES = 4 * DIM * 4  # x | u | first moment | second moment
 ROUNDS = 8
 GROUP_ADAM = {"lr": 1e-3, "l21": 1e-4}
+SAMPLES, FIELDS, MICRO_BATCHES = 4096, 26, (2, 4, 8)
 PAGES = {"huge": "1", "small": "0"}
 
 
@@ -204,6 +208,35 @@ def stages(table: HashEmbedding, optimizer: GroupAdam, batches: Tensor, gradient
     return dict(zip(("forward", "backward", "step"), medians.tolist(), strict=True))
 
 
+def lookup_ratios(table: HashEmbedding, optimizer: GroupAdam, keys: Tensor) -> dict[str, float]:
+    """Time of several lookups in a step over that of one lookup of the same keys, `[batches, SAMPLES, FIELDS]`."""
+    by_field = [[field.contiguous() for field in batch.unbind(1)] for batch in keys]
+    gradient = torch.randn(SAMPLES, FIELDS, DIM) / 100
+    of_fields = [field.contiguous() for field in gradient.unbind(1)]
+
+    def of_parts(count: int) -> Callable[[int], None]:
+        def step(index: int) -> None:
+            optimizer.zero_grad()
+            for some, slopes in zip(keys[index].chunk(count), gradient.chunk(count), strict=True):
+                table(some).backward(slopes)
+            optimizer.step()
+
+        return step
+
+    def fields(index: int) -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward([table(some) for some in by_field[index]], of_fields)
+        optimizer.step()
+
+    contenders = {"joint": of_parts(1), "lookups": fields} | {
+        f"{count}_micro_batches": of_parts(count) for count in MICRO_BATCHES
+    }
+    ms = common.median_ms(common.alternate(contenders, ROUNDS, dict.fromkeys(contenders, len(keys) // ROUNDS - 1)))
+    return {"ms_joint": ms["joint"]} | {
+        f"ratio_{name}_to_joint": ms[name] / ms["joint"] for name in ms if name != "joint"
+    }
+
+
 def target_costs(optimizer: GroupAdam, step_ms: float) -> dict[str, float]:
     """Median ms of what `TargetRate` does, and its share of a pass."""
     steps = 88_000
@@ -246,12 +279,16 @@ def with_pages(pages: str, scale: float, batches: int, threads: int) -> dict[str
     with common.undisturbed():
         ms = common.median_ms(common.alternate(contenders, ROUNDS, turns))
         parts = stages(table, optimizer, keys[-batches:], gradient)
+        many = clicks.of_ranks(clicks.ranks(SAMPLES // BATCH * 4 * ROUNDS, rng)).reshape(4 * ROUNDS, SAMPLES, -1)[
+            ..., :FIELDS
+        ]
+        ratios = lookup_ratios(table, optimizer, key(np.arange(FIELDS), many))
         least = 1e3 * 2 * distinct * ROW_BYTES / common.copy_bandwidth(1 << 28)
         costs = target_costs(optimizer, ms["ours"]) if pages == "huge" else {}
     figures = {f"speedup_vs_{name}": ms[name] / ms["ours"] for name in ms if name != "ours"}
     figures |= {"ms_per_batch": ms["ours"]} | {f"ms_{name}": ms[name] for name in ms if name != "ours"}
     figures |= {f"ms_stage_{name}": part for name, part in parts.items()}
-    return figures | costs | {"ms_floor": least, "distinct_keys": distinct}
+    return figures | ratios | costs | {"ms_floor": least, "distinct_keys": distinct}
 
 
 def measure(given: Namespace) -> Iterator[common.Figures]:

@@ -23,7 +23,7 @@ from sparsegroup.optim.arguments import defaults_of, threshold_of
 from sparsegroup.optim.census import GroupCensus
 from sparsegroup.optim.dtensor import local, local_entry
 from sparsegroup.optim.state import as_count
-from sparsegroup.optim.table_parameter import KEYS, StateOwner
+from sparsegroup.optim.table_parameter import KEYS, StateOwner, gradient_of
 from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.rules import Rule
 
@@ -224,7 +224,7 @@ class GroupStep:
         plans: list[Plan] = []
         known = self._memory.of if self.takes_gradients_unchanged else {}
         for number, parameter in enumerate(self._parameters):
-            gradient = parameter.grad
+            gradient = gradient_of(parameter)
             if gradient is None:
                 continue
             memory = known.get(id(parameter))

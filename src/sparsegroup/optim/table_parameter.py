@@ -80,8 +80,13 @@ _SUPPORTED: dict[Any, Callable[..., Any]] = {
 """What autograd and torch's averaging functions (`get_ema_multi_avg_fn`, `get_swa_multi_avg_fn`) do with the weight."""
 
 
-HEIGHT = 1 << 40
-"""Rows that a stored parameter and its gradients have for autograd, which wants a fixed number."""
+ROW_BITS = 34
+"""Bits of a row number: a table has at most 10¹⁰ rows."""
+
+
+def height_of(dim: int) -> int:
+    """Return the rows that a table's parameter and gradients have for autograd: as many as dimensions allow."""
+    return 1 << (62 - dim.bit_length())
 
 
 KEYS = "keys"
@@ -114,55 +119,30 @@ class StateOwner:
 RowStore: TypeAlias = Any
 """The table that holds a parameter's rows, a `sparsegroup.table.table.Table`; nothing below `table` imports it."""
 
-LINES = "sparsegroup_lines"
-"""The attribute of the row numbers' memory that holds what is known of a gradient's lines."""
-
-
-def attach(rows: Tensor, lines: Any) -> None:
-    """Let `lines` travel with the gradient whose row numbers are `rows`.
-
-    They stay with it through autograd's accumulation of a single contribution; a sum, `coalesce` or `zero_` makes row
-    numbers of its own, with which they are not.
-    """
-    setattr(rows.untyped_storage(), LINES, lines)
-
-
-def lines_of(rows: Tensor) -> Any:
-    """What travels with a gradient whose row numbers are `rows`; None if nothing does."""
-    return getattr(rows.untyped_storage(), LINES, None)
-
-
-def summed(gradient: Tensor) -> Tensor:
-    """A sparse gradient with a line for each row: itself if that is so already."""
-    lines = lines_of(gradient._indices())
-    if lines is not None and lines.are_distinct and lines.count == gradient._nnz():
-        return gradient
-    return gradient.coalesce()
-
 
 class StoredGradient(Tensor):
     """The sparse gradient of a `StoredParameter`: a plain tensor except in torch's clipping.
 
-    PyTorch has no norms of sparse tensors by `torch.linalg.vector_norm`, nor can it clamp them; and what it multiplies
-    in place gets row numbers of its own, with which what the lookup knew of them would be lost. So
-    `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, and what calls them, take tables' gradients too.
+    PyTorch has no norms of sparse tensors by `torch.linalg.vector_norm`, nor can it clamp them. With this class,
+    `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_`, and the code that calls these, take tables' gradients. A
+    result of any other operation is a plain tensor.
     """
 
+    store: RowStore
+
     @classmethod
-    def of(cls, gradient: Tensor | None, ranks: Any = None) -> Tensor | None:
-        """The same object, as one of this class if it is a sparse tensor that has no graph."""
-        if type(gradient) is Tensor and gradient.layout is torch.sparse_coo and not gradient.requires_grad:
-            gradient.__class__ = cls
-            if ranks is not None:
-                gradient.sparsegroup_ranks = ranks  # type: ignore[attr-defined]
-        return gradient
+    def of(cls, gradient: Tensor, store: RowStore) -> "StoredGradient":
+        """Return the memory of a sparse tensor as the gradient of a table."""
+        stored = Tensor._make_subclass(cls, gradient)
+        stored.store = store
+        return stored
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            return _OWN.get(function, function)(*arguments, **(keywords or {}))
+            return _CLIPPING.get(function, function)(*arguments, **(keywords or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return memo.setdefault(id(self), self.clone())  # type: ignore[no-any-return]
@@ -172,33 +152,33 @@ class StoredGradient(Tensor):
 
 
 def _norm(gradient: Tensor, ord: float = 2.0, **options: Any) -> Tensor:
-    values = summed(gradient)._values() if gradient.layout is torch.sparse_coo else gradient
-    norm: Tensor = torch.linalg.vector_norm(values, ord, **options)
-    ranks = getattr(gradient, "sparsegroup_ranks", None)
-    return norm if ranks is None else ranks.norm(norm, ord)
+    if not isinstance(gradient, StoredGradient):
+        return torch.linalg.vector_norm(gradient, ord, **options)  # type: ignore[no-any-return]
+    store = gradient.store
+    norm: Tensor = torch.linalg.vector_norm(store.stepper.summed(gradient)[1], ord, **options)
+    return norm if store.ranks is None else store.ranks.norm(norm, ord)
 
 
 def _scale(gradient: Tensor, factor: Any) -> Tensor:
-    if gradient.layout is not torch.sparse_coo or (isinstance(factor, Tensor) and factor.ndim):
+    if not isinstance(gradient, StoredGradient) or (isinstance(factor, Tensor) and factor.ndim):
         return gradient.mul_(factor)
     gradient._values().mul_(factor)
     return gradient
 
 
 def _clamp(gradient: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    if gradient.layout is not torch.sparse_coo:
+    if not isinstance(gradient, StoredGradient):
         return gradient.clamp_(min, max)
-    if (min is not None and min > 0) or (max is not None and max < 0):  # as the rows that the gradient has not are zero
+    if (min is not None and min > 0) or (max is not None and max < 0):  # rows without a line are zero
         raise ValueError(f"a sparse gradient cannot be clamped to [{min}, {max}], which leaves out zero")
-    whole = summed(gradient)
-    if whole is not gradient:
-        gradient.data = whole
+    if len(gradient.store.stepper.summed(gradient)[0]) < gradient._nnz():
+        gradient.data = gradient.coalesce()
     gradient._values().clamp_(min, max)
     return gradient
 
 
 def _each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """The function for lists, some of whose tensors are dense."""
+    """Return the function for lists, some of whose tensors are dense."""
 
     def of_all(gradients: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
         return [function(gradient, *arguments, **options) for gradient in gradients]
@@ -206,7 +186,7 @@ def _each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
     return of_all
 
 
-_OWN: dict[Any, Callable[..., Any]] = {
+_CLIPPING: dict[Any, Callable[..., Any]] = {
     torch.linalg.vector_norm: _norm,
     torch._foreach_norm: _each(_norm),
     Tensor.mul_: _scale,
@@ -219,16 +199,25 @@ _OWN: dict[Any, Callable[..., Any]] = {
 
 _GRAD: Any = Tensor.grad  # torch's own attribute
 
+gradient_of: Callable[[Tensor], Tensor | None] = _GRAD.__get__
+"""Return the gradient of a parameter as autograd left it. `StoredParameter.grad` is slower by the clipping's class."""
+
+
+def _nothing() -> None:
+    """Return None, as a weak reference to a freed tensor does."""
+
 
 class StoredParameter(Tensor):
     """A parameter without a tensor: its rows are in `store`.
 
-    Autograd knows it as `[2**40, dim]` and gives it sparse (COO) gradients whose indices are row numbers. In Python
-    it has the shape of the rows that there are. Arithmetic on it raises, except for `lerp_` with another
-    table's weight.
+    Autograd knows it as `[height_of(dim), dim]` and gives it sparse (COO) gradients, whose indices are row numbers of a
+    version, see `RowNumbering`. In Python it has the shape of the rows that there are. Arithmetic on
+    it raises, except for `lerp_` with another table's weight.
     """
 
     store: RowStore
+    pending: Callable[[], Tensor | None]
+    """Return what the lookups since the last step depend on in autograd's graph. The reference is weak."""
     rowless: tuple[Tensor, ...] = ()
     """Of gradients without rows the values, whose graph torch drops: those of other ranks are differentiated by it."""
     # As in nn.Parameter: what is done with it is met in __torch_dispatch__.
@@ -237,9 +226,13 @@ class StoredParameter(Tensor):
     @staticmethod
     def __new__(cls, store: RowStore, requires_grad: bool = True) -> Self:
         parameter: Self = Tensor._make_wrapper_subclass(
-            cls, (HEIGHT, store.dim), dtype=store.weight_dtype, device=store.device, requires_grad=requires_grad
+            cls,
+            (height_of(store.dim), store.dim),
+            dtype=store.weight_dtype,
+            device=store.device,
+            requires_grad=requires_grad,
         )
-        parameter.store = store
+        parameter.store, parameter.pending = store, _nothing
         parameter._is_param = True  # what isinstance(…, nn.Parameter) looks at
         return parameter
 
@@ -256,10 +249,13 @@ class StoredParameter(Tensor):
         """`[rows, dim]` at this moment."""
         return torch.Size((self.store.num_rows, self.store.dim))
 
-    @property  # not cached: autograd sets it behind Python's back
+    @property
     def grad(self) -> Tensor | None:
-        """What backward has left, a `StoredGradient`: sparse COO, whose indices are row numbers."""
-        return StoredGradient.of(_GRAD.__get__(self), self.store.ranks)
+        """The gradient, sparse COO. A gradient without a graph, which autograd or the user has set, can be clipped."""
+        gradient = gradient_of(self)
+        if type(gradient) is Tensor and gradient.layout is torch.sparse_coo and not gradient.requires_grad:
+            gradient = self.grad = StoredGradient.of(gradient, self.store)
+        return gradient
 
     @grad.setter
     def grad(self, gradient: Tensor | None) -> None:

@@ -64,7 +64,8 @@ class Directory:
         self.uses = None if config.unit is None else RowUses(config.unit == "steps")
         self.counters = Counters()
         self._is_watched = config.drops_rows
-        self.numbering = RowNumbering(self._is_watched)
+        self._dim = config.dim
+        self.numbering = RowNumbering(config.dim, self._is_watched)
         # Whether `seen` has counted all keys, now and before the present insertion. False after an interrupt.
         self._is_counted = self._was_counted = True
 
@@ -216,7 +217,7 @@ class Directory:
     def renumber(self) -> None:
         """The rows have other numbers: what was looked up before is stale."""
         self.numbering.is_current = False
-        self.numbering = RowNumbering(self._is_watched)
+        self.numbering = RowNumbering(self._dim, self._is_watched)
 
     # What is stored in addition to keys and rows
 

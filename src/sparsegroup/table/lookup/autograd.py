@@ -3,10 +3,12 @@
 Lookups are differentiable any number of times.
 """
 
+import os
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-from weakref import WeakSet
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sparsegroup.kernels.step import array_of
-from sparsegroup.optim.table_parameter import HEIGHT, StoredParameter, attach
+from sparsegroup.optim.table_parameter import ROW_BITS, StoredParameter, gradient_of, height_of
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.lookup import kernels
 from sparsegroup.table.lookup.kernels import BagPooling
@@ -74,8 +76,8 @@ class KeySearch:
 
     def result(self, vectors: Tensor, bags: BagPooling | None) -> "LookupResult":
         """A lookup of rows on the host that has found `vectors`, as `LookupResult` has them."""
-        lines, inverse = GradientLines(self.numbering, len(self.rows)), None if self.is_distinct else self.inverse
-        info = LookupInfo(self.numbering, self.rows, inverse, self.absent > 0, lines, bags)
+        inverse = None if self.is_distinct else self.inverse
+        info = LookupInfo(self.numbering, self.rows, inverse, self.absent > 0, ONE_LINE_EACH, bags)
         return LookupResult(info, vectors, self)
 
     def is_like(self, other: "KeySearch") -> bool:
@@ -83,16 +85,37 @@ class KeySearch:
         return np.array_equal(self.row_array, other.row_array) and np.array_equal(self.masked, other.masked)
 
 
+@dataclass(frozen=True, eq=False)
+class GradientLines:
+    """How the lines of a lookup's gradient belong to rows: one line for each row, or, on a device, sorted lines."""
+
+    order: Tensor | None = None  # int32 `[lines]`, the lines sorted by row
+    starts: Tensor | None = None  # int32 `[distinct + 1]`, where in `order` each row's lines begin, and the last end
+    longest: int = 1  # the most lines of a row
+    on_host: Int64s | None = None  # `[distinct]`, the rows
+
+
+ONE_LINE_EACH = GradientLines()
+
+
 class RowNumbering:
-    """A version of the row numbers. Renumbering rows starts a new version and makes earlier lookups stale.
+    """A version of the row numbers, with the gradients that have them. Renumbering rows starts a new version.
+
+    A gradient's indices are row numbers plus `base`, which is drawn for each version. A copy of a gradient in any form
+    carries the version, so that a step can refuse the rows of an earlier version or of another table. The registry
+    knows the lookups' gradients by the memory of their indices: their rows need no sums. Other gradients are summed.
 
     `is_watched` is whether the table evicts rows between steps, so that it matters which gradients are pending.
     """
 
-    def __init__(self, is_watched: bool = False) -> None:
+    def __init__(self, dim: int, is_watched: bool = False) -> None:
         self.is_watched = is_watched
         self.is_current = True
-        self._awaited: WeakSet[LookupInfo | GradientLines] = WeakSet()
+        self.height = height_of(dim)
+        self.base = int.from_bytes(os.urandom(8), "little") % (self.height >> ROW_BITS) << ROW_BITS
+        # By the memory of a gradient's indices: the rows of its lines, and how the lines belong to rows.
+        self.gradients: WeakKeyDictionary[torch.UntypedStorage, tuple[Tensor, GradientLines]] = WeakKeyDictionary()
+        self._awaited: WeakSet[LookupInfo] = WeakSet()
         self._has_gradient = False
         self._searches: deque[KeySearch] = deque()
         self._keys_remembered = 0
@@ -100,20 +123,27 @@ class RowNumbering:
     @property
     def has_pending_gradient(self) -> bool:
         """Whether a step may still use a gradient whose rows have these numbers."""
-        return self._has_gradient or len(self._awaited) > 0
+        return self._has_gradient or len(self._awaited) > 0 or len(self.gradients) > 0
 
     def await_gradient(self, info: "LookupInfo") -> None:
         """Note a lookup whose gradient is pending as long as anybody holds `info`."""
         if self.is_watched:
             self._awaited.add(info)
 
-    def note_gradient(self, info: "LookupInfo", lines: "GradientLines | None") -> None:
-        """Note that the lookup has its gradient, which is pending as long as anybody holds `lines`."""
+    def note_backward(self, info: "LookupInfo") -> None:
+        """Note that the lookup has its gradient."""
         if self.is_watched:
             self._awaited.discard(info)
             self._has_gradient = True
-            if lines is not None:
-                self._awaited.add(lines)
+
+    def gradient(self, rows: Tensor, values: Tensor, lines: GradientLines | None) -> Tensor:
+        """Return the gradient of `rows` `[n]`, whose lines are `values` `[n, dim]`; register the known `lines`."""
+        indices = rows + self.base
+        if lines is not None:
+            self.gradients[indices.untyped_storage()] = rows, lines
+        size = self.height, values.shape[1]
+        indices = indices.unsqueeze(0)
+        return torch.sparse_coo_tensor(indices, values, size, device=values.device, check_invariants=False)
 
     def remember(self, search: KeySearch) -> None:
         """Remember a training lookup until the next step."""
@@ -141,13 +171,13 @@ class RowNumbering:
             )
         return searches[-1]
 
-    def note_step(self, lines: "GradientLines | None") -> None:
-        """Note a step, which has used the pending gradient, `lines` too."""
+    def note_step(self, gradient: Tensor | None) -> None:
+        """Note a step, which has used the pending gradient."""
         self._has_gradient = False
         self._searches.clear()
         self._keys_remembered = 0
-        if lines is not None:
-            self._awaited.discard(lines)
+        if gradient is not None:
+            self.gradients.pop(gradient._indices().untyped_storage(), None)
 
     def check(self) -> None:
         """Raise RuntimeError if the rows have been renumbered since."""
@@ -158,32 +188,19 @@ class RowNumbering:
                 "step() once for each"
             )
 
-
-@dataclass(eq=False)
-class GradientLines:
-    """How the lines of a lookup's gradient belong to rows.
-
-    Stored as an attribute of the storage of the gradient's indices. It must not hold a tensor with that storage: that
-    would be a reference cycle.
-    """
-
-    numbering: RowNumbering  # that of the rows
-    count: int  # lines
-    # where in the indices' storage, in elements, the lines sorted by row begin, int32 `[count]`. None where each row
-    # has one line
-    order: int | None = None
-    starts: int = 0  # where in it the beginnings of the rows' runs in that order are, int32 `[distinct + 1]`
-    longest: int = 0  # the most lines of a row, if they are sorted
-    on_host: Int64s | None = None  # `[distinct]`, the rows, where the host knows them
-
-    @property
-    def are_distinct(self) -> bool:
-        """Whether each row has one line."""
-        return self.order is None
-
-    def without_absent(self, count: int) -> "GradientLines | None":
-        """The lines of `count` that have a row; None if unknown."""
-        return replace(self, count=count) if self.order is None else None
+    def check_rows(self, rows: Tensor, num_rows: int, where: object) -> None:
+        """Raise IndexError for rows of a gradient that the table lacks, RuntimeError for another version's rows."""
+        least, most = (int(one) for one in torch.aminmax(rows)) if len(rows) else (self.base, self.base)
+        if least >> ROW_BITS != self.base >> ROW_BITS or most >> ROW_BITS != self.base >> ROW_BITS:
+            raise RuntimeError(
+                "the gradient of a HashEmbedding has rows of another table, or of this table before it was shrunk or "
+                f"loaded or has dropped rows by itself ({where}): call backward() and step() on the same table, with "
+                "neither shrink() nor load_state_dict() between them"
+            )
+        if most - self.base >= max(num_rows, 1):
+            raise IndexError(
+                f"the gradient of a HashEmbedding has row {most - self.base}, the table has {num_rows} rows ({where})"
+            )
 
 
 @dataclass(eq=False)
@@ -218,10 +235,16 @@ class LookupResult(NamedTuple):
 
 def for_autograd(weight: StoredParameter, info: LookupInfo, vectors: Tensor) -> Tensor:
     """The `vectors` of a lookup, `[…, dim]`, with a graph if `weight` and autograd want one."""
-    if torch.is_grad_enabled() and weight.requires_grad:
-        result: Tensor = _Lookup.apply(weight, info, [vectors])  # type: ignore[no-untyped-call]
-        return result
-    return vectors
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return vectors
+    gradient: Any = weight.pending()
+    if gradient is None:
+        pieces: _Pieces = {}
+        gradient = _Gradient.apply(weight, pieces, [vectors])  # type: ignore[no-untyped-call]
+        gradient.pieces = pieces
+        weight.pending = ref(gradient)
+    result: Tensor = _Lookup.apply(gradient, info, [vectors])  # type: ignore[no-untyped-call]
+    return result
 
 
 def expand(vectors: Tensor, inverse: Int32s, bags: BagPooling | None = None) -> Tensor:
@@ -233,43 +256,80 @@ def expand(vectors: Tensor, inverse: Int32s, bags: BagPooling | None = None) -> 
     return result
 
 
-class _Lookup(Function):
+_Pieces: TypeAlias = dict[int, list[tuple[LookupInfo, Tensor]]]
+"""Lookups and the values of their gradients, by the number of the backward pass."""
+
+
+class _Gradient(Function):
+    """The node of the graph that makes one sparse gradient of the gradients of all lookups since the last step.
+
+    Autograd itself would add sparse gradients one by one, and copy all of them for each.
+    """
+
     @staticmethod
-    def forward(ctx: Any, weight: StoredParameter, info: LookupInfo, vectors: list[Tensor]) -> Tensor:
-        ctx.info, ctx.weight = info, weight
+    def forward(ctx: Any, weight: StoredParameter, pieces: _Pieces, like: list[Tensor]) -> Tensor:
+        ctx.weight, ctx.pieces = weight, pieces
+        ctx.set_materialize_grads(False)
+        return like[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: None) -> tuple[Tensor | None, None, None]:
+        pieces = ctx.pieces.pop(torch._C._current_graph_task_id(), None)
+        return None if pieces is None else _joined(ctx.weight, pieces), None, None
+
+
+def _joined(weight: StoredParameter, pieces: Sequence[tuple[LookupInfo, Tensor]]) -> Tensor:
+    """Return the gradient of the weight from the values of its lookups' gradients."""
+    found: list[tuple[Tensor, Tensor]] = []
+    for info, values in pieces:
+        rows, lines = info.rows, info.lines
+        if info.has_absent:
+            present = rows != ABSENT
+            rows, values = rows[present], values[present]
+            lines = lines if lines is ONE_LINE_EACH else None
+        found.append((rows, values))
+    if len(found) > 1 and values.is_cpu and not any(values.requires_grad for _, values in found):
+        rows, values = kernels.sum_of_pieces(found)
+        lines = ONE_LINE_EACH
+    elif len(found) > 1:
+        rows, values, lines = *(torch.cat(parts) for parts in zip(*found, strict=True)), None
+    if gradient_of(weight) is not None:
+        values = _spaced(values)
+    return info.numbering.gradient(rows, values, lines)
+
+
+def _spaced(values: Tensor) -> Tensor:
+    """Return the lines of a gradient in memory with a gap after each, for torch to add to an earlier gradient.
+
+    Torch appends such lines on the CPU. It merges contiguous lines one by one, which takes 17 times as long.
+    """
+    if values.requires_grad or not values.is_cpu:
+        return values
+    return values.new_empty(len(values), values.shape[1] + 1)[:, :-1].copy_(values)
+
+
+class _Lookup(Function):
+    """A lookup in the graph, which passes the values of its gradient to `_Gradient`."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Any, info: LookupInfo, vectors: list[Tensor]) -> Tensor:
+        ctx.gradient, ctx.pieces, ctx.info = gradient, gradient.pieces, info
         return vectors[0]  # in a list: of a tensor that is an argument autograd would return a view
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         info = ctx.info
         info.numbering.check()
-        if info.inverse is None:  # contiguous, or autograd would copy it, and the rows with it
+        if info.inverse is None:
             values = gradient.reshape(-1, gradient.shape[-1]).contiguous()
         elif torch.is_grad_enabled():  # create_graph=True
             gradient = gradient.reshape(-1, gradient.shape[-1])
             values = _Sum.apply(gradient, info.inverse, len(info.rows), info.bags)  # type: ignore[no-untyped-call]
         else:
             values = kernels.added_up(info.inverse, gradient, len(info.rows), info.bags)
-        if values.requires_grad and not len(values) and ctx.weight.store.ranks is not None:
-            ctx.weight.rowless += (values,)
-        return _sparse(info, values), None, None
-
-
-def _sparse(info: LookupInfo, values: Tensor) -> Tensor:
-    """The gradient for the table, without what has no row."""
-    rows, lines = info.rows, info.lines
-    if info.has_absent:
-        present = rows != ABSENT
-        rows, values = rows[present], values[present]
-        lines = lines and lines.without_absent(len(rows))
-    if info.numbering.is_watched and lines is not None and lines.order is None:
-        rows = rows.clone()  # so that what is attached to them lives as long as the gradient, not as the graph
-        lines = replace(lines)
-    info.numbering.note_gradient(info, lines)
-    if lines is not None:
-        attach(rows, lines)
-    size = HEIGHT, values.shape[1]
-    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, device=values.device, check_invariants=False)
+        ctx.pieces.setdefault(torch._C._current_graph_task_id(), []).append((info, values))
+        info.numbering.note_backward(info)
+        return None, None, None
 
 
 class _Sum(Function):

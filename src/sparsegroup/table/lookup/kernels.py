@@ -7,10 +7,12 @@ Where a new row starts is a function of (seed, key) and nothing else, so that or
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sparsegroup.kernels.cpu import threads
@@ -482,6 +484,35 @@ def _add_up_bags(inverse: Any, ends: Any, is_mean: bool, source: Any, target: in
             add(from_, target + inverse[i] * dim * size, dim, size, zero)
 
 
+def _sum_pieces(pieces: Any, slots: Any, distinct: Any, sums: Any) -> int:
+    """Sum the lines of each row, in their order, to a line of `sums` `[n, dim]`. Return the number of distinct rows.
+
+    `pieces` `[k, 3]` are the addresses of rows and of lines, and the number of lines, n in all. `distinct` `[n]`
+    becomes the rows in order of appearance. `slots` are zeros, a power of two and at least 2 n.
+    """
+    target, dim, zero = np.int64(sums.ctypes.data), sums.shape[1], sums.dtype.type(0)
+    size, mask, count = np.int64(sums.itemsize), len(slots) - 1, 0
+    width = dim * size
+    for piece in range(len(pieces)):
+        rows, source = array_at(pieces[piece, 0], pieces[piece, 2], np.int64(0)), pieces[piece, 1]
+        for i in range(len(rows)):
+            slot = (rows[i] * 0x9E3779B1 >> 8) & mask
+            place = slots[slot] - 1
+            while place >= 0 and distinct[place] != rows[i]:
+                slot = (slot + 1) & mask
+                place = slots[slot] - 1
+            if place < 0:
+                distinct[count] = rows[i]
+                copy(source + i * width, target + count * width, width)
+                count += 1
+                slots[slot] = count
+            elif dim == 8:  # known to the compiler
+                add(source + i * 8 * size, target + place * 8 * size, 8, size, zero)
+            else:
+                add(source + i * width, target + place * width, dim, size, zero)
+    return count
+
+
 def _replace_zeros(keys: Any, vectors: Any, by_field: Any, shift: int, mask: int, places: Any, fields: Any) -> int:
     """Put the vector of its key's field, `(key >> shift) & mask`, over each vector that is zero; gives their number.
 
@@ -529,6 +560,7 @@ insert_rows = kernel(_insert, "the table's lookup (insert)")
 expand = kernel(_expand, "the table's lookup (vectors)")
 add_up = kernel(_add_up, "the table's gradient")
 add_up_bags = kernel(_add_up_bags, "the table's gradient (bags)")
+sum_pieces = kernel(_sum_pieces, "the table's gradient (sums)")
 replace_zeros = kernel(_replace_zeros, "the table's fallback vectors")
 sort_runs = kernel(_sort_runs, "the table's gradient (order)")
 
@@ -574,3 +606,14 @@ def added_up(inverse: Any, values: Tensor, count: int, bags: BagPooling | None =
         source = array_of(values).reshape(-1, dim)
         add_up_bags(inverse, *bags, source, out.data_ptr(), count, np.empty(dim, source.dtype))
     return out
+
+
+def sum_of_pieces(pieces: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the distinct rows of a gradient, in order of appearance, and the sums of the lines of each row."""
+    kept = [(rows.contiguous(), values.resolve_neg().contiguous()) for rows, values in pieces]
+    n, values = sum(len(rows) for rows, _ in kept), kept[0][1]
+    places = np.array([(rows.data_ptr(), lines.data_ptr(), len(rows)) for rows, lines in kept], np.int64)
+    slots, distinct = np.zeros(1 << max(2 * n - 1, 1).bit_length(), np.int32), np.empty(n, np.int64)
+    sums = values.new_empty(n, values.shape[1])
+    count = int(sum_pieces(places, slots, distinct, array_of(sums)))
+    return torch.from_numpy(distinct[:count]), sums[:count]

@@ -284,9 +284,8 @@ class DeviceStorage(RowStorage):
                 self.prepare(search)
             assert search.sorted_keys is not None
             of_keys, order, starts, longest = search.sorted_keys
-            sent, *sorted_ones = self._transfer.send(of_keys, order, starts)
-            at_order, at_starts = (int(one.storage_offset()) for one in sorted_ones)
-            lines = GradientLines(numbering, len(of_keys), at_order, at_starts, longest, rows.copy())
+            sent, sent_order, sent_starts = self._transfer.send(of_keys, order, starts)
+            lines = GradientLines(sent_order, sent_starts, longest, rows.copy())
         else:
             (sent,) = self._transfer.send(rows[search.inverse])
         info = LookupInfo(numbering, sent, None, search.absent > 0, lines)
@@ -341,12 +340,6 @@ def _runs_of(gradient: RowGradient) -> launch.GradientRuns:
     values, rows, lines = gradient.values.resolve_neg().contiguous(), gradient.rows.contiguous(), gradient.lines
     if gradient.second_input is not None:
         return launch.GradientRuns(values, rows, gradient.second_input.resolve_neg().contiguous())
-    if lines is None or lines.order is None or lines.on_host is None:
+    if lines is None or lines.order is None:
         return launch.runs_of(values, rows)
-    memory, count = gradient.rows.untyped_storage(), len(lines.on_host)
-
-    def at(offset: int, length: int) -> Tensor:
-        return torch.empty(0, dtype=torch.int32, device=rows.device).set_(memory, offset, (length,), (1,))
-
-    order, starts = at(lines.order, lines.count), at(lines.starts, count + 1)
-    return launch.GradientRuns(values, rows, None, order, starts, lines.longest)
+    return launch.GradientRuns(values, rows, None, lines.order, lines.starts, lines.longest)

@@ -14,17 +14,18 @@ from torch import Tensor
 from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.kernels.cpu.jit import kernel
 from sparsegroup.kernels.cpu.rows import are_finite, mean_squares_of_rows
-from sparsegroup.kernels.step import StepScalars, check_rows, compute_dtype
+from sparsegroup.kernels.step import StepScalars, compute_dtype
 from sparsegroup.optim.arguments import check_device
 from sparsegroup.optim.census import KEY_BYTES, GroupCensus
 from sparsegroup.optim.state import UncastTensor, as_count, check_names
 from sparsegroup.optim.step import Entry, GroupStep, ParameterSite
-from sparsegroup.optim.table_parameter import KEYS, LINES, StateOwner, store_of
+from sparsegroup.optim.table_parameter import KEYS, StateOwner, store_of
 from sparsegroup.rules import Rule
 from sparsegroup.signals import signals_deferred
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.directory import Directory, RowLimit
-from sparsegroup.table.lookup.autograd import GradientLines
+from sparsegroup.table.lookup.autograd import ONE_LINE_EACH, GradientLines
+from sparsegroup.table.lookup.kernels import sum_of_pieces
 from sparsegroup.table.lookup.lookup import TableLock
 from sparsegroup.table.rows.rows import Floats, RowGradient, RowStorage
 
@@ -72,6 +73,7 @@ class RowPlan(RowGradient):
 
     parameter: Tensor  # the table's parameter
     steps: "RowSteps"  # takes the step
+    source: Tensor  # the parameter's gradient
 
     @property
     def gradient(self) -> Tensor:
@@ -180,20 +182,45 @@ class RowSteps:
             self._limit.check_layout(1 + carries_u + len(step.rule.state), self._num_rows(), storage.rows)
 
     def _read(self, parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> RowPlan:
-        """The gradient as the storage takes it. Raises IndexError if it has rows that the table does not have."""
-        rows, values = gradient._indices()[0], gradient._values()
-        lines: GradientLines | None = getattr(rows.untyped_storage(), LINES, None)
-        if lines is not None and (lines.numbering is not self._directory.numbering or lines.count != rows.shape[0]):
-            lines.numbering.check()
-            lines = None
-        are_distinct = lines is not None and lines.order is None
-        sums = self._storage.sums_gradients or step.rule.mean_square
-        # With a graph, a Hessian's diagonal follows, in the order of coalesced rows.
-        if gradient.requires_grad or (sums and not are_distinct):
-            check_rows(rows, self._num_rows(), step.site(number))
-            gradient, lines = gradient.coalesce(), None
-            rows, values = gradient._indices()[0], gradient._values()
-        return RowPlan(rows, values.detach() if values.requires_grad else values, None, None, lines, parameter, self)
+        """Return the gradient as the storage takes it."""
+        lines: GradientLines | None = None
+        known, sums = self._known(gradient), self._storage.sums_gradients or step.rule.mean_square
+        if known is not None and not (sums and known[1] is not ONE_LINE_EACH):
+            (rows, lines), values = known, gradient._values()
+        elif sums or gradient.requires_grad:
+            rows, values = self._summed(gradient, step.site(number))
+        else:  # the kernel sums lines and leaves out rows of other versions: nothing is waited for
+            rows, values = gradient._indices()[0] - self._directory.numbering.base, gradient._values()
+        if values.requires_grad:
+            values = values.detach()
+        return RowPlan(rows, values, None, None, lines, parameter, self, gradient)
+
+    def _known(self, gradient: Tensor) -> tuple[Tensor, GradientLines] | None:
+        """Return the rows of the lines of a registered gradient; None for a changed gradient and one with a graph."""
+        indices = gradient._indices()
+        known = self._directory.numbering.gradients.get(indices.untyped_storage())
+        is_unchanged = known is not None and len(known[0]) == indices.shape[1] and not gradient.requires_grad
+        return known if is_unchanged else None
+
+    def summed(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of a gradient, each once, and the sums of their lines, `[n, dim]`."""
+        known = self._known(gradient)
+        if known is not None and known[1] is ONE_LINE_EACH:
+            return known[0], gradient._values()
+        return self._summed(gradient, "torch.nn.utils.clip_grad_norm_")
+
+    def _summed(self, gradient: Tensor, where: object) -> tuple[Tensor, Tensor]:
+        """See `summed`. The rows of a gradient with a graph are ascending.
+
+        Raises IndexError for rows that the table does not have, RuntimeError for rows of another version or table.
+        """
+        numbering = self._directory.numbering
+        numbering.check_rows(gradient._indices()[0], self._num_rows(), where)
+        if gradient.requires_grad or not gradient.is_cpu:
+            gradient = gradient.coalesce()
+            return gradient._indices()[0] - numbering.base, gradient._values()
+        values = gradient._values().to(compute_dtype(gradient.dtype))
+        return sum_of_pieces([(gradient._indices()[0] - numbering.base, values)])
 
     def check_finite(self, plan: RowPlan, values: Tensor) -> None:
         """Leave out lines of `values` that are not finite, or raise FloatingPointError; on a device the kernel does."""
@@ -207,24 +234,23 @@ class RowSteps:
             )
         plan.finite = finite if plan.finite is None else plan.finite & finite
 
-    def run(self, plan: RowGradient, step: GroupStep, scalars: StepScalars, owner: StateOwner) -> None:
+    def run(self, plan: RowPlan, step: GroupStep, scalars: StepScalars, owner: StateOwner) -> None:
         """Take a planned step: lay out u and the rule's state, count skipped rows, run the kernel."""
         with self._lock.mutex:
             if self._laid_out_for() is not step or self.owner is not owner:
                 self.lay_out(owner, step.initial, step.wants_u, step.group["state_dtype"])
                 self._laid_out_for = ref(step)
-            storage, lines = self._storage, plan.lines
+            storage, lines = self._storage, plan if plan.finite is None else plan.finite_lines()
             if plan.finite is not None:
                 storage.count_skipped(storage.skipped_rows + int((~plan.finite).sum()))
-                plan = plan.finite_lines()
-            if plan.rows.shape[0]:
+            if lines.rows.shape[0]:
                 if self.changes is not None:
-                    self.changes.mark(plan.rows_on_host())
-                storage.step(plan, step, scalars, self._num_rows)
+                    self.changes.mark(lines.rows_on_host())
+                storage.step(lines, step, scalars, self._num_rows)
             if self._on_step is not None:
                 self._lock.run_scheduled()  # uses that a prefetch notes are of the time before, however its thread runs
                 self._on_step()
-            self._directory.numbering.note_step(lines)
+            self._directory.numbering.note_step(plan.source)
 
     def lay_out(
         self,
