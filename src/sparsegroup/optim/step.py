@@ -1,4 +1,14 @@
-"""One step of a param group: a plan for each parameter, made and checked before anything changes, then run."""
+"""One step of a param group: all gradients are read and checked before anything changes.
+
+    GroupOptimizer.step        for each param group, first all plans, then all runs:
+      GroupStep.plan             a `TensorPlan` for each tensor, a `RowsPlan` for each table
+      GroupStep.run              counts the step and computes the rule's scalars; then
+        Launch.step                many tensors: `kernels/cpu/backend.py`, `kernels/gpu/backend.py`, `kernels/eager.py`
+        Backend.step_rows          the rows of a tensor with a sparse gradient: by the same files
+        RowsPlan.run               the rows of a table: `table/rows/step.py`
+
+A `GroupStep` is used again as long as neither an option nor the memory of a tensor has changed.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
@@ -142,8 +152,7 @@ class GroupStep:
         self._arguments = rule.scalar_arguments(group, rate)
         self._scalars: dict[float, StepScalars] = {}
         # The options on which the memory of parameters depends.
-        is_index = isinstance(self.groups, Tensor)
-        groups = _content(self.groups, True) if is_index else self.groups
+        groups = _content(self.groups, True) if isinstance(self.groups, Tensor) else self.groups
         self._layout = groups, self.wants_kernels, self.capturable, self.wants_u
         self._memory = GroupMemory()
         is_alike = before is not None and before._layout == self._layout and before._is_of(group)
