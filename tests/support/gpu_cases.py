@@ -292,7 +292,7 @@ def by_table(case: Case, alignment: int = 16) -> Parts:
     )
     after = table.updated(case.parts)
     assert torch.equal(table.between(), between)
-    assert counts.tolist() == [int(after.x.any(1).sum() - before.any(1).sum()), 0, 0]
+    assert counts.tolist() == [int(after.x.any(1).sum() - before.any(1).sum()), 1, table.height]
     return after
 
 

@@ -159,6 +159,25 @@ def test_a_row_whose_gradient_is_not_finite_is_left(mode, value):
     assert table.num_live == int((table.lookup(KEYS) != 0).any(1).sum())
 
 
+def test_a_copied_gradient_of_other_row_numbers_changes_nothing_and_a_later_step_raises():
+    table, optimizer = trained(new_table())
+    with on_device():
+        optimizer.zero_grad()
+        table(batch(2)).sum().backward()
+        gradient, table.weight.grad = table.weight.grad.clone(), None
+        table.load_state_dict(table.state_dict())
+        before = table.lookup(KEYS).clone()
+        table.weight.grad = gradient
+        optimizer.step()
+        assert torch.equal(table.lookup(KEYS), before)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        with pytest.raises(RuntimeError, match="left out: it has rows of another table, or of this table before"):
+            optimizer.step()
+    step(table, optimizer, 2)
+    assert not torch.equal(table.lookup(KEYS), before)
+
+
 def test_gradients_add_up_over_lookups_and_passes():
     tables = [trained(new_table(), steps=1), trained(on_host(), steps=1)]
     for table, optimizer in tables:

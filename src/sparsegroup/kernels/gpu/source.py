@@ -281,7 +281,7 @@ def table_rows(
 ) -> None:  # fmt: skip
     """Rows of a table in pages of 2**SHIFT rows; a row is x, u and the states, side by side.
 
-    Rows outside [0, height) are left out; one whose gradient is infinite or NaN stays unchanged, and is counted.
+    Rows outside [0, height) are left out. Those beyond it are counted, as is a row whose gradient is infinite or NaN.
 
     `pages` `[p]` are the addresses of the pages; `counters` `[3]` int64: how many more rows are not zero than before,
     rows left out, one of them. In a row, u or the first state begins at byte FIRST_PART, the next PART_BYTES later.
@@ -293,7 +293,7 @@ def table_rows(
     )
     here = (row >= 0) & (row < height)
     not_finite = (value * 0.0 != 0.0) | (curvature * 0.0 != 0.0)
-    bad = here & any_in_group(not_finite & (lane < WIDTH))
+    bad = (here & any_in_group(not_finite & (lane < WIDTH))) | (row >= height)
     report(counters, bad, row)
     here = here & (bad == 0)
     value = tl.where(here, value, 0.0)

@@ -98,6 +98,12 @@ class GradientLines:
 ONE_LINE_EACH = GradientLines()
 
 
+OTHER_ROWS = (
+    "has rows of another table, or of this table before it was shrunk or loaded or has dropped rows by itself: call "
+    "backward() and step() on the same table, with neither shrink() nor load_state_dict() between them"
+)
+
+
 class RowNumbering:
     """A version of the row numbers, with the gradients that have them. Renumbering rows starts a new version.
 
@@ -192,11 +198,7 @@ class RowNumbering:
         """Raise IndexError for rows of a gradient that the table lacks, RuntimeError for another version's rows."""
         least, most = (int(one) for one in torch.aminmax(rows)) if len(rows) else (self.base, self.base)
         if least >> ROW_BITS != self.base >> ROW_BITS or most >> ROW_BITS != self.base >> ROW_BITS:
-            raise RuntimeError(
-                "the gradient of a HashEmbedding has rows of another table, or of this table before it was shrunk or "
-                f"loaded or has dropped rows by itself ({where}): call backward() and step() on the same table, with "
-                "neither shrink() nor load_state_dict() between them"
-            )
+            raise RuntimeError(f"the gradient of a HashEmbedding ({where}) {OTHER_ROWS}")
         if most - self.base >= max(num_rows, 1):
             raise IndexError(
                 f"the gradient of a HashEmbedding has row {most - self.base}, the table has {num_rows} rows ({where})"

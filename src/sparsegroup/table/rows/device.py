@@ -19,7 +19,15 @@ from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.lookup import kernels
-from sparsegroup.table.lookup.autograd import GradientLines, Int64s, KeySearch, LookupInfo, LookupResult, SortedKeys
+from sparsegroup.table.lookup.autograd import (
+    OTHER_ROWS,
+    GradientLines,
+    Int64s,
+    KeySearch,
+    LookupInfo,
+    LookupResult,
+    SortedKeys,
+)
 from sparsegroup.table.rows.rows import WEIGHT, Floats, NewRowBuffer, RowGradient, Rows, RowStorage, pieces_of
 
 Float32s = npt.NDArray[np.float32]
@@ -306,10 +314,12 @@ class DeviceStorage(RowStorage):
         if not is_ready(rule):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 
-    def check_reports(self, describe: Callable[[Int64s], str]) -> None:
+    def check_reports(self, describe: Callable[[Int64s], str], num_rows: Callable[[], int]) -> None:
         counts = None if self.config.skips_nonfinite else self._watch.arrived()
         if counts is not None and counts[1]:
             self._watch.clear(1)
+            if not 0 <= counts[2] < num_rows():
+                raise RuntimeError(f"the gradient of {counts[1]:,} rows in a step before is left out: it {OTHER_ROWS}")
             raise FloatingPointError(
                 f"the gradient of {counts[1]:,} rows of a HashEmbedding was not finite in a step before, that of "
                 f"{describe(np.array([counts[2]]))} for one; these rows have been left as they were, the others have "

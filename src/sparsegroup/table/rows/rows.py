@@ -248,7 +248,7 @@ class RowStorage(ABC):
     def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
         """The dtype of state for the `requested` one, or None. Raises ValueError if it cannot be that."""
 
-    def check_reports(self, describe: Callable[[Int64s], str]) -> None:
+    def check_reports(self, describe: Callable[[Int64s], str], num_rows: Callable[[], int]) -> None:
         """Raise FloatingPointError if a device has reported that an earlier step met a non-finite gradient."""
         return  # a step on the host has raised before it changed anything
 

@@ -155,7 +155,7 @@ class RowSteps:
                 raise ValueError(f"the gradient of a HashEmbedding must be sparse COO, got {gradient.layout} ({where})")
             storage = self._storage
             if storage.is_on_device:
-                storage.check_reports(self._described)
+                storage.check_reports(self._described, self._num_rows)
             if self._laid_out_for() is not step or self.owner is not owner:
                 self._check(step, owner, step.site(number))
             plan = self._read(parameter, gradient, step, number)
@@ -189,8 +189,8 @@ class RowSteps:
             (rows, lines), values = known, gradient._values()
         elif sums or gradient.requires_grad:
             rows, values = self._summed(gradient, step.site(number))
-        else:  # the kernel sums lines and leaves out rows of other versions: nothing is waited for
-            rows, values = gradient._indices()[0] - self._directory.numbering.base, gradient._values()
+        else:  # nothing is waited for: the kernel sums lines and reports rows of other versions, which this makes large
+            rows, values = gradient._indices()[0] ^ self._directory.numbering.base, gradient._values()
         if values.requires_grad:
             values = values.detach()
         return RowPlan(rows, values, None, None, lines, parameter, self, gradient)
