@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -116,8 +116,36 @@ class StateOwner:
     """
 
 
-RowStore: TypeAlias = Any
-"""The table that holds a parameter's rows, a `sparsegroup.table.table.Table`; nothing below `table` imports it."""
+class RowStore(Protocol):
+    """The table that holds a parameter's rows, a `sparsegroup.table.table.Table`, as modules below `table` use it."""
+
+    dim: int
+    weight_dtype: torch.dtype
+    device: torch.device
+    stepper: Any  # a `sparsegroup.optim.step.Stepper`
+    ranks: Any  # the ranks of the other rows, a `sparsegroup.table.sharded.exchange.Shards`; None if all rows are here
+
+    @property
+    def num_rows(self) -> int:
+        """Rows on this rank."""
+
+    @property
+    def num_live(self) -> int:
+        """Rows on this rank that are not zero."""
+
+    @property
+    def num_seen(self) -> int:
+        """Distinct keys that training has ever seen on this rank."""
+
+    def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
+        """Yield keys and vectors of the live rows, at most `batch_size` at a time."""
+
+    def become(self, other: Any) -> None:
+        """Become a copy of another table, with the optimizer's state."""
+
+    def average_(self, other: Any, rate: float) -> None:
+        """Average the rows with another table's, whose weight is `rate`."""
+
 
 
 class StoredGradient(Tensor):
@@ -306,7 +334,7 @@ class StoredParameter(Tensor):
         return type(self), (self.store, self.requires_grad)
 
 
-def store_of(parameter: Tensor) -> RowStore:
+def store_of(parameter: Tensor) -> RowStore | None:
     """The store that holds the rows of a parameter; None for one that is a tensor."""
     return parameter.store if isinstance(parameter, StoredParameter) else None
 

@@ -22,7 +22,7 @@ from sparsegroup.signals import signals_deferred
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.admission import SET_KEYS
 from sparsegroup.table.directory.buckets import ABSENT
-from sparsegroup.table.directory.directory import Directory, Evictor, RowLimit
+from sparsegroup.table.directory.directory import Directory, Evictor, RowLimit, TableContent
 from sparsegroup.table.directory.eviction import LFU, ROWS_AT_A_TIME
 from sparsegroup.table.files.snapshot import TableSnapshot
 from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
@@ -124,8 +124,8 @@ _ROWS_AT_A_TIME = 1 << 16
 class Table:
     """Keys, their rows, and the optimizer's state in them. All methods may be called from any thread.
 
-    Read `directory` and `storage` at rest only. `ranks` are the ranks of the table's other rows, None
-    where all are here; with `per_rank` each rank trains a separate table.
+    `ranks` are the ranks of the table's other rows, None where all are here; with `per_rank` each rank trains a
+    separate table.
     """
 
     def __init__(
@@ -140,27 +140,35 @@ class Table:
         self.config, self.ranks, self.per_rank = config, ranks, per_rank
         self.dim, self.weight_dtype, self.device = config.dim, config.weight_dtype, config.device
         self.starts = RowStarts(config.init, config.std, config.seed, config.dim, config.dtype)
-        self._lock = TableLock()
-        self.stepper = RowSteps(config, self._lock)
+        self._content = TableContent(directory or Directory(config), storage or new_storage(config))
+        self._lock, self._limit = TableLock(), self._limit_of(config)
+        self._evictor = Evictor(self._content, config.eviction, config.ranking or LFU(), self._limit)
+        on_step = self._evictor.note_step if self._evictor.notes_steps else None
+        self.stepper = RowSteps(self._content, config, self._lock, self._limit, on_step)
+        self._lookup = RowLookup(
+            *(self._content, self.starts, self.stepper.mark, self._limit),
+            scratch_bytes=config.scratch_bytes,
+            keeps_distinct=config.has_fallback and not config.on_device and ranks is None,
+        )
         self._prefetched: tuple[bool, Future[KeySearch]] | None = None
         self._is_repeatable = config.is_repeatable
-        directory, storage = directory or Directory(config), storage or new_storage(config)
-        self._limit: RowLimit | None = None
-        if config.max_bytes is not None:
-            other_bytes = 2 * config.scratch_bytes + directory.occurrences.nbytes + directory.seen.nbytes
-            self._limit = RowLimit(config.max_bytes, other_bytes, storage.rows)
-        self._compose(directory, storage)
         self._evictor.fit_index()
 
-    def _compose(self, directory: Directory, storage: RowStorage, owner: StateOwner | None = None) -> None:
-        evictor = Evictor(self.config.eviction, self.config.ranking or LFU(), self._limit, directory, storage)
-        lookup = RowLookup(
-            *(directory, storage, self.starts, self.stepper.mark, self._limit),
-            scratch_bytes=self.config.scratch_bytes,
-            keeps_distinct=self.config.has_fallback and not self.config.on_device and self.ranks is None,
-        )
-        self.directory, self.storage, self._evictor, self._lookup = directory, storage, evictor, lookup
-        self.stepper.use(directory, storage, evictor.note_step if evictor.notes_steps else None, self._limit, owner)
+    def _limit_of(self, config: TableConfig) -> RowLimit | None:
+        if config.max_bytes is None:
+            return None
+        other_bytes = 2 * config.scratch_bytes + self.directory.occurrences.nbytes + self.directory.seen.nbytes
+        return RowLimit(config.max_bytes, other_bytes, self.rows)
+
+    @property
+    def directory(self) -> Directory:
+        """The keys; to be read at rest."""
+        return self._content.directory
+
+    @property
+    def storage(self) -> RowStorage:
+        """The storage of the rows; to be read at rest."""
+        return self._content.storage
 
     # Lookup
 
@@ -189,7 +197,7 @@ class Table:
                 self._lock.check_inserts()
                 admission = self.config.admission
             if is_again and not self._is_repeatable:
-                result = self._lookup.fetch(self.directory.numbering.recall(array, is_distinct), bags)
+                result = self._lookup.fetch(self._content.directory.numbering.recall(array, is_distinct), bags)
                 if len(result.search.masked):
                     result.mask()
             else:
@@ -197,7 +205,7 @@ class Table:
                 result = self._lookup.look_up(
                     array, admission, ahead, bags, is_distinct=is_distinct, is_counted=is_again
                 )
-            numbering = self.directory.numbering
+            numbering = result.search.numbering
             numbering.await_gradient(result.info)
             if insert and not is_again and not self._is_repeatable:
                 numbering.remember(result.search)
@@ -485,7 +493,9 @@ class Table:
     def _replace(self, directory: Directory, storage: RowStorage, owner: StateOwner | None) -> None:
         with signals_deferred():
             self.directory.renumber()
-            self._compose(directory, storage, owner)
+            self._content.directory, self._content.storage = directory, storage
+            self.stepper.reset(owner)
+            self._evictor.note_load()
 
     def become(self, other: "Table") -> None:
         """Become a copy of another table: rows, the optimizer's state and its owner."""
@@ -569,7 +579,7 @@ class Table:
         type(self).__init__(self, state["config"], ranks=state["ranks"], per_rank=state["per_rank"])
         self.storage.lay_out(state["initial"], 0, state["state_dtype"])
         self.load(state["snapshot"])
-        self._compose(self.directory, self.storage, state["owner"])
+        self.stepper.reset(state["owner"])
 
 
 @contextmanager

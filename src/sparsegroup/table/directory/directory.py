@@ -252,6 +252,14 @@ class Directory:
         return known[self.find(known) == ABSENT] if len(known) else known
 
 
+@dataclass(eq=False)
+class TableContent:
+    """Keys and rows that belong together. Loading a table replaces both, for all that hold its content."""
+
+    directory: Directory
+    storage: RowStorage
+
+
 _MARKS = 2.2
 """Bytes of a row that mark what survives an eviction, and what has changed since a checkpoint."""
 
@@ -306,25 +314,19 @@ class Evictor:
     """
 
     def __init__(
-        self,
-        eviction: EvictionPolicy,
-        ranking: RankingPolicy,
-        limit: RowLimit | None,
-        directory: Directory,
-        storage: RowStorage,
+        self, content: TableContent, eviction: EvictionPolicy, ranking: RankingPolicy, limit: RowLimit | None
     ) -> None:
-        self._eviction, self._ranking, self._limit = eviction, ranking, limit
-        self._directory, self._storage = directory, storage
+        self._eviction, self._ranking, self._limit, self._content = eviction, ranking, limit, content
         self._evicts = eviction.every is not None or limit is not None
         self.is_due = self._evicts
 
     @property
     def notes_steps(self) -> bool:
         """Whether `note_step` must be called after each step."""
-        return self._evicts or self._directory.uses is not None
+        return self._evicts or self._content.directory.uses is not None
 
     def note_step(self) -> None:
-        self._directory.tick()
+        self._content.directory.tick()
         self.is_due = self._evicts
 
     def note_load(self) -> None:
@@ -332,21 +334,21 @@ class Evictor:
 
     @property
     def _asks_policy(self) -> bool:
-        directory, every = self._directory, self._eviction.every
+        directory, every = self._content.directory, self._eviction.every
         return every is not None and directory.time - directory.counters.last_check >= every
 
     def note_eviction(self) -> None:
         """Record that the rows which do not survive are removed. No eviction is due until the next step."""
         if self._asks_policy:
-            self._directory.counters.last_check = self._directory.time
+            self._content.directory.counters.last_check = self._content.directory.time
         self.is_due = False
 
     def surviving(self) -> Bools | None:
         """Which rows survive, `[num_rows]`; None for all."""
-        directory = self._directory
+        directory = self._content.directory
         mask = self.surviving_policy() if self._asks_policy else None
         if self._limit is not None:
-            most = self._limit.most_rows(self._storage.rows)
+            most = self._limit.most_rows(self._content.storage.rows)
             staying = directory.num_rows if mask is None else int(np.count_nonzero(mask))
             if most - staying < _FULL * most:
                 mask = self._without_lowest(staying - int((1 - _EVICTED) * most), mask)
@@ -354,7 +356,7 @@ class Evictor:
 
     def surviving_policy(self) -> Bools:
         """Which rows the eviction policy leaves, `[num_rows]`."""
-        mask = np.ones(self._directory.num_rows, np.bool_)
+        mask = np.ones(self._content.directory.num_rows, np.bool_)
         for span, evicted in self._answers(self._eviction.evicts, np.bool_):
             mask[span] = ~evicted
         return mask
@@ -363,17 +365,17 @@ class Evictor:
         """Which of rows that have been read, with the parts that they have, survive; None for all."""
         if self._limit is None:
             return None
-        memory = self._storage.rows
-        too_many = self._directory.num_rows - self._limit.most_rows(memory, len(memory.parts))
+        memory = self._content.storage.rows
+        too_many = self._content.directory.num_rows - self._limit.most_rows(memory, len(memory.parts))
         return self._without_lowest(too_many) if too_many > 0 else None
 
     def _answers(self, method: Callable[[RowBlock], object], dtype: type) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-        for first, block in self._directory.blocks(self._storage.rows):
+        for first, block in self._content.directory.blocks(self._content.storage.rows):
             yield slice(first, first + len(block)), answer(method, dtype, block)
 
     def _without_lowest(self, number: int, mask: Bools | None = None) -> Bools:
         """The mask without `number` of its rows: the lowest ranks go, of equal ones the oldest."""
-        mask = np.ones(self._directory.num_rows, np.bool_) if mask is None else mask
+        mask = np.ones(self._content.directory.num_rows, np.bool_) if mask is None else mask
         lowest = self._lowest_ranks(number, mask)
         highest = lowest.max()
         ties = int(np.count_nonzero(lowest == highest))
@@ -399,15 +401,15 @@ class Evictor:
     def make_room(self, keys: Int64s, *, parts_may_come: bool) -> None:
         """Under a limit, have an index also for `keys` that are about to be set; see `check_room`."""
         if self._limit is not None:
-            new = int(np.count_nonzero(self._directory.find(keys) == ABSENT))
-            self.check_room(new, self._directory.num_rows, parts_may_come=parts_may_come)
-            self.fit_index(self._directory.num_rows + new)
+            new = int(np.count_nonzero(self._content.directory.find(keys) == ABSENT))
+            self.check_room(new, self._content.directory.num_rows, parts_may_come=parts_may_come)
+            self.fit_index(self._content.directory.num_rows + new)
 
     def check_room(self, new: int, present: int = 0, *, parts_may_come: bool = False) -> None:
         """Raise RuntimeError unless a limit has room for this many more rows than `present`, of their size."""
         if self._limit is None:
             return
-        limit, memory = self._limit, self._storage.rows
+        limit, memory = self._limit, self._content.storage.rows
         room = limit.most_rows(memory, None if parts_may_come else len(memory.parts)) - present
         if new > room:
             raise RuntimeError(
@@ -417,11 +419,11 @@ class Evictor:
 
     def fit_index(self, num_rows: int | None = None) -> None:
         """Have an index that suits this many rows, or the present ones: as small as they allow, or at the limit."""
-        directory, limit = self._directory, self._limit
+        directory, limit = self._content.directory, self._limit
         if limit is None:
             directory.index = directory.index.shrunk()
             return
-        num_rows, memory = directory.num_rows if num_rows is None else num_rows, self._storage.rows
+        num_rows, memory = directory.num_rows if num_rows is None else num_rows, self._content.storage.rows
         for most in (limit.most_rows(memory), limit.most_rows(memory, len(memory.parts))):
             if num_rows <= most:
                 directory.index = directory.index.with_buckets(int(most / KEYS_PER_BUCKET) + 1)

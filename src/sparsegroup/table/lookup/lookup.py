@@ -21,11 +21,11 @@ from sparsegroup.signals import signals_deferred
 from sparsegroup.table.config import check_int
 from sparsegroup.table.directory.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.directory.buckets import ABSENT
-from sparsegroup.table.directory.directory import Admission, Directory, RowLimit
+from sparsegroup.table.directory.directory import Admission, RowLimit, TableContent
 from sparsegroup.table.lookup import kernels
 from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
 from sparsegroup.table.lookup.kernels import GRAIN, NOT_POOLED, BagPooling, RowStarts
-from sparsegroup.table.rows.rows import WEIGHT, RowStorage
+from sparsegroup.table.rows.rows import WEIGHT
 
 Int64s = npt.NDArray[np.int64]
 
@@ -236,7 +236,7 @@ def pays_ahead(count: int) -> bool:
 
 
 class RowLookup:
-    """Looks keys up in a directory and a storage that belong together. Called by one thread at a time.
+    """Looks keys up in a table's content. Called by one thread at a time.
 
     `on_used` is called with the used rows, negative for keys without a row. At most `scratch_bytes` of working memory
     remain for the next lookup. `keeps_distinct`: results know the distinct keys.
@@ -244,8 +244,7 @@ class RowLookup:
 
     def __init__(
         self,
-        directory: Directory,
-        storage: RowStorage,
+        content: TableContent,
         starts: RowStarts,
         on_used: Callable[[Int64s], None],
         limit: RowLimit | None = None,
@@ -254,7 +253,7 @@ class RowLookup:
         keeps_distinct: bool,
     ) -> None:
         self._keeps_distinct = keeps_distinct
-        self._directory, self._storage, self._starts = directory, storage, starts
+        self._content, self._starts = content, starts
         self._on_used, self._limit = on_used, limit
         self._scratch_bytes = scratch_bytes
         self._scratch = kernels.Scratch(0, starts.dim, starts.dtype)
@@ -310,16 +309,16 @@ class RowLookup:
         if len(keys) > CHUNK:
             raise ValueError(f"{len(keys):,} keys are not looked up ahead of time")
         try:
-            search = self._find(keys, admission, None, alone=not self._storage.is_on_device)
+            search = self._find(keys, admission, None, alone=not self._content.storage.is_on_device)
         finally:
             if self._scratch.nbytes > self._scratch_bytes:
                 self._drop_scratch()
-        search.num_rows = self._directory.num_rows
-        self._storage.prepare(search)
+        search.num_rows = self._content.directory.num_rows
+        self._content.storage.prepare(search)
         return search
 
     def _is_current(self, ahead: KeySearch, admission: AdmissionPolicy | None) -> bool:
-        directory = self._directory
+        directory = self._content.directory
         may_be_there = ahead.absent and admission is None and ahead.num_rows != directory.num_rows
         return ahead.numbering is directory.numbering and not may_be_there
 
@@ -328,7 +327,7 @@ class RowLookup:
         distinct, vectors = len(search.rows), self._scratch.vectors
         out = self._new_vectors(distinct if search.is_distinct else len(search.keys) if bags is None else bags.num_bags)
         if out is None:
-            return self._storage.fetch(search)
+            return self._content.storage.fetch(search)
         if search.is_distinct:
             vectors = array_of(out)
         elif distinct > len(vectors):
@@ -338,7 +337,7 @@ class RowLookup:
 
     def _new_vectors(self, count: int) -> Tensor | None:
         """Memory for some vectors; None for rows that are not on the host."""
-        if self._storage.is_on_device:
+        if self._content.storage.is_on_device:
             return None
         try:
             return torch.empty(count, self._starts.dim, dtype=TORCH_DTYPES[self._starts.dtype], device="cpu")
@@ -359,7 +358,7 @@ class RowLookup:
         alone: bool = False,
     ) -> int:
         """Run the lookup's kernel, which fetches into `out` unless that is None; gives the number of absent keys."""
-        index = self._directory.index
+        index = self._content.directory.index
         target = 0 if out is None or vectors.ctypes.data == out.data_ptr() else out.data_ptr()
         return threads.share(
             kernels.look_up,
@@ -369,7 +368,7 @@ class RowLookup:
             (inverse, count, rows.data_ptr()),
             self._scratch.arrays,
             (index.state, index.pages),
-            self._storage.memory,
+            self._content.storage.memory,
             (vectors, target, *(bags or NOT_POOLED)),
             alone=alone or len(keys) < GRAIN,
         )
@@ -385,7 +384,7 @@ class RowLookup:
         is_counted: bool = False,
     ) -> KeySearch:
         """Find the rows of keys, insert the admitted keys, and fetch the vectors, or their pools, into `out`."""
-        n, directory = len(keys), self._directory
+        n, directory = len(keys), self._content.directory
         scratch = self._scratch
         if scratch.size < n:
             scratch = self._scratch = kernels.Scratch(n, self._starts.dim, self._starts.dtype)
@@ -406,7 +405,7 @@ class RowLookup:
         return search
 
     def _find_many(self, keys: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> KeySearch:
-        directory = self._directory
+        directory = self._content.directory
         distinct, inverse = kernels.distinct_of_many(keys)
         rows, before = directory.find(distinct), directory.num_rows
         new = distinct[rows == ABSENT]
@@ -429,13 +428,13 @@ class RowLookup:
 
         All memory is allocated and all rows are written before one kernel inserts the keys.
         """
-        directory = self._directory
+        directory = self._content.directory
         first = directory.num_rows
         numbers = np.arange(first, first + len(keys))
         directory.begin(len(keys))
-        self._storage.rows.begin(first, first + len(keys))
+        self._content.storage.rows.begin(first, first + len(keys))
         write(numbers)
-        self._storage.forget_live()
+        self._content.storage.forget_live()
         directory.index.insert(keys, numbers)
         directory.note(decision)
 
@@ -443,10 +442,10 @@ class RowLookup:
         """Write the initial weights of `keys` into the rows of these numbers."""
         for first in range(0, len(keys), CHUNK):
             some = slice(first, first + CHUNK)
-            self._storage.rows.write(WEIGHT, numbers[some], self._starts.of(keys[some]))
+            self._content.storage.rows.write(WEIGHT, numbers[some], self._starts.of(keys[some]))
 
     def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> None:
-        uses = self._directory.uses
+        uses = self._content.directory.uses
         if uses is not None and not (admission is None or is_counted or admission is SET_KEYS):
             uses.mark(rows)
             self._on_used(rows)
@@ -455,11 +454,11 @@ class RowLookup:
         """How many new rows there is room for; None if that is not limited, or has been checked."""
         if self._limit is None or admission is SET_KEYS:
             return None
-        return max(0, self._limit.most_rows(self._storage.rows) - self._directory.num_rows)
+        return max(0, self._limit.most_rows(self._content.storage.rows) - self._content.directory.num_rows)
 
     def _insert(self, search: KeySearch, admission: AdmissionPolicy, *, is_counted: bool) -> None:
         """Give rows to the search's keys that have none and are admitted."""
-        rows, directory = search.row_array, self._directory
+        rows, directory = search.row_array, self._content.directory
         distinct = self._scratch.distinct[: len(rows)]
         decision = directory.decide(
             search.absent, lambda: distinct[rows == ABSENT], admission, self._room_for(admission), again=is_counted
@@ -475,9 +474,9 @@ class RowLookup:
         rows, scratch, starts = search.row_array, self._scratch, self._starts
         some, vectors = rows[places], scratch.vectors[places]  # views of a slice, copies of single places
         count = search.absent if isinstance(places, slice) else len(places)
-        index, before = self._directory.index, self._directory.num_rows
-        self._directory.begin(count)
-        space = self._storage.new_rows(before, count)
+        index, before = self._content.directory.index, self._content.directory.num_rows
+        self._content.directory.begin(count)
+        space = self._content.storage.new_rows(before, count)
         new = *np.empty((2, count), np.int64), np.empty(count * starts.dim, starts.dtype)
         while (inserted := index.num_keys - before) < count:
             insert = partial(
@@ -490,7 +489,7 @@ class RowLookup:
                 vectors,
                 new,
             )
-            self._storage.change(insert)
+            self._content.storage.change(insert)
             if index.num_keys < before + count:
                 index.extend()
         if not isinstance(places, slice):

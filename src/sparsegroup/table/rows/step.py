@@ -19,11 +19,11 @@ from sparsegroup.optim.arguments import check_device
 from sparsegroup.optim.census import KEY_BYTES, GroupCensus
 from sparsegroup.optim.state import UncastTensor, as_count, check_names
 from sparsegroup.optim.step import Entry, GroupStep, ParameterSite
-from sparsegroup.optim.table_parameter import KEYS, StateOwner, store_of
+from sparsegroup.optim.table_parameter import KEYS, StateOwner
 from sparsegroup.rules import Rule
 from sparsegroup.signals import signals_deferred
 from sparsegroup.table.config import TableConfig
-from sparsegroup.table.directory.directory import Directory, RowLimit
+from sparsegroup.table.directory.directory import Directory, RowLimit, TableContent
 from sparsegroup.table.lookup.autograd import ONE_LINE_EACH, GradientLines
 from sparsegroup.table.lookup.kernels import sum_of_pieces
 from sparsegroup.table.lookup.lookup import TableLock
@@ -95,35 +95,43 @@ def _no_step() -> None:
     """Return None, as a weak reference to a freed step does."""
 
 
+def _table_of(parameter: Any) -> Any:
+    """Return the `Table` of a parameter, whose module imports this one."""
+    return parameter.store
+
+
 class RowSteps:
     """The stepper of a table's rows, see `sparsegroup.optim.step.Stepper`.
 
     The rows hold the state of `owner`. `changes` are those since `track` was called; None if it was not, or all has.
     """
 
-    _directory: Directory
-    _storage: RowStorage
-    _on_step: Callable[[], None] | None
-    _limit: RowLimit | None
+    def __init__(
+        self,
+        content: TableContent,
+        config: TableConfig,
+        lock: TableLock,
+        limit: RowLimit | None,
+        on_step: Callable[[], None] | None,
+    ) -> None:
+        self._content, self._config, self._lock, self._limit, self._on_step = content, config, lock, limit, on_step
+        self._process = os.getpid()
+        self.reset(None)
 
-    def __init__(self, config: TableConfig, lock: TableLock) -> None:
-        self._config, self._lock, self._process = config, lock, os.getpid()
-        self.owner: StateOwner | None = None
+    def reset(self, owner: StateOwner | None) -> None:
+        """Step other rows from now on, with the state of `owner`."""
+        self.owner = owner
         self.changes: Changes | None = None
         self._laid_out_for: Callable[[], GroupStep | None] = _no_step
         """Return the step for which the rows are checked and laid out. The reference is weak to avoid a cycle."""
 
-    def use(
-        self,
-        directory: Directory,
-        storage: RowStorage,
-        on_step: Callable[[], None] | None,
-        limit: RowLimit | None,
-        owner: StateOwner | None,
-    ) -> None:
-        """Step other rows from now on."""
-        self._directory, self._storage, self._on_step, self._limit = directory, storage, on_step, limit
-        self.owner, self.changes, self._laid_out_for = owner, None, _no_step
+    @property
+    def _directory(self) -> Directory:
+        return self._content.directory
+
+    @property
+    def _storage(self) -> RowStorage:
+        return self._content.storage
 
     def check(self, parameter: Tensor, group: Mapping[str, Any], where: str) -> None:
         """See `Stepper.check`."""
@@ -250,7 +258,7 @@ class RowSteps:
             if self._on_step is not None:
                 self._lock.run_scheduled()  # uses that a prefetch notes are of the time before, however its thread runs
                 self._on_step()
-            self._directory.numbering.note_step(plan.source)
+            self._content.directory.numbering.note_step(plan.source)
 
     def lay_out(
         self,
@@ -295,7 +303,7 @@ class RowSteps:
         self, parameter: Tensor, step: GroupStep, entry: Entry, sample: int, draw: np.random.Generator
     ) -> list[GroupCensus]:
         """See `Stepper.census`. Rows that never had a gradient survive no λ21 > 0."""
-        store = store_of(parameter)
+        store = _table_of(parameter)
         live_bytes = store.dim * store.weight_dtype.itemsize + KEY_BYTES
         count = store.num_rows
         rows = draw.integers(0, count, sample) if 0 < sample < count else None
@@ -331,7 +339,7 @@ class RowSteps:
 
     def exported(self, parameter: Tensor, entry: Entry) -> Entry:
         """The step, the keys, and copies of u and the state as tensors; nothing if the rows hold another's state."""
-        store = store_of(parameter)
+        store = _table_of(parameter)
         content = store.export_state(entry[KEYS])
         if content is None:
             return {}
@@ -343,7 +351,7 @@ class RowSteps:
         named: Entry = {}
         for name, value in entry.items():
             try:
-                named[store_of(parameter).part.entry_of(name)] = value
+                named[_table_of(parameter).part.entry_of(name)] = value
             except ValueError as error:
                 raise ValueError(f"state {name!r} {error} ({where})") from error
         if KEYS not in named:
@@ -380,7 +388,7 @@ class RowSteps:
             return
         loaded = {name: value for name, value in entry.items() if isinstance(value, UncastTensor)}
         state = {name: value.tensor.detach().cpu().numpy() for name, value in loaded.items()}
-        owner = store_of(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
+        owner = _table_of(parameter).restore_state(state, rule.initial_state(group), group["state_dtype"])
         entry.update(dict.fromkeys(loaded, owner))
 
     # What has changed
