@@ -189,11 +189,8 @@ def test_gradients_add_up_over_lookups_and_passes():
     assert_same(tables[0][0], tables[1][0])
 
 
-def test_prefetch_and_lookups_in_pieces_give_the_same(monkeypatch):
+def test_prefetch_gives_the_same(monkeypatch):
     plain, _ = trained(new_table())
-    with monkeypatch.context() as patch:
-        patch.setattr("sparsegroup.table.lookup.lookup.CHUNK", 7)
-        in_pieces, _ = trained(new_table())
     monkeypatch.setattr("sparsegroup.table.lookup.lookup.GRAIN", 1)
     monkeypatch.setattr("sparsegroup.kernels.cpu.threads._number", 2)
     table, optimizer = trained(new_table(), steps=0)
@@ -201,8 +198,7 @@ def test_prefetch_and_lookups_in_pieces_give_the_same(monkeypatch):
         step(table, optimizer, t)
         with on_device():
             table.prefetch(batch(t + 1) if t < 2 else batch(2))
-    for other in (in_pieces, table):
-        assert torch.equal(plain.lookup(KEYS), other.lookup(KEYS))
+    assert torch.equal(plain.lookup(KEYS), table.lookup(KEYS))
 
 
 def test_a_lookup_without_new_keys_does_not_wait_for_the_counts_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

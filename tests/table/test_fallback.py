@@ -157,7 +157,7 @@ def test_as_many_new_keys_begin_zero_as_others_are(rate: float, options: dict[st
     assert (table(NEW + 10_000) == 7.0).all()
 
 
-def test_which_ones_follows_from_the_key_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_ones_follows_from_the_key_alone() -> None:
     hidden = begin_zero(table_at(0.1), NEW)
     assert torch.equal(begin_zero(table_at(0.1, seed=1), NEW), hidden)
     order = torch.randperm(len(NEW), generator=torch.Generator().manual_seed(0))
@@ -166,8 +166,6 @@ def test_which_ones_follows_from_the_key_alone(monkeypatch: pytest.MonkeyPatch) 
     waiting = table_at(0.1, admission=MinCount(2))
     assert begin_zero(waiting, NEW).all()  # they have no row
     assert torch.equal(begin_zero(waiting, NEW), hidden)  # drawn when they get it
-    monkeypatch.setattr("sparsegroup.table.lookup.lookup.CHUNK", 2_000)
-    assert torch.equal(begin_zero(table_at(0.1), NEW), hidden)
     few = torch.cat([begin_zero(table_at(0.1), part) for part in NEW.split(500)])
     assert not (hidden & ~few).any()  # among many live ones, fewer are zero: the ones drawn lowest
 

@@ -17,7 +17,6 @@ from optimizer_cases import ALLOW_CREATE_GRAPH
 from sparsegroup import GroupAdam, HashEmbedding, MinCount, UnusedFor
 from sparsegroup.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.table.lookup import lookup
 
 pytestmark = ALLOW_CREATE_GRAPH
 
@@ -143,14 +142,6 @@ def test_an_interrupted_change_of_a_table_happens_whole_or_not_at_all(kind: str,
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_change_of_a_table_may_be_interrupted_at_any_moment(kind: str, name: str, tmp_path: Path) -> None:
     cut_off(Case(kind, name, tmp_path), None)
-
-
-def test_an_interrupted_lookup_of_many_keys_happens_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = Case("plain", "lookup", tmp_path)
-    monkeypatch.setattr(lookup, "CHUNK", 16)
-    cut_off(case, 12)
 
 
 def test_helping_threads_are_done_when_an_interrupted_step_or_lookup_ends() -> None:

@@ -54,13 +54,9 @@ def admit_later(n: int = 2, **options: object) -> HashEmbedding:
     return HashEmbedding(4, std=0.5, seed=1, admission=NthOccurrence(n), **options)
 
 
-@pytest.mark.parametrize("size", [7, 1000])
 @over("admission", [NthOccurrence(3), MinCount(3)])
-def test_a_key_gets_its_row_at_its_nth_occurrence_in_training(
-    admission: AdmissionPolicy, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Against a plain count, with lookups of more keys than are looked up at a time too; twice in one counts once."""
-    monkeypatch.setattr("sparsegroup.table.lookup.lookup.CHUNK", size)
+def test_a_key_gets_its_row_at_its_nth_occurrence_in_training(admission: AdmissionPolicy) -> None:
+    """Against a plain count. Two occurrences in one lookup count once."""
     table, counts = HashEmbedding(4, std=0.5, admission=admission, field_bits=2), Counter[int]()
     pool, rng = random_keys(300), np.random.default_rng(0)
     for _ in range(20):

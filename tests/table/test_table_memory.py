@@ -38,22 +38,6 @@ def test_what_a_large_lookup_leaves_is_counted_and_limited() -> None:
         assert limited.memory().total <= limit
 
 
-@over("training", [True, False])
-def test_a_lookup_of_many_keys_goes_in_pieces(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = torch.randint(-300, 300, (1_000,), generator=torch.Generator().manual_seed(1))
-    results = []
-    for chunk in (1 << 18, 64):
-        table = HashEmbedding(3)
-        table(keys[:200])
-        monkeypatch.setattr("sparsegroup.table.lookup.lookup.CHUNK", chunk)
-        vectors = table.train(training)(keys)
-        vectors.backward(torch.arange(3_000.0).view(1_000, 3))
-        gradient = table.weight.grad.coalesce()
-        rows = gradient.indices() - table.table.directory.numbering.base
-        results.append((vectors.detach(), table.num_rows, rows, gradient.values()))
-    assert_identical(*results)
-
-
 @over(("cls", "dtype"), [(GroupAdam, torch.float64), (GroupAdam, torch.float32), (GroupRowWiseAdagrad, torch.float32)])
 def test_parts_are_the_weight_u_and_the_moments(cls: type, dtype: torch.dtype) -> None:
     table = HashEmbedding(5, dtype=dtype)

@@ -470,8 +470,7 @@ class HashEmbedding(TableCounts, nn.Module):
 
         `forward` with the same keys in the same mode then only has to fetch the vectors; its result is the same. Call
         it after a batch's forward with the next batch's keys. In training mode new keys get their rows, and count as
-        seen, from now on. Nothing happens here where it would not pay: with fewer than 4,096 keys or more than
-        2,097,152, or with one thread.
+        seen, from now on. Nothing happens here where it would not pay: with fewer than 4,096 keys, or with one thread.
 
         Args:
             keys: As of `forward`. A second call forgets the first one's.

@@ -88,32 +88,6 @@ class FieldCount:
     live: int
 
 
-def _fields_of(keys: Int64s, bits: int) -> npt.NDArray[np.uint16]:
-    """The field, in the top `bits` bits, of each key."""
-    return (keys.view(np.uint64) >> np.uint64(64 - bits)).astype(np.uint16)
-
-
-def count_fields(directory: Directory, alive: npt.NDArray[np.bool_], bits: int) -> dict[int, FieldCount]:
-    """Counts by the field that a key's top `bits` bits hold, of the fields ever seen.
-    `alive` says which rows, `[num_rows]`, are not zero.
-    """
-    counts = np.zeros((1 << bits, 3), np.int64)
-    for keys, rows in directory.index.scan():
-        fields = _fields_of(keys, bits)
-        counts[:, 0] += np.bincount(fields, minlength=len(counts))
-        counts[:, 2] += np.bincount(fields[alive[rows]], minlength=len(counts))
-    counts[:, 1] = counts[:, 0]
-    counts[:, 0] = directory.seen.by_field(counts[:, 1], directory.keys_without_row)
-    return {field: FieldCount(*map(int, counts[field])) for field in np.flatnonzero(counts[:, 0]).tolist()}
-
-
-def memory_of(directory: Directory, rows: Rows, scratch: int) -> TableMemory:
-    """Bytes of a table."""
-    count, index = directory.num_rows, directory.index
-    parts = {part: count * rows.part_bytes(part) for part in rows.parts}
-    return TableMemory(index.bytes, rows.bytes(count), directory.noted_bytes, parts, scratch)
-
-
 _KEYS_AT_A_TIME, _MOST_PASSES = 1 << 20, 16
 """At least this many keys are found by their row at a time, and the index is walked at most this often for it."""
 
@@ -228,7 +202,7 @@ class Table:
     def prefetch(self, keys: Int64s, insert: bool) -> None:
         """Let another thread find `keys` for a later `look_up`; any thread that uses the table finds that done.
 
-        Nothing happens for so few keys that it would not pay, or for more than are looked up at a time.
+        Nothing happens for so few keys that it would not pay.
         """
         self._prefetched = None
         if insert:
@@ -354,7 +328,16 @@ class Table:
         if not self.config.field_bits:
             raise ValueError("field_counts needs keys that carry their field: give HashEmbedding field_bits > 0")
         with self._lock.at_rest():
-            return count_fields(self.directory, self.rows.live(0, self.directory.num_rows), self.config.field_bits)
+            directory, bits = self.directory, self.config.field_bits
+            is_live = self.rows.live(0, directory.num_rows)
+            rows, live = np.zeros((2, 1 << bits), np.int64)
+            for keys, numbers in directory.index.scan():
+                fields = (keys.view(np.uint64) >> np.uint64(64 - bits)).astype(np.uint16)
+                rows += np.bincount(fields, minlength=len(rows))
+                live += np.bincount(fields[is_live[numbers]], minlength=len(live))
+            seen = directory.seen.by_field(rows, directory.keys_without_row)
+            counts = np.stack([seen, rows, live], axis=1)
+            return {field: FieldCount(*counts[field].tolist()) for field in np.flatnonzero(seen).tolist()}
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
         """Keys and vectors of the live rows, at most `batch_size` at a time. Raises as `scan_rows`."""
@@ -519,8 +502,10 @@ class Table:
     def memory(self) -> TableMemory:
         """Bytes of index, rows, dropped keys and working memory."""
         with self._lock.at_rest():
+            directory, rows, count = self.directory, self.rows, self.directory.num_rows
             scratch = self._lookup.nbytes + (0 if self.ranks is None else self.ranks.nbytes)
-            return memory_of(self.directory, self.rows, scratch)
+            parts = {part: count * rows.part_bytes(part) for part in rows.parts}
+            return TableMemory(directory.index.bytes, rows.bytes(count), directory.noted_bytes, parts, scratch)
 
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
         """A copy of the content: with some parts of the rows, or all of them."""

@@ -24,9 +24,6 @@ class RememberedKeys:
     is_exact = True
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
         self.dropped: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)  # ascending; some may have a row again
         self._total = 0
 
@@ -105,9 +102,6 @@ class HyperLogLog:
     @property
     def nbytes(self) -> int:
         return self._registers.nbytes
-
-    def clear(self) -> None:
-        self._registers[:], self._least = 0, 0
 
     def add(self, keys: Int64s | None, count: int = 0, candidates: object = None) -> None:
         """Count keys `[n]`; keys that were counted before change nothing."""

@@ -574,15 +574,6 @@ class Scratch(SeenKeys):
         self.nbytes += self.vectors.nbytes
 
 
-def distinct_of_many(keys: Any) -> tuple[Any, Any]:
-    """The distinct of any number of keys in order of appearance, and the place of each key among them, int32."""
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)  # which sorts them
-    order = np.argsort(first, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return keys[first[order]], place[inverse].astype(np.int32)
-
-
 def expanded(inverse: Any, vectors: Tensor, bags: BagPooling | None = None) -> Tensor:
     """vectors[inverse[i]] for each key i, `[len(inverse), dim]`, or their pools by `bags`, `[bags, dim]`."""
     vectors, count = vectors.resolve_neg().contiguous(), len(inverse) if bags is None else bags.num_bags

@@ -220,9 +220,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_take_all, after_in_parent=_release_all, after_in_child=_release_all)
 
 
-CHUNK = 1 << 21
-"""Keys that are looked up at a time; of more, the distinct ones are found by sorting, which takes times as long. Each
-takes some 60 bytes and a vector."""
+_STARTS_AT_A_TIME = 1 << 21
+"""Rows whose initial weights are computed at a time."""
 
 
 def is_recomputation() -> bool:
@@ -232,7 +231,7 @@ def is_recomputation() -> bool:
 
 def pays_ahead(count: int) -> bool:
     """Whether it pays to let another thread find this many keys ahead of their lookup."""
-    return GRAIN <= count <= CHUNK and threads.get_num_threads() > 1
+    return count >= GRAIN and threads.get_num_threads() > 1
 
 
 class RowLookup:
@@ -283,36 +282,21 @@ class RowLookup:
         the system has no more; nothing has changed then.
         """
         out = None
-        try:
-            if ahead is not None and self._is_current(ahead, admission):
-                search = ahead
-            elif len(keys) <= CHUNK:
-                out = None if is_distinct else self._new_vectors(len(keys) if bags is None else bags.num_bags)
-                search = self._find(keys, admission, out, bags, is_counted=is_counted or ahead is not None)
-                search.stale = ahead
-            else:
-                search = self._find_many(keys, admission, is_counted=is_counted)
-            search.is_distinct = is_distinct
-            return self.fetch(search, bags) if out is None else search.result(out, bags)
-        finally:
-            if self._scratch.nbytes > self._scratch_bytes:
-                self._drop_scratch()
-
-    def _drop_scratch(self) -> None:
-        self._scratch = kernels.Scratch(0, self._starts.dim, self._starts.dtype)
+        if ahead is not None and self._is_current(ahead, admission):
+            search = ahead
+        else:
+            out = None if is_distinct else self._new_vectors(len(keys) if bags is None else bags.num_bags)
+            search = self._find(keys, admission, out, bags, is_counted=is_counted or ahead is not None)
+            search.stale = ahead
+        search.is_distinct = is_distinct
+        return self.fetch(search, bags) if out is None else search.result(out, bags)
 
     def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
-        """The first half of `look_up`, ahead of time; of at most `CHUNK` keys.
+        """The first half of `look_up`, ahead of time.
 
         On several threads for rows on a device, else in this thread only: the others compute.
         """
-        if len(keys) > CHUNK:
-            raise ValueError(f"{len(keys):,} keys are not looked up ahead of time")
-        try:
-            search = self._find(keys, admission, None, alone=not self._content.storage.is_on_device)
-        finally:
-            if self._scratch.nbytes > self._scratch_bytes:
-                self._drop_scratch()
+        search = self._find(keys, admission, None, alone=not self._content.storage.is_on_device)
         search.num_rows = self._content.directory.num_rows
         self._content.storage.prepare(search)
         return search
@@ -385,42 +369,29 @@ class RowLookup:
     ) -> KeySearch:
         """Find the rows of keys, insert the admitted keys, and fetch the vectors, or their pools, into `out`."""
         n, directory = len(keys), self._content.directory
+        if self._scratch.size < n:
+            self._scratch = kernels.Scratch(n, self._starts.dim, self._starts.dtype)
         scratch = self._scratch
-        if scratch.size < n:
-            scratch = self._scratch = kernels.Scratch(n, self._starts.dim, self._starts.dtype)
-        inverse, rows = np.empty(n, np.int32), torch.empty(n, dtype=torch.int64, device="cpu")
-        count = np.array([int(scratch.share * n) + 1])
-        absent = self._run(keys, inverse, count, rows, scratch.vectors, out, bags, finds=True, alone=alone)
-        distinct = count.item()
-        scratch.share = distinct / max(n, 1)
-        search = KeySearch(keys, inverse, rows.resize_(distinct), absent, directory.numbering)
-        if self._keeps_distinct:
-            search.distinct = self._scratch.distinct[:distinct].copy()
-        if absent and admission is not None:
-            self._insert(search, admission, is_counted=is_counted)
-            if out is not None and search.absent < absent:
-                kernels.expand_into(inverse, self._scratch.vectors, out, bags)
-        if directory.uses is not None:
-            self._note_use(search.row_array, admission, is_counted=is_counted)
-        return search
-
-    def _find_many(self, keys: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> KeySearch:
-        directory = self._content.directory
-        distinct, inverse = kernels.distinct_of_many(keys)
-        rows, before = directory.find(distinct), directory.num_rows
-        new = distinct[rows == ABSENT]
-        if admission is not None and len(new):
-            decision = directory.decide(len(new), lambda: new, admission, self._room_for(admission), again=is_counted)
-            admitted = slice(None) if decision.admitted is None else decision.admitted
-            places, keys_admitted = np.flatnonzero(rows == ABSENT)[admitted], new[admitted]
-            numbers = np.arange(before, before + len(places))
-            self.append(keys_admitted, decision, lambda numbers: self.write_starts(numbers, keys_admitted))
-            rows[places] = numbers
-        if directory.uses is not None:
-            self._note_use(rows, admission, is_counted=is_counted)
-        absent = int(np.count_nonzero(rows == ABSENT))
-        search = KeySearch(keys, inverse, torch.from_numpy(rows), absent, directory.numbering)
-        search.first_new, search.distinct = before, distinct
+        try:
+            inverse, rows = np.empty(n, np.int32), torch.empty(n, dtype=torch.int64, device="cpu")
+            count = np.array([int(scratch.share * n) + 1])
+            absent = self._run(keys, inverse, count, rows, scratch.vectors, out, bags, finds=True, alone=alone)
+            distinct = count.item()
+            scratch.share = distinct / max(n, 1)
+            search = KeySearch(keys, inverse, rows.resize_(distinct), absent, directory.numbering)
+            if self._keeps_distinct:
+                search.distinct = scratch.distinct[:distinct].copy()
+            if absent and admission is not None:
+                self._insert(search, admission, is_counted=is_counted)
+                if out is not None and search.absent < absent:
+                    kernels.expand_into(inverse, scratch.vectors, out, bags)
+        finally:
+            if scratch.nbytes > self._scratch_bytes:
+                self._scratch = kernels.Scratch(0, self._starts.dim, self._starts.dtype)
+        uses = directory.uses
+        if uses is not None and not (admission is None or is_counted or admission is SET_KEYS):
+            uses.mark(search.row_array)
+            self._on_used(search.row_array)
         return search
 
     def append(self, keys: Int64s, decision: Admission, write: Callable[[Int64s], None]) -> None:
@@ -440,15 +411,9 @@ class RowLookup:
 
     def write_starts(self, numbers: Int64s, keys: Int64s) -> None:
         """Write the initial weights of `keys` into the rows of these numbers."""
-        for first in range(0, len(keys), CHUNK):
-            some = slice(first, first + CHUNK)
+        for first in range(0, len(keys), _STARTS_AT_A_TIME):
+            some = slice(first, first + _STARTS_AT_A_TIME)
             self._content.storage.rows.write(WEIGHT, numbers[some], self._starts.of(keys[some]))
-
-    def _note_use(self, rows: Int64s, admission: AdmissionPolicy | None, *, is_counted: bool) -> None:
-        uses = self._content.directory.uses
-        if uses is not None and not (admission is None or is_counted or admission is SET_KEYS):
-            uses.mark(rows)
-            self._on_used(rows)
 
     def _room_for(self, admission: AdmissionPolicy) -> int | None:
         """How many new rows there is room for; None if that is not limited, or has been checked."""
