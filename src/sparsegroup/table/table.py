@@ -70,7 +70,7 @@ class TableMemory:
 
     @classmethod
     def total_of(cls, memories: Iterable["TableMemory"]) -> "TableMemory":
-        """The sum over several tables."""
+        """Return the sum over several tables."""
         each = list(memories)
         parts: Counter[str] = sum((Counter(memory.parts) for memory in each), Counter())
         index, rows, dropped, scratch = (
@@ -149,7 +149,7 @@ class Table:
     def look_up(
         self, keys: Tensor, insert: bool, bags: BagPooling | None = None, *, is_distinct: bool = False
     ) -> LookupResult:
-        """The rows and vectors of `keys`; with `insert`, as in training: new keys are admitted or not.
+        """Look `keys` up. With `insert`, as in training, new keys get rows if they are admitted.
 
         For a table on the host: with `bags`, the keys' vectors are pooled; with `is_distinct`, which needs fallback
         vectors, the result has those of the distinct keys.
@@ -190,7 +190,7 @@ class Table:
             return result
 
     def live_and_seen(self) -> tuple[int, int]:
-        """How many rows live, and how many keys training has seen.
+        """Return the number of live rows and the number of keys that training has seen.
 
         If keys are counted by an estimate, which takes time, these are the rows that there ever were.
         """
@@ -213,7 +213,7 @@ class Table:
             threads.submit(self._lock.run_scheduled)
 
     def prefetch_received(self, keys: Callable[[], Int64s], insert: bool) -> None:
-        """As `prefetch`, of any number of keys, which `keys` waits for."""
+        """Let another thread find any number of keys, which `keys` waits for; see `prefetch`."""
         self._schedule(keys, insert)
         threading.Thread(target=self._lock.run_scheduled, name="sparsegroup-prefetch", daemon=True).start()
 
@@ -233,7 +233,7 @@ class Table:
         self._prefetched = insert, result
 
     def _ahead_for(self, keys: Int64s, insert: bool) -> KeySearch | None:
-        """What a prefetch of the same lookup has found, for one lookup only; None if it was another, or failed."""
+        """Return the result of a prefetch of the same lookup, once; None if it was another lookup, or failed."""
         assert self._prefetched is not None
         was_inserting, search = self._prefetched
         if not search.done():  # a signal has interrupted the search
@@ -252,7 +252,7 @@ class Table:
         return RankShard() if self.ranks is None else self.ranks.part
 
     def export_state(self, owner: StateOwner) -> dict[str, npt.NDArray[Any]] | None:
-        """The keys (`KEYS`) `[n]` and every part of the state, `[n, dim]`; None if the rows hold another's."""
+        """Return the keys (`KEYS`) `[n]` and the parts of the state, `[n, dim]`; None if the rows hold another's."""
         with self._lock.at_rest():
             if self.stepper.owner is not owner:
                 return None
@@ -261,7 +261,7 @@ class Table:
     def restore_state(
         self, state: Mapping[str, npt.NDArray[Any]], initial: Mapping[str, float], state_dtype: torch.dtype | None
     ) -> StateOwner:
-        """Load what `export_state` gave; rows without an entry get `initial`. Gives the state's owner."""
+        """Load a state of `export_state`. Rows without an entry get `initial`. Return the state's owner."""
         owner = StateOwner()
         with self._lock.at_rest():
             self._lock.check_process("load a table")
@@ -319,12 +319,12 @@ class Table:
         return self.storage.state_names
 
     def find(self, keys: Int64s) -> Int64s:
-        """Rows of `keys`, `ABSENT` where there is none."""
+        """Return the rows of `keys`, `ABSENT` for a key without a row."""
         with self._lock.at_rest():
             return self.directory.find(keys)
 
     def field_counts(self) -> dict[int, FieldCount]:
-        """Counts by the field that a key's top `field_bits` bits hold, of the fields ever seen."""
+        """Return counts by the field in a key's top `field_bits` bits, of the fields ever seen."""
         if not self.config.field_bits:
             raise ValueError("field_counts needs keys that carry their field: give HashEmbedding field_bits > 0")
         with self._lock.at_rest():
@@ -340,7 +340,7 @@ class Table:
             return {field: FieldCount(*counts[field].tolist()) for field in np.flatnonzero(seen).tolist()}
 
     def scan(self, batch_size: int) -> Iterator[tuple[Int64s, Floats]]:
-        """Keys and vectors of the live rows, at most `batch_size` at a time. Raises as `scan_rows`."""
+        """Yield keys and vectors of the live rows, at most `batch_size` at a time. Raises as `scan_rows`."""
         for keys, (vectors,) in self.scan_rows((WEIGHT,), max(batch_size, _ROWS_AT_A_TIME)):
             live = (vectors != 0).any(axis=1)
             keys, vectors = keys[live], vectors[live]
@@ -350,7 +350,7 @@ class Table:
     def scan_rows(
         self, parts: Sequence[str], batch_size: int = ROWS_AT_A_TIME
     ) -> Iterator[tuple[Int64s, list[Floats]]]:
-        """Keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
+        """Yield keys `[n]` of all rows and some of their parts, `[n, dim]` each, at most `batch_size` ≥ 4 at a time.
 
         Raises RuntimeError if rows were added or dropped while this ran.
         """
@@ -401,7 +401,7 @@ class Table:
             self._lookup.append(new, decision, lambda numbers: write(rows, new, numbers))
 
     def shrink(self) -> int:
-        """Drop the rows that the policy evicts; gives how many."""
+        """Drop the rows that the policy evicts. Return their number."""
         with self._lock.at_rest():
             self._lock.check_process("shrink the table")
             return self._retain(self._evictor.surviving_policy())
@@ -453,11 +453,11 @@ class Table:
 
     @property
     def changes(self) -> Changes | None:
-        """What has changed since `track` was called; None if it was not, or all has. To be read at rest."""
+        """The changes since `track` was called; None if it was not called, or all has changed. To be read at rest."""
         return self.stepper.changes
 
     def track(self, since: str | None) -> None:
-        """Note from now on what changes since `since`, by which it will be known; None: stop."""
+        """Note changes from now on, under the name `since`; None: stop."""
         with self._lock.at_rest():
             self.stepper.track(since)
 
@@ -500,7 +500,7 @@ class Table:
             self.adopt(average, None)
 
     def memory(self) -> TableMemory:
-        """Bytes of index, rows, dropped keys and working memory."""
+        """Return the bytes of index, rows, dropped keys and working memory."""
         with self._lock.at_rest():
             directory, rows, count = self.directory, self.rows, self.directory.num_rows
             scratch = self._lookup.nbytes + (0 if self.ranks is None else self.ranks.nbytes)
@@ -508,7 +508,7 @@ class Table:
             return TableMemory(directory.index.bytes, rows.bytes(count), directory.noted_bytes, parts, scratch)
 
     def snapshot(self, parts: Sequence[str] | None = None) -> TableSnapshot:
-        """A copy of the content: with some parts of the rows, or all of them."""
+        """Return a copy of the content, with some or all parts of the rows."""
         with self._lock.at_rest():
             return TableSnapshot.taken(self.directory, self.rows, parts, self.skipped_rows)
 

@@ -23,7 +23,10 @@ Bools = npt.NDArray[np.bool_]
 
 
 def answer(method: Callable[..., object], dtype: type, asked: Any, *more: Any) -> npt.NDArray[Any]:
-    """What a policy says of `asked`, keys or rows; raises ValueError unless it is `[len(asked)]` of `dtype`."""
+    """Return the answer of a policy for `asked`, candidates or rows.
+
+    Raises ValueError unless the answer is `[len(asked)]` of `dtype`.
+    """
     result = np.asarray(method(asked, *more))
     if result.dtype != dtype or result.shape != (len(asked),):
         raise ValueError(
@@ -37,7 +40,7 @@ _FEW = 1 << 12
 
 
 class ExactOccurrences:
-    """Candidates: keys without a row, each with the number of lookups in which it has come since it last had one."""
+    """Candidates: keys without a row, each with the number of lookups of the key since it last had a row."""
 
     lookups = None  # not counted: the count of a key is different in each lookup
 
@@ -56,7 +59,7 @@ class ExactOccurrences:
 
     @property
     def has_candidates(self) -> bool:
-        """Whether a key is remembered to be forgotten when it gets a row."""
+        """Whether a key is waiting, which must be forgotten when it gets a row."""
         return self._index.num_keys > self._admitted()
 
     def _admitted(self) -> int:
@@ -66,7 +69,7 @@ class ExactOccurrences:
         return self._num_admitted
 
     def stored(self, keys: Int64s) -> Int64s:
-        """How often each of some keys `[n]` has come, int64 `[n]`; 0 for one that is no candidate."""
+        """Return the counts of some keys `[n]`, int64 `[n]`; 0 for a key that is no candidate."""
         places = self._index.find(keys)
         counts = np.zeros(len(keys), np.int64)
         found = places != ABSENT
@@ -106,17 +109,17 @@ class ExactOccurrences:
         self._index = self._index.shrunk()
 
     def keys(self) -> Int64s:
-        """The candidates, `[n]`, in the order in which they first came."""
+        """Return the candidates, `[n]`, in the order of their first occurrences."""
         count = self._index.num_keys
         return self._index.keys_of_rows(0, count)[self._counts[:count] > 0]
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
-        """The candidates in ascending order and their counts, to be stored; nothing if there is none."""
+        """Return the candidates in ascending order and their counts, for a checkpoint; nothing without candidates."""
         keys = np.sort(self.keys())  # places of keys that have waited before differ after a load
         return {"candidates": keys, "candidate_counts": self.stored(keys)} if len(keys) else {}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Have the candidates of some content, and no others."""
+        """Replace the candidates by those of saved content."""
         self._clear()
         if "candidates" in content:
             self._add(content["candidates"], content["candidate_counts"])
@@ -142,7 +145,7 @@ class OccurrenceSketch:
 
     @staticmethod
     def shape(nbytes: int) -> tuple[int, int]:
-        """The shape of the counters that fit in this many bytes."""
+        """Return the shape of the counters that fit in this many bytes."""
         return DEPTH, nbytes // DEPTH
 
     @property
@@ -150,7 +153,7 @@ class OccurrenceSketch:
         return self._counters.nbytes
 
     def stored(self, keys: Int64s) -> Int64s:
-        """How often each of some keys `[n]` has come, int64 `[n]`."""
+        """Return the counts of some keys `[n]`, int64 `[n]`."""
         counts = np.empty(len(keys), np.int64)
         _read_kernel(keys, self._counters, counts)
         return counts
@@ -166,11 +169,11 @@ class OccurrenceSketch:
             np.right_shift(self._counters, 1, out=self._counters)
 
     def keys(self) -> Int64s:
-        """None: a sketch does not know the keys that it has counted."""
+        """Return no keys: a sketch does not know the keys that it has counted."""
         return np.zeros(0, np.int64)
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
-        """Its counters, occurrences since they were halved, and lookups, to be stored."""
+        """Return the counters, the occurrences since they were halved, and the lookups, for a checkpoint."""
         age = np.array([self._since_halving, self.lookups], np.int64)
         return {"sketch": self._counters.copy(), "sketch_age": age} if self.nbytes else {}
 
@@ -268,7 +271,7 @@ class EveryKey(AdmissionPolicy):
     """Every key gets a row when training first sees it."""
 
     def admits(self, candidates: Candidates) -> npt.NDArray[np.bool_]:
-        """All of them. A table knows that, and does not ask."""
+        """Return True for all candidates. A table asks only if keys are waiting."""
         return np.ones(len(candidates), np.bool_)
 
 

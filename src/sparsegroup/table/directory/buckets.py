@@ -51,13 +51,13 @@ AHEAD = 48
 
 @jitted
 def secret_of(state: Any) -> Any:
-    """What `hash_of` reads of the state, for loops."""
+    """Return what `hash_of` reads of the state, for loops."""
     return np.uint64(state[MASK]), np.uint64(state[FACTOR])
 
 
 @jitted
 def hash_of(key: Any, secret: Any) -> Any:
-    """The order of a key in the index, int64 in [0, 2³²).
+    """Return the order of a key in the index, int64 in [0, 2³²).
 
     Multiplication by a secret odd number is universal: two keys share the upper 32 bits with probability 2⁻³¹ at most,
     whatever they are (Dietzfelbinger et al. 1997, A reliable randomized algorithm for the closest-pair problem). The
@@ -69,13 +69,13 @@ def hash_of(key: Any, secret: Any) -> Any:
 
 @jitted
 def measure(state: Any) -> Any:
-    """What `home` reads of the state, for loops that don't change it."""
+    """Return what `home` reads of the state, for loops that don't change it."""
     return state[OLD], state[NEW], state[FRONTIER]
 
 
 @jitted
 def home(hashed: Any, measure: Any) -> Any:
-    """The bucket at which the search for a key begins."""
+    """Return the bucket at which the search for a key begins."""
     old, new, frontier = measure
     bucket = _scaled(hashed, old)
     return bucket if bucket < frontier else _scaled(hashed, new)
@@ -89,7 +89,7 @@ def _scaled(hashed: Any, buckets: Any) -> Any:
 
 @jitted
 def bucket_address(bucket: Any, pages: Any) -> Any:
-    """Where a bucket is; `pages` is the address of the pages' addresses."""
+    """Return the address of a bucket; `pages` is the address of the pages' addresses."""
     return load(pages + ((bucket >> SHIFT) << 3)) + ((bucket & (PAGE_BUCKETS - 1)) << 6)
 
 
@@ -161,7 +161,7 @@ def stretch(budget: Any, state: Any, pages: Any) -> bool:
 
 @jitted
 def row_at_home(address: Any, key: Any) -> Any:
-    """The row of a key that is in its home bucket, at `address`, or `ABSENT`; and whether it may be further on.
+    """Return the row of a key in its home bucket at `address`, or `ABSENT`, and whether it may be in a later bucket.
 
     An empty slot, all 0, matches key 0 and adds nothing.
     """
@@ -171,7 +171,7 @@ def row_at_home(address: Any, key: Any) -> Any:
 
 @jitted
 def row_beyond(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
-    """The row of a key that is not in its home bucket, or `ABSENT`."""
+    """Return the row of a key that is not in its home bucket, or `ABSENT`."""
     bucket = home(hashed, measure) + 1
     while True:
         address = bucket_address(bucket, pages)
@@ -183,7 +183,7 @@ def row_beyond(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
 
 @jitted
 def find(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
-    """The row of a key, or `ABSENT`."""
+    """Return the row of a key, or `ABSENT`."""
     row, beyond = row_at_home(bucket_address(home(hashed, measure), pages), key)
     return row_beyond(key, hashed, measure, pages) if beyond else row
 

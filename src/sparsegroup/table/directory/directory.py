@@ -1,4 +1,4 @@
-"""Which key has which row, which keys have been seen, who is let in, and which rows stay."""
+"""The directory of a table: rows of keys, keys seen, admission of keys, and eviction of rows."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
@@ -40,7 +40,7 @@ class Admission:
 
 @dataclass
 class Counters:
-    """What a directory counts."""
+    """Counts of a directory."""
 
     steps: int = 0  # the optimizer's
     evicted: int = 0  # rows
@@ -96,21 +96,21 @@ class Directory:
         return self.counters.steps if self.uses is None or self.uses.by_steps else self.uses.now
 
     def find(self, keys: Int64s) -> Int64s:
-        """Rows of `keys`, `ABSENT` where there is none."""
+        """Return the rows of `keys`, `ABSENT` for a key without a row."""
         return self.index.find(keys)
 
     def keys(self) -> Int64s:
-        """The keys of rows 0, 1, …"""
+        """Return the keys of rows 0, 1, …"""
         return self.index.keys_of_rows(0, self.num_rows)
 
     def blocks(self, memory: Rows) -> Iterator[tuple[int, RowBlock]]:
-        """All rows as policies look at them, some at a time, each time with the number of the first one."""
+        """Yield all rows as policies look at them, some at a time, with the number of the first row."""
         keys, count = cache(self.keys), self.num_rows
         for first in range(0, count, ROWS_AT_A_TIME):
             yield first, RowBlock(memory, keys, self.uses, first, min(first + ROWS_AT_A_TIME, count))
 
     def described(self, rows: Int64s) -> str:
-        """The keys of some rows in words, the first few of many."""
+        """Return the keys of some rows in words, the first few of many."""
         if rows[0] >= self.num_rows:
             return "a key that is gone"
         keys = self.keys()[rows[:5]].tolist()
@@ -128,9 +128,9 @@ class Directory:
         *,
         again: bool = False,
     ) -> Admission:
-        """Which of `count` distinct `keys` without a row are admitted. Nothing is changed.
+        """Decide which of `count` distinct `keys` without a row are admitted. Nothing is changed.
 
-        `room` is how many rows there is room for, if that is limited. `again`: this lookup of them has been counted
+        `room` is the number of rows for which there is room, if it is limited. `again`: the lookup has been counted
         already. Raises RuntimeError if `max_rows` would be exceeded.
         """
         if isinstance(policy, EveryKey) and not self.occurrences.has_candidates:
@@ -182,12 +182,12 @@ class Directory:
     # Time
 
     def set_time(self, seconds: int) -> None:
-        """It is `seconds` now, where uses of rows are counted in these."""
+        """Set the time, if uses of rows are counted in seconds."""
         if self.uses is not None and not self.uses.by_steps:
             self.uses.now = seconds
 
     def tick(self) -> None:
-        """The optimizer has taken a step."""
+        """Count a step of the optimizer."""
         self.counters.steps += 1
         if self.uses is not None and self.uses.by_steps:
             self.uses.now += 1
@@ -215,14 +215,14 @@ class Directory:
         return mask
 
     def renumber(self) -> None:
-        """The rows have other numbers: what was looked up before is stale."""
+        """Mark earlier lookups as stale, because the rows have other numbers."""
         self.numbering.is_current = False
         self.numbering = RowNumbering(self._dim, self._is_watched)
 
     # What is stored in addition to keys and rows
 
     def state(self, rows: Int64s | None = None) -> dict[str, npt.NDArray[Any]]:
-        """What is known in addition to key and row, by name; of some rows, or of all, what is known of rows."""
+        """Return what is stored in addition to keys and rows, by name; entries of rows for some rows, or for all."""
         result = self.occurrences.content() | self.seen.content()
         if self.uses is not None:
             result |= self.uses.content(slice(self.num_rows) if rows is None else rows)
@@ -231,23 +231,23 @@ class Directory:
         return result
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Know of keys without a row what a checked `state` says."""
+        """Load the entries of a checked `state` that are not of rows."""
         self.occurrences.load(state)
         self.seen.load(state)
         self.counters = Counters(*map(int, state.get("counters", ())))
 
     def set_uses(self, state: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
-        """Know of `rows` what a `state` says of rows, in that order."""
+        """Load the entries of a `state` that are of rows, for `rows` in their order."""
         if self.uses is not None:
             self.uses.load(state, rows)
 
     def count_seen(self, total: int | None = None) -> None:
-        """Have seen `total` keys; None: the known keys."""
+        """Set the number of keys seen to `total`; None: count the known keys."""
         self.seen.recount(lambda: np.concatenate([self.keys(), self.keys_without_row()]), total)
         self._is_counted = True
 
     def keys_without_row(self) -> Int64s:
-        """Keys that training has seen and that have no row now, as far as known: dropped, or not admitted."""
+        """Return the known keys that training has seen and that have no row now: dropped or not admitted."""
         known = np.union1d(self.dropped, self.occurrences.keys().view(np.uint64)).view(np.int64)
         return known[self.find(known) == ABSENT] if len(known) else known
 
@@ -271,7 +271,7 @@ _FEWEST = 1000
 
 
 class RowLimit:
-    """How many rows there may be within `max_bytes`; the index has buckets for this many from the beginning.
+    """The most rows within `max_bytes`. The index has buckets for that many from the beginning.
 
     `other_bytes` of them are for working memory and for what is known of keys without a row. Raises ValueError if that
     leaves too little for 1,000 rows.
@@ -291,7 +291,7 @@ class RowLimit:
         return memory.bytes_of_row(parts) + BYTES + _MARKS + BUCKET_BYTES / KEYS_PER_BUCKET
 
     def most_rows(self, memory: Rows, parts: int | None = None) -> int:
-        """How many rows there can be of this many parts; None: as many parts as they may get."""
+        """Return the most rows of this many parts; None: as many parts as they may get."""
         return min(MOST_ROWS, max(0, int(self._left / self._bytes_of_row(memory, parts))))
 
     def check_layout(self, parts: int, rows: int, memory: Rows) -> None:
@@ -344,7 +344,7 @@ class Evictor:
         self.is_due = False
 
     def surviving(self) -> Bools | None:
-        """Which rows survive, `[num_rows]`; None for all."""
+        """Return the rows that survive, a mask `[num_rows]`; None for all."""
         directory = self._content.directory
         mask = self.surviving_policy() if self._asks_policy else None
         if self._limit is not None:
@@ -355,14 +355,14 @@ class Evictor:
         return mask
 
     def surviving_policy(self) -> Bools:
-        """Which rows the eviction policy leaves, `[num_rows]`."""
+        """Return the rows that the eviction policy leaves, a mask `[num_rows]`."""
         mask = np.ones(self._content.directory.num_rows, np.bool_)
         for span, evicted in self._answers(self._eviction.evicts, np.bool_):
             mask[span] = ~evicted
         return mask
 
     def surviving_limit(self) -> Bools | None:
-        """Which of rows that have been read, with the parts that they have, survive; None for all."""
+        """Return the rows that survive of loaded rows, with their present parts; None for all."""
         if self._limit is None:
             return None
         memory = self._content.storage.rows
@@ -374,7 +374,7 @@ class Evictor:
             yield slice(first, first + len(block)), answer(method, dtype, block)
 
     def _without_lowest(self, number: int, mask: Bools | None = None) -> Bools:
-        """The mask without `number` of its rows: the lowest ranks go, of equal ones the oldest."""
+        """Return the mask without the `number` rows of the lowest ranks, of equal ranks without the oldest."""
         mask = np.ones(self._content.directory.num_rows, np.bool_) if mask is None else mask
         lowest = self._lowest_ranks(number, mask)
         highest = lowest.max()
@@ -387,7 +387,7 @@ class Evictor:
         return mask
 
     def _lowest_ranks(self, number: int, mask: Bools) -> Int64s:
-        """The `number` lowest ranks of the rows of the mask, in no order. Few more are held at a time."""
+        """Return the `number` lowest ranks of the rows of the mask, in no order. Few more are held at a time."""
         found = [np.zeros(0, np.int64)]
         highest: int | None = None
         for span, ranks in self._answers(self._ranking.ranks, np.int64):

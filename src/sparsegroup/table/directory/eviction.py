@@ -40,11 +40,11 @@ class RowUses:
         return self.now + 1 if self.by_steps else self.now
 
     def unused_for(self, first: int, last: int) -> Int64s:
-        """For how many whole steps, or seconds, each of the rows first, …, last - 1 has not been used."""
+        """Return the whole steps, or seconds, since the last use of each of the rows first, …, last - 1."""
         return np.maximum(self.now - self._uses[first:last, 0].astype(np.int64), 0)
 
     def count(self, first: int, last: int) -> Int64s:
-        """How often each of the rows first, …, last - 1 has been used."""
+        """Return the number of uses of each of the rows first, …, last - 1."""
         return self._uses[first:last, 1].astype(np.int64)
 
     def begin(self, first: int, last: int) -> None:
@@ -54,7 +54,7 @@ class RowUses:
         self._uses[first:last] = self._moment, 0
 
     def mark(self, rows: Int64s) -> None:
-        """The distinct `rows`, `[n]`, are used now; negative ones are none."""
+        """Note a use of the distinct `rows`, `[n]`, now; negative numbers are no rows."""
         _mark_kernel(rows, np.uint32(self._moment), self._uses)
 
     def retain(self, surviving: npt.NDArray[np.bool_]) -> None:
@@ -67,7 +67,7 @@ class RowUses:
         return {"last_used": last, "times_used": times, "clock": np.array([self.now], np.int64)}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]], rows: Int64s) -> None:
-        """Know of `rows`, `[n]`, what some content says of as many rows; if it says nothing, they are new."""
+        """Load the uses of `rows`, `[n]`, from saved content; without any, the rows are new."""
         if "clock" in content:
             self.now = int(content["clock"][0])
             self._uses[rows, 0], self._uses[rows, 1] = content["last_used"], content["times_used"]
@@ -168,7 +168,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def evicts(self, rows: RowBlock) -> npt.NDArray[np.bool_]:
-        """Which of some rows are dropped, `[len(rows)]` bool; all rows of the table come by in several calls."""
+        """Return which of some rows are dropped, `[len(rows)]` bool. Several calls pass all rows of the table."""
 
 
 class ZeroRows(EvictionPolicy):
@@ -235,7 +235,7 @@ class RankingPolicy(ABC):
 
     @abstractmethod
     def ranks(self, rows: RowBlock) -> Int64s:
-        """The ranks of some rows, `[len(rows)]` int64: those with the lowest go first, of equal ones the older ones."""
+        """Return the ranks of some rows, `[len(rows)]` int64: the lowest go first, of equal ranks the older rows."""
 
 
 class LRU(RankingPolicy):

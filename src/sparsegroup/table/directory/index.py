@@ -60,7 +60,7 @@ _LEAST_AHEAD = 1 << 15
 
 
 def _insert_all(keys: Any, rows: Any, state: Any, pages: Any) -> int:
-    """The number of keys inserted; -1 - i if key i is there already."""
+    """Insert keys. Return the number of inserted keys; -1 - i if key i is there already."""
     now, secret = measure(state), secret_of(state)
     for i in range(len(keys)):
         if i + AHEAD < len(keys):
@@ -169,11 +169,11 @@ class Index:
 
     @staticmethod
     def buckets_for(count: int) -> int:
-        """How many an index of `count` keys takes that has grown no further than it must."""
+        """Return the buckets of an index of `count` keys that has grown no further than necessary."""
         return max(_FIRST_BUCKETS, int(count / KEYS_PER_BUCKET * 1.1))
 
     def with_buckets(self, buckets: int) -> "Index":
-        """The same keys in an index of this many buckets, which must suffice: itself, if it has as many."""
+        """Return an index of this many buckets, which must suffice, with the same keys: itself, if it has as many."""
         if buckets == self.buckets:
             return self
         other = Index(self._huge_pages, buckets)
@@ -182,7 +182,7 @@ class Index:
         return other
 
     def shrunk(self) -> "Index":
-        """The same keys in an index half as large, or smaller, if that is enough; else itself."""
+        """Return an index half as large, or smaller, with the same keys, if that is enough; else itself."""
         least = Index.buckets_for(self.num_keys)
         return self.with_buckets(least) if 2 * least <= self.buckets else self
 
@@ -249,13 +249,13 @@ class Index:
         return rows
 
     def keys_of_rows(self, first: int, last: int) -> Int64s:
-        """The keys of rows first, …, last - 1, in the order of the rows."""
+        """Return the keys of rows first, …, last - 1, in the order of the rows."""
         keys = np.empty(last - first, np.int64)
         _keys_kernel(first, last, self.state, self.pages, keys)
         return keys
 
     def scan(self, at_most: int = 1 << 20) -> Iterator[tuple[Int64s, Int64s]]:
-        """All `(keys, rows)`, in batches of at most `at_most` ≥ 4. It must not change while this runs."""
+        """Yield all `(keys, rows)`, at most `at_most` ≥ 4 at a time. The index must not change meanwhile."""
         step = at_most // 4
         end = _end_kernel(self.state, self.pages)
         for first in range(0, end, step):
@@ -296,7 +296,7 @@ class Removal:
 
 @jitted
 def ones(word: Any) -> Any:
-    """How many bits of a uint64 are set."""
+    """Return the number of set bits of a uint64."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)

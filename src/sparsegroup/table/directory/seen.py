@@ -57,14 +57,14 @@ class RememberedKeys:
         return found
 
     def recount(self, known: Callable[[], Int64s], total: int | None) -> None:
-        """Have counted `total` keys; None: the `known` ones."""
+        """Set the count to `total`; None: to the number of `known` keys."""
         self._total = len(known()) if total is None else total
 
     def total(self, num_rows: int) -> int:
         return self._total
 
     def by_field(self, rows: Int64s, without_row: Callable[[], Int64s]) -> Int64s:
-        """`[fields]`, how many distinct keys of each field have been counted, given those with a row and the others."""
+        """Return the distinct keys of each field, `[fields]`, from the number of `rows` and the keys without a row."""
         fields = without_row().view(np.uint64) >> np.uint64(65 - len(rows).bit_length())
         return rows + np.bincount(fields.astype(np.int64), minlength=len(rows))
 
@@ -115,27 +115,27 @@ class HyperLogLog:
         self._least = total or 0
 
     def total(self, num_rows: int) -> int:
-        """How many distinct keys have been counted, `num_rows` at least."""
+        """Return the number of distinct keys counted, at least `num_rows`."""
         self._least = max(self._least, num_rows, round(float(self.estimates().sum())))
         return self._least
 
     def estimates(self) -> npt.NDArray[np.float64]:
-        """`[2 ** field_bits]`, how many distinct keys of each field have been counted."""
+        """Return estimates of the distinct keys of each field, `[2 ** field_bits]`."""
         result = np.zeros(len(self._registers))
         for field in np.flatnonzero(self._registers.any(axis=1)):
             result[field] = _estimate(np.bincount(self._registers[field]))
         return result
 
     def by_field(self, rows: Int64s, without_row: object) -> Int64s:
-        """`[fields]`, how many distinct keys of each field have been counted, those with a row at least."""
+        """Return the distinct keys of each field, `[fields]`, at least the keys with a row."""
         return np.maximum(rows, np.rint(self.estimates()).astype(np.int64))
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
-        """Its registers, to be stored."""
+        """Return the registers, for a checkpoint."""
         return {"seen_registers": self._registers.copy()}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Have the registers of some content, where there are any, and its candidates counted."""
+        """Load the registers of saved content, if any, and count its candidates."""
         self._registers = content.get("seen_registers", self._registers).copy()
         self.add(content.get("candidates", np.zeros(0, np.int64)))
 

@@ -96,7 +96,7 @@ start_kernel = kernel(_start_rows, "the table's initializer")
 
 
 class RowStarts:
-    """Where a table's rows of `dim` elements start; `seed` is mixed so that every bit matters."""
+    """The initial vectors of a table's rows of `dim` elements. `seed` is mixed so that every bit matters."""
 
     def __init__(self, init: Init, std: float, seed: int, dim: int, dtype: np.dtype[Any]) -> None:
         mix_array = mix.py_func  # by NumPy: not worth a kernel
@@ -105,7 +105,7 @@ class RowStarts:
         self.dim, self.dtype = dim, dtype
 
     def of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """The vectors that rows of `keys` start from, `[n, dim]`."""
+        """Return the initial vectors of the rows of `keys`, `[n, dim]`."""
         out = np.empty((len(keys), self.dim), self.dtype)
         start_kernel(keys, *self.numbers, out)
         return out
@@ -126,7 +126,7 @@ class BagPooling(NamedTuple):
 
     @property
     def num_bags(self) -> int:
-        """How many bags there are."""
+        """The number of bags."""
         return len(self.ends) - 1
 
 
@@ -142,7 +142,7 @@ _memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEA
 
 @jitted
 def distinct_in_order(keys: Any, scratch: Any, inverse: Any, secret: Any, guess: Any) -> Any:
-    """The distinct ones of `keys` `[n]` in order of appearance; gives their number.
+    """Find the distinct ones of `keys` `[n]` in order of appearance. Return their number.
 
     `inverse` `[n]` becomes the place of each key among them, and `hashes` their hashes. `guess` is about how many there
     are: a table of eight times as many slots is sparse, and small enough for the second-level cache.
@@ -244,7 +244,7 @@ def _row_address(row: Any, memory: Any) -> Any:
 
 @jitted
 def _find(distinct: Any, hashes: Any, rows: Any, first: int, last: int, count: int, index: Any) -> None:
-    """The rows of some of `count` distinct keys, or `ABSENT`.
+    """Find the rows of some of `count` distinct keys, `ABSENT` for a key without a row.
 
     Also prefetches the buckets of the next keys: most likely the same thread looks for them.
     """
@@ -272,7 +272,7 @@ def _find(distinct: Any, hashes: Any, rows: Any, first: int, last: int, count: i
 
 @jitted
 def _ask_for(rows: Any, first: int, last: int, memory: Any) -> Any:
-    """Prefetch the memory of some rows, of all of each; the number of `ABSENT` ones."""
+    """Prefetch the whole memory of some rows. Return the number of `ABSENT` rows."""
     absent, row_bytes = 0, memory[2]
     for i in range(first, last):
         if rows[i] == ABSENT:
@@ -286,7 +286,7 @@ def _ask_for(rows: Any, first: int, last: int, memory: Any) -> Any:
 
 @jitted
 def _copy_rows(rows: Any, first: int, last: int, memory: Any, vectors: Any) -> None:
-    """The vectors of some rows, 0 for `ABSENT`."""
+    """Copy the vectors of some rows, 0 for `ABSENT`."""
     dim, zero = vectors.shape[1], vectors.dtype.type(0)
     to, width = np.int64(vectors.ctypes.data), dim * vectors.itemsize
     for i in range(first, last):
@@ -311,7 +311,7 @@ def _spread(inverse: Any, first: int, last: int, source: Any, target: Any, width
 
 @jitted
 def _pool(inverse: Any, ends: Any, is_mean: bool, first: int, last: int, source: Any, target: Any, like: Any) -> None:
-    """The sum or mean, for some of the bags, of the vectors of each one's keys, in their order; see `BagPooling`.
+    """Sum or average, for some of the bags, the vectors of the keys of each bag, in their order; see `BagPooling`.
 
     `like` `[n, dim]` has the vectors' length and dtype.
     """
@@ -355,7 +355,7 @@ def _give(turns: Any, thread: Any, inverse: Any, vectors: Any, target: Any, ends
 def _look_up(
     turns: Any, finds: bool, fetches: bool, keys: Any, found: Any, scratch: Any, index: Any, memory: Any, output: Any
 ) -> None:
-    """Keys to vectors, in three phases of which the first is one piece. Gives the number of distinct keys not found.
+    """Look keys up in three phases, of which the first is one piece. Return the number of distinct keys not found.
 
     The first finds the distinct keys in order of appearance, and the place of each key among them (`inverse`, `count`);
     the second their `rows`, or `ABSENT`, prefetches these and copies the vectors, a piece at a time; the third gives
@@ -401,7 +401,7 @@ def _look_up(
 
 
 def _insert(absent: Any, index: Any, space: Any, count: int, starts: Any, out: Any, scratch: Any) -> int:
-    """Give the `ABSENT` keys the rows from `count` on, until the slack runs out. Gives how many are non-zero.
+    """Give the `ABSENT` keys the rows from `count` on, until the slack runs out. Return the number of non-zero rows.
 
     Args:
         absent: Keys `[n]`, their hashes and their rows, which are written.
@@ -447,7 +447,7 @@ def _insert(absent: Any, index: Any, space: Any, count: int, starts: Any, out: A
 
 
 def _expand(turns: Any, inverse: Any, output: Any) -> None:
-    """The last phase of `_look_up`."""
+    """Run the last phase of `_look_up`."""
     vectors, target, ends, is_mean = output
     _give(turns, enter(turns), inverse, vectors, target, ends, is_mean)
     leave(turns, np.int64(0))
@@ -468,8 +468,9 @@ def _add_up(inverse: Any, source: int, target: int, count: int, dim: int, zero: 
 
 
 def _add_up_bags(inverse: Any, ends: Any, is_mean: bool, source: Any, target: int, count: int, share: Any) -> None:
-    """The adjoint of `_pool`: to target[k], of `count` vectors, adds source[b] for each key i of bag b with
-    inverse[i] = k, divided by the bag's size if `is_mean`. `source` is `[bags, dim]`, `share` `[dim]` scratch memory.
+    """Add to target[k], of `count` vectors, source[b] for each key i of bag b with inverse[i] = k: `_pool`'s adjoint.
+
+    source[b] is divided by the bag's size if `is_mean`. `source` is `[bags, dim]`, `share` `[dim]` scratch memory.
     """
     dim, zero = source.shape[1], source.dtype.type(0)
     size = np.int64(source.itemsize)
@@ -514,7 +515,7 @@ def _sum_pieces(pieces: Any, slots: Any, distinct: Any, sums: Any) -> int:
 
 
 def _replace_zeros(keys: Any, vectors: Any, by_field: Any, shift: int, mask: int, places: Any, fields: Any) -> int:
-    """Put the vector of its key's field, `(key >> shift) & mask`, over each vector that is zero; gives their number.
+    """Replace each zero vector by that of its key's field, `(key >> shift) & mask`. Return the number of zero vectors.
 
     `vectors` `[n, dim]` are the keys', `by_field` `[fields, dim]` those that replace them. Where they go and of which
     fields they are is written to `places` and `fields` `[n + 1]`.
@@ -533,9 +534,9 @@ def _replace_zeros(keys: Any, vectors: Any, by_field: Any, shift: int, mask: int
 
 
 def _sort_runs(inverse: Any, rows: Any, of_keys: Any, order: Any, starts: Any) -> int:
-    """The rows of all keys, the keys sorted by `inverse`, equal ones in their order, and where each run begins.
+    """Write the rows of all keys, the keys sorted by `inverse`, equal keys in their order, and the start of each run.
 
-    The last of `starts` is where the last run ends. Gives the length of the longest.
+    The last of `starts` is the end of the last run. Return the length of the longest run.
     """
     for k in range(len(starts)):
         starts[k] = 0
@@ -575,7 +576,7 @@ class Scratch(SeenKeys):
 
 
 def expanded(inverse: Any, vectors: Tensor, bags: BagPooling | None = None) -> Tensor:
-    """vectors[inverse[i]] for each key i, `[len(inverse), dim]`, or their pools by `bags`, `[bags, dim]`."""
+    """Return vectors[inverse[i]] for each key i, `[len(inverse), dim]`, or their pools by `bags`, `[bags, dim]`."""
     vectors, count = vectors.resolve_neg().contiguous(), len(inverse) if bags is None else bags.num_bags
     out = vectors.new_empty(count, vectors.shape[1])
     expand_into(inverse, array_of(vectors), out, bags)
@@ -583,12 +584,12 @@ def expanded(inverse: Any, vectors: Tensor, bags: BagPooling | None = None) -> T
 
 
 def expand_into(inverse: Any, vectors: Any, out: Tensor, bags: BagPooling | None) -> None:
-    """`expanded` into `out`, of an array of vectors."""
+    """Write `expanded` of an array of vectors into `out`."""
     threads.share(expand, inverse, (vectors, out.data_ptr(), *(bags or NOT_POOLED)), alone=len(inverse) < GRAIN)
 
 
 def added_up(inverse: Any, values: Tensor, count: int, bags: BagPooling | None = None) -> Tensor:
-    """The adjoint of `expanded`: the sums of `values` `[…, dim]` over inverse[i] = k for each k, `[count, dim]`."""
+    """Return Σ `values` `[…, dim]` over inverse[i] = k for each k, `[count, dim]`: the adjoint of `expanded`."""
     values, dim = values.resolve_neg().contiguous(), values.shape[-1]
     out = values.new_empty(count, dim)
     if bags is None:

@@ -225,12 +225,12 @@ _STARTS_AT_A_TIME = 1 << 21
 
 
 def is_recomputation() -> bool:
-    """Whether this is inside a backward pass, where activation checkpointing computes a forward again."""
+    """Return whether a backward pass is running, in which activation checkpointing computes a forward again."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def pays_ahead(count: int) -> bool:
-    """Whether it pays to let another thread find this many keys ahead of their lookup."""
+    """Return whether it pays to let another thread find this many keys ahead of their lookup."""
     return count >= GRAIN and threads.get_num_threads() > 1
 
 
@@ -259,7 +259,7 @@ class RowLookup:
 
     @property
     def nbytes(self) -> int:
-        """Working memory that is kept for the next lookup."""
+        """Bytes of working memory that is kept for the next lookup."""
         return self._scratch.nbytes
 
     def look_up(
@@ -292,7 +292,7 @@ class RowLookup:
         return self.fetch(search, bags) if out is None else search.result(out, bags)
 
     def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
-        """The first half of `look_up`, ahead of time.
+        """Do the first half of `look_up` ahead of time.
 
         On several threads for rows on a device, else in this thread only: the others compute.
         """
@@ -307,7 +307,7 @@ class RowLookup:
         return ahead.numbering is directory.numbering and not may_be_there
 
     def fetch(self, search: KeySearch, bags: BagPooling | None = None) -> LookupResult:
-        """The vectors of a search whose rows still have their numbers; see `look_up`."""
+        """Fetch the vectors of a search whose rows still have their numbers; see `look_up`."""
         distinct, vectors = len(search.rows), self._scratch.vectors
         out = self._new_vectors(distinct if search.is_distinct else len(search.keys) if bags is None else bags.num_bags)
         if out is None:
@@ -341,7 +341,7 @@ class RowLookup:
         finds: bool,
         alone: bool = False,
     ) -> int:
-        """Run the lookup's kernel, which fetches into `out` unless that is None; gives the number of absent keys."""
+        """Run the lookup's kernel, which fetches into `out` unless that is None. Return the number of absent keys."""
         index = self._content.directory.index
         target = 0 if out is None or vectors.ctypes.data == out.data_ptr() else out.data_ptr()
         return threads.share(
@@ -416,7 +416,7 @@ class RowLookup:
             self._content.storage.rows.write(WEIGHT, numbers[some], self._starts.of(keys[some]))
 
     def _room_for(self, admission: AdmissionPolicy) -> int | None:
-        """How many new rows there is room for; None if that is not limited, or has been checked."""
+        """Return the number of new rows for which there is room; None if it is not limited, or has been checked."""
         if self._limit is None or admission is SET_KEYS:
             return None
         return max(0, self._limit.most_rows(self._content.storage.rows) - self._content.directory.num_rows)

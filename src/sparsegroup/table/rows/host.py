@@ -34,7 +34,7 @@ _ALIGNED = 4
 
 @cache
 def kinds_of(parts: tuple[str, ...], dtype: np.dtype[Any], has_bfloat16: bool) -> tuple[int, ...]:
-    """The kinds of parts, see `sparsegroup.kernels.cpu.rows`, of rows with weights of `dtype`."""
+    """Return the kinds of parts, see `sparsegroup.kernels.cpu.rows`, of rows with weights of `dtype`."""
     others = BFLOAT16 if has_bfloat16 else WHOLE
     return tuple(
         WHOLE if part == WEIGHT or dtype != np.float32 else SCALAR if is_of_group(part) else others for part in parts
@@ -57,19 +57,19 @@ class RowParts:
         self.record = np.dtype({"names": parts, "formats": formats, "offsets": [0, *ends[:-1]], "itemsize": ends[-1]})
 
     def offset(self, part: str) -> int:
-        """Bytes from where a row begins to a part."""
+        """Return the bytes from the start of a row to a part."""
         return int(self.record.fields[part][1])  # type: ignore[index]
 
     def bytes(self, part: str) -> int:
-        """What a part takes."""
+        """Return the bytes of a part."""
         return self.record[part].itemsize
 
     def dtype(self, part: str) -> torch.dtype:
-        """In which a part is stored."""
+        """Return the dtype in which a part is stored."""
         return torch.bfloat16 if self.kinds[part] == BFLOAT16 else TORCH_DTYPES[self._dtype]
 
     def stored(self, part: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Values `[…, dim]` of a part, or one for all elements, as stored: bfloat16 to the nearest."""
+        """Return values `[…, dim]` of a part, or one value for all elements, as stored: bfloat16 to the nearest."""
         numbers = np.asarray(values, self._dtype)
         if self.kinds[part] == SCALAR:
             numbers = numbers[..., :1]
@@ -77,23 +77,23 @@ class RowParts:
         return narrowed(numbers) if self.kinds[part] == BFLOAT16 else numbers
 
     def numbers(self, part: str, stored: npt.NDArray[Any]) -> Floats:
-        """The values `[n, dim]` of a part, as stored."""
+        """Return the values `[n, dim]` of a part from the stored part."""
         if self.kinds[part] == SCALAR:
             return np.repeat(stored, self._dim, axis=1)
         return widened(stored) if self.kinds[part] == BFLOAT16 else stored
 
     def words(self, rows: npt.NDArray[Any]) -> Floats:
-        """Whole rows of `record` as numbers of `dtype`."""
+        """View whole rows of `record` as numbers of `dtype`."""
         return rows.view(self._dtype).reshape(len(rows), self.record.itemsize // self._dtype.itemsize)
 
     def joined(self, rows: npt.NDArray[Any]) -> Floats:
-        """`[n, parts · dim]` of whole rows of `record`; a view if that is how they are stored."""
+        """Return whole rows of `record` as `[n, parts · dim]`; a view if they are stored so."""
         if self._all_whole:
             return self.words(rows)
         return np.concatenate([self.numbers(part, rows[part]) for part in self.kinds], axis=1)
 
     def split(self, values: Floats) -> npt.NDArray[Any]:
-        """Whole rows of `record` of `[n, parts · dim]`; a view if that is how they are stored."""
+        """Return whole rows of `record` from `[n, parts · dim]`; a view if they are stored so."""
         if self._all_whole:
             return np.ascontiguousarray(values, self._dtype).view(self.record)[:, 0]
         rows = np.zeros(len(values), self.record)
@@ -120,20 +120,20 @@ class HostRows(Rows):
         self.pages = MappedPages(self.row_bytes << self.shift, huge_pages)
 
     def bytes_of_row(self, parts: int) -> int:
-        """Bytes of a row of this many parts, with the weights; parts that don't exist count with all elements."""
+        """Return the bytes of a row of this many parts, with the weights. Missing parts count with all elements."""
         itemsize = self.state_dtype.itemsize
         return self.row_bytes + (parts - len(self.parts)) * (self.dim + self.dim % 2) * itemsize
 
     def reserve(self, count: int, soon: int = 0) -> None:
-        """Have memory for `count` rows, and prefault that of `soon` more; see `MappedPages.reserve`."""
+        """Reserve memory for `count` rows, and prefault that of `soon` more; see `MappedPages.reserve`."""
         self.pages.reserve(count * self.row_bytes, soon * self.row_bytes)
 
     def bytes(self, count: int) -> int:
-        """Bytes that the first `count` rows take, in whole pages of the system's."""
+        """Return the bytes of the first `count` rows, in whole pages of the system."""
         return self.pages.whole_units(count * self.row_bytes)
 
     def layout(self, parts: tuple[str, ...]) -> cpu_step.RowLayout:
-        """Where the parts are in a row, for the step."""
+        """Return the places of parts in a row, for the step."""
         row = self._row
         return cpu_step.row_layout(
             self.row_bytes,
@@ -143,7 +143,7 @@ class HostRows(Rows):
         )
 
     def read(self, part: str, rows: Int64s) -> Floats:
-        """`[n, dim]` of a part; zeros where a row is negative."""
+        """Return a part of some rows, `[n, dim]`; zeros for negative row numbers."""
         out = np.empty(len(rows), self._row.record[part])
         _read(rows, *self._place(part), out, out.dtype.type(0))
         return self._row.numbers(part, out)
@@ -154,7 +154,7 @@ class HostRows(Rows):
         _write(rows, *self._place(part), stored, stored.dtype.type(0))
 
     def read_whole(self, rows: Int64s) -> Floats:
-        """`[n, parts · dim]`, all parts of some rows."""
+        """Return all parts of some rows, `[n, parts · dim]`."""
         whole = np.empty(len(rows), self._row.record)
         words = self._row.words(whole)
         _read(rows, *self._place(WEIGHT), words, words.dtype.type(0))
@@ -166,20 +166,20 @@ class HostRows(Rows):
         _write(rows, *self._place(WEIGHT), words, words.dtype.type(0))
 
     def part_dtype(self, part: str) -> torch.dtype:
-        """In which a part is stored."""
+        """Return the dtype in which a part is stored."""
         return self._row.dtype(part)
 
     def part_bytes(self, part: str) -> int:
-        """What a part of a row takes."""
+        """Return the bytes of a part of a row."""
         return self._row.bytes(part)
 
     def blocks(self, count: int) -> Iterator[Any]:
-        """The first `count` rows in order, `[rows, parts, dim]`, as memory that can be written to a file."""
+        """Yield the first `count` rows in order, `[rows, parts, dim]`, as memory for a file."""
         for _, rows in self._views(0, count):
             yield self._row.joined(rows)
 
     def new_row(self) -> Floats:
-        """What follows the weights in a new row, as numbers of `dtype`."""
+        """Return what follows the weights in a new row, as numbers of `dtype`."""
         row = np.zeros(1, self._row.record)
         for part, value in self.initial.items():
             row[part] = self._row.stored(part, [value])
@@ -191,13 +191,13 @@ class HostRows(Rows):
         _fill(first, last, *self._place(part), len(stored), stored[0])
 
     def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Which of the rows first, …, last - 1 have a non-zero vector."""
+        """Return which of the rows first, …, last - 1 have a non-zero vector."""
         out = np.empty(last - first, np.bool_)
         _live(first, *self._place(WEIGHT), self.dim, out, self.dtype.type(0))
         return out
 
     def _views(self, first: int, last: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """The rows first, …, last - 1 page by page: where each begins, and `[rows]` of records over their memory."""
+        """Yield the rows first, …, last - 1 page by page: the first row, and `[rows]` of records over their memory."""
         while first < last:
             page, before = first >> self.shift, first & ((1 << self.shift) - 1)
             count = min(last - first, (1 << self.shift) - before)
@@ -227,7 +227,7 @@ class HostRows(Rows):
         return other
 
     def compact(self, kept: npt.NDArray[np.bool_]) -> None:
-        """Keep the rows of the mask `kept` as rows 0, 1, …, and give the memory of the others back."""
+        """Keep the rows of the mask `kept` as rows 0, 1, …, and release the memory of the others."""
         count = int(_compact(kept, self.pages.addresses, self.shift, self.row_bytes))
         pages = -(-count // (1 << self.shift))
         self.pages.resize(pages)
@@ -415,12 +415,12 @@ class HostStorage(RowStorage):
 
 
 def _parts(rule: Rule, carries_u: bool) -> tuple[str, ...]:
-    """What a step of the rule reads of a row, in the order in which it does."""
+    """Return the parts of a row that a step of the rule reads, in order."""
     return (WEIGHT, *(("u",) if carries_u else ()), *rule.state)
 
 
 def new_storage(config: TableConfig) -> RowStorage:
-    """An empty storage, in the host's memory or on a device."""
+    """Return an empty storage, in the host's memory or on a device."""
     if not config.on_device:
         return HostStorage(config)
     from sparsegroup.table.rows.device import DeviceStorage  # needs Triton

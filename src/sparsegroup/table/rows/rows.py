@@ -51,34 +51,34 @@ class Rows(ABC):
 
     @abstractmethod
     def reserve(self, count: int) -> None:
-        """Have memory for `count` rows, or raise MemoryError; then nothing has changed."""
+        """Reserve memory for `count` rows. MemoryError changes nothing."""
 
     @abstractmethod
     def bytes(self, count: int) -> int:
-        """Bytes that the first `count` rows take, in whole pages."""
+        """Return the bytes of the first `count` rows, in whole pages."""
 
     @abstractmethod
     def bytes_of_row(self, parts: int) -> int:
-        """Bytes of a row with this many parts, the weights included."""
+        """Return the bytes of a row with this many parts, with the weights."""
 
     @abstractmethod
     def part_dtype(self, part: str) -> torch.dtype:
-        """The dtype in which a part is stored."""
+        """Return the dtype in which a part is stored."""
 
     @abstractmethod
     def part_bytes(self, part: str) -> int:
-        """Bytes of a part of one row."""
+        """Return the bytes of a part of one row."""
 
     @abstractmethod
     def read(self, part: str, rows: Int64s) -> Floats:
-        """`[n, dim]` of a part; zeros where a row is negative."""
+        """Return a part of some rows, `[n, dim]`; zeros for negative row numbers."""
 
     @abstractmethod
     def write(self, part: str, rows: Int64s, values: Floats) -> None:
         """Set a part of distinct rows to `values`, `[n, dim]`, rounded to the nearest."""
 
     def read_whole(self, rows: Int64s) -> Floats:
-        """`[n, parts · dim]`, all parts of some rows."""
+        """Return all parts of some rows, `[n, parts · dim]`."""
         return np.concatenate([self.read(part, rows) for part in self.parts], axis=1)
 
     def write_whole(self, rows: Int64s, values: Floats) -> None:
@@ -92,7 +92,7 @@ class Rows(ABC):
 
     @abstractmethod
     def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Which of the rows first, …, last - 1 have a non-zero vector."""
+        """Return which of the rows first, …, last - 1 have a non-zero vector."""
 
     def begin(self, first: int, last: int) -> None:
         """Reserve memory for the new rows first, …, last - 1. The caller must write their weights next."""
@@ -116,7 +116,7 @@ class Rows(ABC):
         self.initial = dict(initial)
 
     def blocks(self, count: int) -> Iterator[Any]:
-        """The first `count` rows in order, `[rows, parts, dim]` at a time, as memory that can be written to a file."""
+        """Yield the first `count` rows in order, `[rows, parts, dim]` at a time, as memory for a file."""
         for piece in pieces_of(count, self.row_bytes):
             yield self.read_whole(np.arange(piece.start, piece.stop))
 
@@ -139,14 +139,14 @@ class RowGradient:
     lines: GradientLines | None  # how the lines belong to rows, if it is known
 
     def finite_lines(self) -> "RowGradient":
-        """The lines to step with."""
+        """Return the lines to step with."""
         if self.finite is None:
             return self
         second_input = None if self.second_input is None else self.second_input[self.finite]
         return RowGradient(self.rows[self.finite], self.values[self.finite], second_input, None, None)
 
     def rows_on_host(self) -> Int64s:
-        """The rows, each at least once."""
+        """Return the rows, each at least once."""
         if self.lines is not None and self.lines.on_host is not None:
             return self.lines.on_host
         return array_of(self.rows.cpu().contiguous())
@@ -231,12 +231,12 @@ class RowStorage(ABC):
         """Do what can be done of `fetch` ahead of time, in another thread."""
 
     def fetch(self, search: KeySearch) -> LookupResult:
-        """The vectors of a search, zeros for absent keys, if the rows are on a device."""
+        """Fetch the vectors of a search, zeros for absent keys, if the rows are on a device."""
         raise NotImplementedError
 
     @abstractmethod
     def new_rows(self, first: int, count: int) -> NewRowBuffer:
-        """Memory for `count` new rows from `first` on, or MemoryError; then nothing has changed."""
+        """Return memory for `count` new rows from `first` on. MemoryError changes nothing."""
 
     # Step
 
@@ -246,7 +246,7 @@ class RowStorage(ABC):
 
     @abstractmethod
     def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
-        """The dtype of state for the `requested` one, or None. Raises ValueError if it cannot be that."""
+        """Return the dtype of state for the `requested` dtype or None. Raises ValueError if it cannot be used."""
 
     def check_reports(self, describe: Callable[[Int64s], str], num_rows: Callable[[], int]) -> None:
         """Raise FloatingPointError if a device has reported that an earlier step met a non-finite gradient."""
@@ -273,12 +273,12 @@ class RowStorage(ABC):
 
     @abstractmethod
     def step(self, gradient: RowGradient, step: GroupStep, scalars: StepScalars, num_rows: Callable[[], int]) -> None:
-        """The optimizer's step over rows whose parts have been laid out for it; `num_rows` counts the rows."""
+        """Take the optimizer's step over rows whose parts have been laid out for it; `num_rows` counts the rows."""
 
     # Sweep: by PyTorch on the host, some rows at a time
 
     def survival_l21(self, rows: Int64s | None, count: int, step: GroupStep, scalars: StepScalars) -> Floats:
-        """The largest λ21 at which each of `rows` is zero, float64; infinite if it never had a non-zero gradient.
+        """Return the largest λ21 at which each of `rows` is zero, float64; infinite without any non-zero gradient.
 
         The `count` rows carry u, and `rows` None means all of them. The step has no gradient.
         """
@@ -289,7 +289,7 @@ class RowStorage(ABC):
         return np.concatenate([np.empty(0), *(norm.flatten().double().numpy() for norm in norms)])
 
     def sweep(self, count: int, step: GroupStep, scalars: StepScalars, *, drops: bool) -> Int64s:
-        """Apply the closed form to the `count` rows without a gradient; gives the rows that have changed.
+        """Apply the closed form to the `count` rows without a gradient. Return the changed rows.
 
         With `drops`, rows that never had a non-zero gradient become zero where λ21 > 0.
         """
