@@ -333,7 +333,7 @@ def learn_both(model: nn.Module, batches: list[Batch]) -> None:
 
 def content_of_both(model: BothKinds) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
     """What all ranks have, and this rank's rows."""
-    rows = model.many.table.look_up(model.many.keys, insert=False).vectors
+    rows = model.many.table.look_up(model.many.keys, insert=False)[0]
     own = dict(zip(model.many.keys.tolist(), rows.clone(), strict=True))
     return model.few.embedding_bags["users"].weight.detach(), model.head.weight.detach(), own
 

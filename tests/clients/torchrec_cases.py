@@ -137,7 +137,7 @@ def rows_of_tables(model: nn.Module) -> dict[tuple[str, int], Tensor]:
     found = {}
     for name, table in tables_of(model).items():
         for key in table.keys:
-            found[name, int(key)] = table.table.look_up(key.view(1), insert=False).vectors[0].clone()
+            found[name, int(key)] = table.table.look_up(key.view(1), insert=False)[0][0].clone()
     return found
 
 

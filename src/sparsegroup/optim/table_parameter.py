@@ -147,7 +147,6 @@ class RowStore(Protocol):
         """Average the rows with another table's, whose weight is `rate`."""
 
 
-
 class StoredGradient(Tensor):
     """The sparse gradient of a `StoredParameter`: a plain tensor except in torch's clipping.
 

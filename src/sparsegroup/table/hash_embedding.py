@@ -425,18 +425,18 @@ class HashEmbedding(TableCounts, nn.Module):
         if self.across is not None:
             return self._sharded_vectors(self.across, keys, bags)
         if self.fallback is None:
-            info, vectors, _ = self.table.look_up(keys, self.is_trained, bags)
+            vectors, info = self.table.look_up(keys, self.is_trained, bags)
             return for_autograd(self.weight, info, vectors)
-        info, vectors, search = self.table.look_up(keys, self.is_trained, is_distinct=True)
-        vectors = self._replaced(for_autograd(self.weight, info, vectors), torch.from_numpy(search.distinct))
-        return expand(vectors, search.inverse, bags)
+        vectors, info = self.table.look_up(keys, self.is_trained, is_distinct=True)
+        vectors = self._replaced(for_autograd(self.weight, info, vectors), torch.from_numpy(info.search.distinct))
+        return expand(vectors, info.search.inverse, bags)
 
     def own_vectors(self, keys: Tensor) -> Tensor:
         """The vectors of keys that all belong to this rank, as `forward`'s but never replaced by fallback vectors.
 
         For modules with an exchange of keys and vectors of their own.
         """
-        info, vectors, _ = self.table.look_up(keys, self.is_trained)
+        vectors, info = self.table.look_up(keys, self.is_trained)
         return for_autograd(
             self.weight, info, vectors.resize_(*keys.shape, vectors.shape[1])
         )  # a view could not be changed
@@ -522,7 +522,7 @@ class HashEmbedding(TableCounts, nn.Module):
         """
         if self.across is not None:
             return self.across.rows(self._as_array(keys)).view(*keys.shape, self.dim)
-        return self.table.look_up(keys, insert=False).vectors.view(*keys.shape, self.dim)
+        return self.table.look_up(keys, insert=False)[0].view(*keys.shape, self.dim)
 
     @torch.no_grad()
     def assign(self, keys: Tensor, vectors: Tensor) -> None:

@@ -25,7 +25,7 @@ from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.directory.directory import Directory, Evictor, RowLimit, TableContent
 from sparsegroup.table.directory.eviction import LFU, ROWS_AT_A_TIME
 from sparsegroup.table.files.snapshot import TableSnapshot
-from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
+from sparsegroup.table.lookup.autograd import KeySearch, LookupInfo
 from sparsegroup.table.lookup.fallback import mask_new_rows
 from sparsegroup.table.lookup.kernels import BagPooling, RowStarts
 from sparsegroup.table.lookup.lookup import RowLookup, TableLock, check_world, is_recomputation, key_array, pays_ahead
@@ -148,11 +148,12 @@ class Table:
 
     def look_up(
         self, keys: Tensor, insert: bool, bags: BagPooling | None = None, *, is_distinct: bool = False
-    ) -> LookupResult:
-        """Look `keys` up. With `insert`, as in training, new keys get rows if they are admitted.
+    ) -> tuple[Tensor, LookupInfo]:
+        """Look `keys` up. Return their vectors, which belong to the caller, and the lookup for autograd.
 
-        For a table on the host: with `bags`, the keys' vectors are pooled; with `is_distinct`, which needs fallback
-        vectors, the result has those of the distinct keys.
+        With `insert`, as in training, new keys get rows if they are admitted. The vectors are `[n, dim]`. For a table
+        on the host, they are pooled with `bags`, `[bags, dim]`; with `is_distinct`, which needs fallback vectors, each
+        distinct key has one vector.
 
         Inside a backward pass, where activation checkpointing computes a forward again, it gives what that forward got,
         and counts nothing. Before other training lookups, rows are evicted if that is due.
@@ -171,23 +172,23 @@ class Table:
                 self._lock.check_inserts()
                 admission = self.config.admission
             if is_again and not self._is_repeatable:
-                result = self._lookup.fetch(self._content.directory.numbering.recall(array, is_distinct), bags)
-                if len(result.search.masked):
-                    result.mask()
+                search = self._content.directory.numbering.recall(array, is_distinct)
+                vectors, info = self._lookup.fetch(search, bags)
+                if len(search.masked):
+                    search.mask(vectors)
             else:
                 ahead = None if self._prefetched is None or is_again else self._ahead_for(array, insert)
-                result = self._lookup.look_up(
+                vectors, info = self._lookup.look_up(
                     array, admission, ahead, bags, is_distinct=is_distinct, is_counted=is_again
                 )
-            numbering = result.search.numbering
-            numbering.await_gradient(result.info)
+            info.numbering.await_gradient(info)
             if insert and not is_again and not self._is_repeatable:
-                numbering.remember(result.search)
+                info.numbering.remember(info.search)
                 if self.config.has_fallback and self.ranks is None:
-                    places = result.search.new_places(is_distinct)
+                    places = info.search.new_places(is_distinct)
                     if len(places):  # otherwise no GPU is waited for
-                        mask_new_rows(result, places, *self.live_and_seen())
-            return result
+                        mask_new_rows(vectors, info.search, places, *self.live_and_seen())
+            return vectors, info
 
     def live_and_seen(self) -> tuple[int, int]:
         """Return the number of live rows and the number of keys that training has seen.
@@ -490,7 +491,7 @@ class Table:
         vectors = content.parts[WEIGHT]
         for first in range(0, len(content.keys), ROWS_AT_A_TIME):
             some = slice(first, first + ROWS_AT_A_TIME)
-            before = self.look_up(torch.from_numpy(content.keys[some]), insert=False).vectors.cpu()
+            before = self.look_up(torch.from_numpy(content.keys[some]), insert=False)[0].cpu()
             now = torch.from_numpy(vectors[some]).to(before.dtype)
             mean = with_zeros_of(now, before, torch.lerp(before, now, rate))
             vectors[some] = array_of(mean.to(torch.from_numpy(vectors[some]).dtype))

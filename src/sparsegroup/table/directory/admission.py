@@ -119,7 +119,7 @@ class ExactOccurrences:
         return {"candidates": keys, "candidate_counts": self.stored(keys)} if len(keys) else {}
 
     def load(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Replace the candidates by those of saved content."""
+        """Replace the candidates by the candidates of saved content."""
         self._clear()
         if "candidates" in content:
             self._add(content["candidates"], content["candidate_counts"])

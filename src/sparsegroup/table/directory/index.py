@@ -255,7 +255,7 @@ class Index:
         return keys
 
     def scan(self, at_most: int = 1 << 20) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield all `(keys, rows)`, at most `at_most` ≥ 4 at a time. The index must not change meanwhile."""
+        """Yield all `(keys, rows)`, at most `at_most` ≥ 4 at a time. The index must not change."""
         step = at_most // 4
         end = _end_kernel(self.state, self.pages)
         for first in range(0, end, step):

@@ -74,11 +74,13 @@ class KeySearch:
         new = np.flatnonzero(is_new if is_distinct else is_new[self.inverse]) if is_new.any() else _NONE
         return new if self.stale is None else np.union1d(new, self.stale.new_places(is_distinct))
 
-    def result(self, vectors: Tensor, bags: BagPooling | None) -> "LookupResult":
-        """A lookup of rows on the host that has found `vectors`, as `LookupResult` has them."""
-        inverse = None if self.is_distinct else self.inverse
-        info = LookupInfo(self.numbering, self.rows, inverse, self.absent > 0, ONE_LINE_EACH, bags)
-        return LookupResult(info, vectors, self)
+    def mask(self, vectors: Tensor) -> None:
+        """Set the vectors at the places `masked` to zero."""
+        vectors.index_fill_(0, torch.from_numpy(self.masked).to(vectors.device), 0)
+
+    def info(self, bags: BagPooling | None) -> "LookupInfo":
+        """Return what autograd must know of the lookup, for rows on the host."""
+        return LookupInfo(self, self.rows, None if self.is_distinct else self.inverse, ONE_LINE_EACH, bags)
 
     def is_like(self, other: "KeySearch") -> bool:
         """Whether a search of the same keys gave each the same vector."""
@@ -207,32 +209,26 @@ class RowNumbering:
 
 @dataclass(eq=False)
 class LookupInfo:
-    """What autograd must know of a lookup."""
+    """A lookup for autograd, which holds no vectors."""
 
-    numbering: RowNumbering  # that of the rows
+    search: KeySearch
     # `[lines]` int64, the row of each line of the gradient, `ABSENT` for none. A tensor, because torch may resize
     # what it makes of it (`zero_` on a sparse gradient does)
     rows: Tensor
     # `[keys]` int32, the line of each key, over which the gradient is summed; None where each key has a separate line
     inverse: Int32s | None
-    has_absent: bool  # whether some key has no row
     lines: GradientLines | None  # how the gradient's lines belong to rows; None if there will be no gradient
     bags: BagPooling | None = None  # how the keys' vectors were pooled
 
+    @property
+    def numbering(self) -> RowNumbering:
+        """The numbering of the rows."""
+        return self.search.numbering
 
-class LookupResult(NamedTuple):
-    """A lookup of `[n]` keys.
-
-    `vectors` belong to the caller: `[n, dim]`, or `[bags, dim]` if they were pooled, or `[distinct, dim]`.
-    """
-
-    info: LookupInfo
-    vectors: Tensor
-    search: KeySearch
-
-    def mask(self) -> None:
-        """Set the vectors at the places `search.masked` to zero."""
-        self.vectors.index_fill_(0, torch.from_numpy(self.search.masked).to(self.vectors.device), 0)
+    @property
+    def has_absent(self) -> bool:
+        """Whether a key has no row."""
+        return self.search.absent > 0
 
 
 def for_autograd(weight: StoredParameter, info: LookupInfo, vectors: Tensor) -> Tensor:

@@ -57,11 +57,11 @@ def look_up(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> 
     """The vectors `[*keys.shape, dim]`, and a tensor that carries what backward must know of the lookup."""
     embedding = EMBEDDINGS[number]
     with torch.set_grad_enabled(wants_gradient):
-        result = embedding.table.look_up(keys, embedding.is_trained)
+        vectors, info = embedding.table.look_up(keys, embedding.is_trained)
     ticket = torch.empty(1, dtype=torch.float32, device="cpu")
     storage: Any = ticket.untyped_storage()
-    storage.sparsegroup_info = result.info
-    return result.vectors.view(*keys.shape, embedding.dim), ticket
+    storage.sparsegroup_info = info
+    return vectors.view(*keys.shape, embedding.dim), ticket
 
 
 @look_up.register_fake

@@ -12,7 +12,7 @@ from sparsegroup.kernels.gpu.runtime import sent
 from sparsegroup.kernels.step import array_of
 from sparsegroup.table.directory.buckets import mixed
 from sparsegroup.table.lookup import kernels
-from sparsegroup.table.lookup.autograd import Int64s, LookupResult, _Sum
+from sparsegroup.table.lookup.autograd import Int64s, KeySearch, _Sum
 from sparsegroup.table.lookup.lookup import key_array
 from sparsegroup.tensors import is_traced
 
@@ -23,18 +23,17 @@ _MOST = 1 - 2.0**-53
 """The largest share whose bound is below 2⁶⁴."""
 
 
-def mask_new_rows(result: LookupResult, places: Int64s, live: int, seen: int) -> None:
+def mask_new_rows(vectors: Tensor, search: KeySearch, places: Int64s, live: int, seen: int) -> None:
     """Set vectors of new keys to zero, as if their rows were zero: the share of them that is zero among all rows.
 
     Fallback vectors then replace them, and learn what to expect of new keys. Which keys these are depends on the key
-    only. The rows themselves do not change, and get the gradient. `places` are those of the new keys in the result.
+    only. The rows themselves do not change, and get the gradient. `places` are the places of the new keys in `vectors`.
     """
     if not len(places) or not seen or live >= seen:
         return
-    search = result.search
     drawn = mixed((search.distinct if search.is_distinct else search.keys)[places] ^ _SALT)
     search.masked = places[drawn < np.uint64(min(1 - live / seen, _MOST) * 2.0**64)]
-    result.mask()
+    search.mask(vectors)
 
 
 def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: int) -> Tensor:

@@ -23,7 +23,7 @@ from sparsegroup.table.directory.admission import SET_KEYS, AdmissionPolicy
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.directory.directory import Admission, RowLimit, TableContent
 from sparsegroup.table.lookup import kernels
-from sparsegroup.table.lookup.autograd import KeySearch, LookupResult
+from sparsegroup.table.lookup.autograd import KeySearch, LookupInfo
 from sparsegroup.table.lookup.kernels import GRAIN, NOT_POOLED, BagPooling, RowStarts
 from sparsegroup.table.rows.rows import WEIGHT
 
@@ -271,7 +271,7 @@ class RowLookup:
         *,
         is_distinct: bool = False,
         is_counted: bool = False,
-    ) -> LookupResult:
+    ) -> tuple[Tensor, LookupInfo]:
         """Look `keys` up; a key without a row gets one if `admission` admits it. None: nothing is inserted.
 
         For rows on the host: with `bags`, the result has their pools, and no vector for each key is made; with
@@ -289,7 +289,7 @@ class RowLookup:
             search = self._find(keys, admission, out, bags, is_counted=is_counted or ahead is not None)
             search.stale = ahead
         search.is_distinct = is_distinct
-        return self.fetch(search, bags) if out is None else search.result(out, bags)
+        return self.fetch(search, bags) if out is None else (out, search.info(bags))
 
     def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
         """Do the first half of `look_up` ahead of time.
@@ -306,7 +306,7 @@ class RowLookup:
         may_be_there = ahead.absent and admission is None and ahead.num_rows != directory.num_rows
         return ahead.numbering is directory.numbering and not may_be_there
 
-    def fetch(self, search: KeySearch, bags: BagPooling | None = None) -> LookupResult:
+    def fetch(self, search: KeySearch, bags: BagPooling | None = None) -> tuple[Tensor, LookupInfo]:
         """Fetch the vectors of a search whose rows still have their numbers; see `look_up`."""
         distinct, vectors = len(search.rows), self._scratch.vectors
         out = self._new_vectors(distinct if search.is_distinct else len(search.keys) if bags is None else bags.num_bags)
@@ -317,7 +317,7 @@ class RowLookup:
         elif distinct > len(vectors):
             vectors = np.empty((distinct, self._starts.dim), vectors.dtype)
         self._run(search.keys, search.inverse, np.array([distinct]), search.rows, vectors, out, bags, finds=False)
-        return search.result(out, bags)
+        return out, search.info(bags)
 
     def _new_vectors(self, count: int) -> Tensor | None:
         """Memory for some vectors; None for rows that are not on the host."""

@@ -25,7 +25,6 @@ from sparsegroup.table.lookup.autograd import (
     Int64s,
     KeySearch,
     LookupInfo,
-    LookupResult,
     SortedKeys,
 )
 from sparsegroup.table.rows.rows import WEIGHT, Floats, NewRowBuffer, RowGradient, Rows, RowStorage, pieces_of
@@ -284,9 +283,9 @@ class DeviceStorage(RowStorage):
         longest = int(kernels.sort_runs(inverse, rows, of_keys, order, starts))
         search.sorted_keys = SortedKeys(of_keys, order, starts, longest)
 
-    def fetch(self, search: KeySearch) -> LookupResult:
+    def fetch(self, search: KeySearch) -> tuple[Tensor, LookupInfo]:
         """See `RowStorage`. If autograd is on, the keys are sorted by row for the step to come."""
-        rows, numbering, lines = search.row_array, search.numbering, None
+        rows, lines = search.row_array, None
         if torch.is_grad_enabled():
             if search.sorted_keys is None:
                 self.prepare(search)
@@ -296,8 +295,7 @@ class DeviceStorage(RowStorage):
             lines = GradientLines(sent_order, sent_starts, longest, rows.copy())
         else:
             (sent,) = self._transfer.send(rows[search.inverse])
-        info = LookupInfo(numbering, sent, None, search.absent > 0, lines)
-        return LookupResult(info, self.rows.gather(sent), search)
+        return self.rows.gather(sent), LookupInfo(search, sent, None, lines)
 
     def new_rows(self, first: int, count: int) -> NewRowBuffer:
         self._rows.reserve(first + count)  # before the index gets the keys: without memory for them none is inserted

@@ -18,7 +18,7 @@ from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars, array_of
 from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule
 from sparsegroup.signals import signals_deferred
-from sparsegroup.table.lookup.autograd import GradientLines, Int64s, KeySearch, LookupResult
+from sparsegroup.table.lookup.autograd import GradientLines, Int64s, KeySearch, LookupInfo
 
 Floats = npt.NDArray[Any]
 
@@ -230,7 +230,7 @@ class RowStorage(ABC):
     def prepare(self, search: KeySearch) -> None:  # noqa: B027  # rows on the host need none of it
         """Do what can be done of `fetch` ahead of time, in another thread."""
 
-    def fetch(self, search: KeySearch) -> LookupResult:
+    def fetch(self, search: KeySearch) -> tuple[Tensor, LookupInfo]:
         """Fetch the vectors of a search, zeros for absent keys, if the rows are on a device."""
         raise NotImplementedError
 

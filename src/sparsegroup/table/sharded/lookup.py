@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsegroup.optim.table_parameter import StoredParameter
 from sparsegroup.table.directory.buckets import ABSENT
-from sparsegroup.table.lookup.autograd import Int64s, LookupResult, expand, for_autograd
+from sparsegroup.table.lookup.autograd import Int64s, LookupInfo, expand, for_autograd
 from sparsegroup.table.lookup.fallback import mask_new_rows
 from sparsegroup.table.lookup.kernels import BagPooling
 from sparsegroup.table.lookup.lookup import is_recomputation
@@ -71,7 +71,7 @@ class ShardedLookup:
             prefetched = None
             exchange = shards.exchange_keys(keys, "a recomputation" if is_again else _purpose(insert))
 
-        def look_up() -> LookupResult:
+        def look_up() -> tuple[Tensor, LookupInfo]:
             if prefetched is not None and not np.array_equal(prefetched.keys, keys):
                 raise RuntimeError(
                     "prefetch was given other keys than this lookup: the ranks of a sharded HashEmbedding have "
@@ -83,15 +83,16 @@ class ShardedLookup:
         masks = table.config.has_fallback and insert and not is_again
         counts = shards.agree(exchange, table.live_and_seen() if masks else (), error)
         assert result is not None
+        vectors, info = result
         if masks:
-            mask_new_rows(result, result.search.new_places(is_distinct=False), *counts)
-        mine = shards.vectors(for_autograd(weight, result.info, result.vectors), exchange)
+            mask_new_rows(vectors, info.search, info.search.new_places(is_distinct=False), *counts)
+        mine = shards.vectors(for_autograd(weight, info, vectors), exchange)
         return expand(replaced(mine, exchange.own.keys), exchange.own.inverse, bags)
 
     def rows(self, keys: Int64s) -> Tensor:
         """The rows of `keys`, `[n, dim]`, zeros for keys without one."""
         exchange = self.shards.exchange_keys(keys, "lookup()")
-        found, error = attempt(lambda: self.table.look_up(torch.from_numpy(exchange.keys), insert=False).vectors)
+        found, error = attempt(lambda: self.table.look_up(torch.from_numpy(exchange.keys), insert=False)[0])
         self.shards.agree(exchange, (), error)
         assert found is not None
         return expand(self.shards.vectors(found, exchange), exchange.own.inverse)
