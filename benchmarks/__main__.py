@@ -55,6 +55,7 @@ BENCHMARKS = {
     "sharded": ("sharded.py", "--data", DATA),
     "objectives": ("objectives.py",),
     "column_selection": ("column_selection.py", "--data", DATA),
+    "shared_vocabulary": ("shared_vocabulary.py", "--data", DATA),
 }
 """Name of the result → script and arguments. `{data}`: the folder of the public logs."""
 

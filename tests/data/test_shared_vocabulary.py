@@ -1,5 +1,6 @@
 """Columns that share a vocabulary: which may, what their log says of them, and a log without some of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -9,6 +10,8 @@ from over import over
 from sparsegroup.data import ClickLogError, ColumnKind, FrameLog, hash_keys, open_log
 from sparsegroup.data.keys import fields_of
 from sparsegroup.data.order import LogWithout
+from sparsegroup.data.preparation import prepare
+from sparsegroup.data.prepared_log import PREPARED_LOG, PreparedLog
 from sparsegroup.data.schema import LogSchema, read_schema, write_schema
 
 KINDS = {
@@ -92,6 +95,18 @@ def test_a_damaged_schema_is_refused(shares: dict[str, str], message: str) -> No
     content = {"fields": ["a", "b"], "lists": [], "numbers": [], "hash": "xxh3_64", "shares": shares}
     with pytest.raises(ValueError, match=f"shares: .*{message}"):
         LogSchema.from_dict(content)
+
+
+def test_a_prepared_log_with_a_forged_vocabulary_is_damaged(tmp_path: Path) -> None:
+    FRAME.with_columns(click=pl.Series([0, 1])).write_csv(tmp_path / "log.csv")
+    prepared, _ = prepare([tmp_path / "log.csv"], tmp_path / "log", columns=KINDS | {"click": "label"}, test_fraction=0)
+    assert prepared.schema.shares == {"clicked": "item", "seen": "item", "last": "item"}
+    assert prepared.features == 2 + 4  # users; 1, 2, 3 and a missing item
+    for kind in ("nonsense shares item", "list comma shares seen", "category shares last"):
+        manifest = replace(prepared.manifest, columns={**prepared.columns, "clicked": kind})
+        PREPARED_LOG.write(tmp_path / "log", manifest)
+        with pytest.raises(ClickLogError, match=r"log\.json: damaged"):
+            PreparedLog(tmp_path / "log")
 
 
 def test_a_log_without_columns_keeps_the_vocabularies_of_the_others() -> None:

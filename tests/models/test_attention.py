@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import Tensor
@@ -10,11 +12,12 @@ from torch.autograd import gradcheck, gradgradcheck
 from plain_settings import plain
 from serving_cases import columns_of
 from sparsegroup import GroupMomentum, HashEmbedding
+from sparsegroup.data import FrameLog
 from sparsegroup.data.batches import Bags, Batch
 from sparsegroup.models import MLP, ListPooling, WithPooling
 from sparsegroup.models.attention import Dice
 from sparsegroup.settings.yaml_settings import SettingsError
-from sparsegroup.training import Trainer
+from sparsegroup.training import Config, Trainer, predict
 from sparsegroup.training.model import LookupModel, by_field
 
 OFFSETS = torch.tensor([0, 2, 2, 5, 6])
@@ -143,3 +146,24 @@ def test_fields_that_it_cannot_have_are_named() -> None:
     ):
         with pytest.raises(SettingsError, match=message):
             plain(attention=attention).build_for(columns_of(lists=True))
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("list |", 0.4, 0.6), ("list | shares item", 0.95, 1.0)])
+def test_an_item_of_histories_can_be_a_candidate_if_both_share_their_vectors(
+    kind: str, least: float, most: float
+) -> None:
+    """A candidate is clicked if it is of the kind of the items in the history; the tested ones are new candidates."""
+    draw, rows = np.random.default_rng(0), 3_000
+    item = np.concatenate([draw.integers(30, size=rows), draw.integers(30, 60, size=500)])
+    group = draw.integers(2, size=len(item))
+    history = 2 * draw.integers(30, size=(len(item), 4)) + group[:, None]
+    frame, labels = pl.DataFrame({"item": item, "history": history}), (item % 2 == group).astype(np.float32)
+    train, test = (
+        FrameLog(frame[part], labels[part], columns={"item": "category", "history": kind})
+        for part in (slice(rows), slice(rows, None))
+    )
+    config = Config.of(model="mlp", attention={"history": "item"}, epochs=2, batch_size=64).resolved_for(train)
+    model, optimizer = config.build(train)
+    plan = config.training.plan(rows)
+    config.trainer(model, optimizer, plan).fit_plan(plan, train)
+    assert least <= predict(model, test.batches(0, 500, 500)).metrics().auc <= most

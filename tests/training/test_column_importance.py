@@ -288,6 +288,7 @@ NAMING: dict[str, tuple[dict[str, Any], set[str]]] = {
     "attention": ({"attention": {"tags": "noise"}, "model": "mlp"}, {"tags", "noise"}),
     "pairs": ({"pairs": ["noise*an id"], "model": "lr"}, {"noise", "an id"}),
     "dims": ({"dims": {"noise": 4, "tags": 2}, "model": "fm"}, {"noise", "tags"}),
+    "shared vocabulary": ({"model": "lr"}, {"noise"}),
 }
 
 
@@ -296,7 +297,10 @@ def test_columns_that_a_setting_names_are_never_left_out(setting: str) -> None:
     settings, named = NAMING[setting]
     frame, labels = (some[:1_500] for some in drawn())
     tags = pl.Series([f"t{i * 7 % 5}|t{i * 3 % 4}" for i in range(len(frame))])
-    log = FrameLog(frame.rename({"id": "an id"}).with_columns(tags=tags), labels)
+    frame = frame.rename({"id": "an id"}).with_columns(tags=tags)
+    log = FrameLog(frame, labels)
+    if setting == "shared vocabulary":
+        log = FrameLog(frame, labels, columns={**log.columns, "tags": "list | shares noise"})
     found = select_columns(Config.of(**settings, epochs=1, baseline=False), log, seeds=1)
     assert named <= {one.name for one in found.columns if one.is_kept}
 

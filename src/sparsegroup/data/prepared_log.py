@@ -121,7 +121,10 @@ class LogManifest(PartsManifest):
     def check(self) -> None:
         """See `Manifest.check`."""
         super().check()
-        self.schema.check()
+        try:
+            self.schema.check()
+        except ClickLogError as error:
+            raise ValueError(f"columns: {error}") from error
         if self.features.keys() != set(self.fields):
             raise ValueError("features: do not match the fields")
         for name, (in_all, in_training) in self.features.items():
