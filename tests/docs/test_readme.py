@@ -201,6 +201,19 @@ def test_the_documentation_shows_how_columns_are_ranked() -> None:
     assert [list(cells) for _, *cells in rows] == shown
 
 
+def test_the_documentation_shows_what_a_shared_vocabulary_gives() -> None:
+    figures, page = measured("shared_vocabulary"), doc("models")
+    cases = sorted({key.rpartition(", s")[0] for key in figures if ", s" in key})
+    assert len(cases) == 5
+    for case in cases:
+        ways = [{one: figures.get(f"{case}, {way}, {one}") for one in WORTH} for way in ("separate", "shared")]
+        cells = [f"{way['auc']:.4f} / {way['log_loss']:.4f}" for way in ways]
+        cells += [f"{way[WORTH[2]]:.4f}" for way in ways if way[WORTH[2]] is not None]
+        assert line(case.replace("_", r"\_"), *cells)[:-2] in page, case
+
+
+WORTH = ("auc", "log_loss", "auc of new candidates")
+
 LEVELS: dict[str, dict[str, tuple[float, ...]]] = {
     "race": {
         "synthetic": (0.76, 0.775, 0.78, 0.784, 0.7855, 0.788),
