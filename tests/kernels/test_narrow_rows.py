@@ -13,7 +13,14 @@ from torch import Tensor
 from over import over
 from row_model import RowModel
 from sparsegroup.kernels import rounding
-from sparsegroup.kernels.cpu.rows import round_off, widen
+from sparsegroup.kernels.cpu.rows import (
+    BFLOAT16_WEIGHTS,
+    FLOAT16_WEIGHTS,
+    load_weights,
+    round_off,
+    store_weights,
+    widen,
+)
 from sparsegroup.optim.step import step_seed
 from sparsegroup.table.rows import host
 from sparsegroup.table.rows.host import HostRows
@@ -21,7 +28,7 @@ from sparsegroup.table.rows.rows import WEIGHT
 
 Float32s = npt.NDArray[np.float32]
 
-F32 = np.dtype(np.float32)
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 WITH_U = {"u": 0.0, "exp_avg": 0.0, "exp_avg_sq": 0.0}
 ADAGRAD = {"u": 0.0, "sum": 0.1}
 ROWWISE = {"u": 0.0, "group_sum": 0.1}
@@ -43,10 +50,16 @@ class NarrowModel(RowModel):
             if numbers.ndim:
                 numbers[:] = numbers[..., :1]
             return numbers
-        return rounded(values, self.rows.state_dtype == torch.bfloat16 and part != WEIGHT)
+        if part == WEIGHT:
+            return torch.tensor(np.asarray(values, np.float32)).to(self.rows.weight_dtype).float().numpy()
+        return rounded(values, self.rows.state_dtype == BF16)
 
     def begin(self, before: int, weights: Float32s) -> None:
         rows = self.rows
+        if rows.weight_dtype != F32:
+            rows.begin(before, before + len(weights))
+            rows.write(WEIGHT, np.arange(before, before + len(weights)), weights)
+            return
         words = np.tile(np.concatenate([np.zeros(rows.dim, np.float32), rows.new_row()]), (len(weights), 1))
         words[:, : rows.dim] = weights
         for row, values in enumerate(words, before):  # as the kernel that inserts keys does
@@ -68,7 +81,8 @@ class NarrowModel(RowModel):
 def test_any_sequence_of_calls_does_what_arrays_do(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_PAGE_BYTES", 1 << 9)
     for seed in range(3):
-        NarrowModel(100 * dim + seed, HostRows(dim, F32, False, ADAGRAD, has_bfloat16=True)).drive(30)
+        weights = (F32, BF16, F16)[seed]
+        NarrowModel(100 * dim + seed, HostRows(dim, weights, False, ADAGRAD, has_bfloat16=True)).drive(30)
 
 
 @over(
@@ -86,7 +100,27 @@ def test_bytes_of_a_row(parts: dict[str, float], dim: int, narrow: int, expected
     for part in rows.parts:
         size = 4 if part == "group_sum" else (2 if narrow and part != WEIGHT else 4) * dim
         assert rows.part_bytes(part) == size
-    assert HostRows(dim, np.dtype(np.float64), False, ROWWISE).row_bytes == 24 * dim, "all elements of float64"
+    assert HostRows(dim, torch.float64, False, ROWWISE).row_bytes == 24 * dim, "all elements of float64"
+    halves = [HostRows(dim, dtype, False, parts, has_bfloat16=bool(narrow)) for dtype in (BF16, F16)]
+    assert {one.row_bytes for one in halves} == {expected - 4 * dim + 2 * (dim + dim % 2)}
+    assert {one.part_bytes(WEIGHT) for one in halves} == {2 * dim}
+
+
+def test_numbers_become_weights_as_torch_converts() -> None:
+    values = any_floats(20_000)
+    for kind, dtype in ((BFLOAT16_WEIGHTS, BF16), (FLOAT16_WEIGHTS, F16)):
+        stored, back = np.zeros(len(values), np.uint16), np.zeros(len(values), np.float32)
+        _there_and_back(values.data_ptr(), stored.ctypes.data, back.ctypes.data, len(values), kind)
+        known, expected = ~values.isnan(), values.to(dtype)
+        assert torch.equal(torch.from_numpy(stored).view(torch.int16)[known], expected.view(torch.int16)[known])
+        assert torch.equal(torch.from_numpy(back)[known], expected.float()[known])
+        assert np.isnan(back[~known.numpy()]).all()
+
+
+@njit
+def _there_and_back(source: int, stored: int, back: int, count: int, kind: int) -> None:
+    store_weights(source, stored, count, 4 * count, kind)
+    load_weights(stored, back, count, 4 * count, kind)
 
 
 def test_to_the_nearest_is_as_torch_converts_but_for_the_mark() -> None:

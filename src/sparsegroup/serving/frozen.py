@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sparsegroup.bags import BagMode, pool, pool_ragged, without_padding
 from sparsegroup.data.keys import MOST_FIELDS, VALUE_BITS, Int64s, fields_of
 from sparsegroup.kernels.cpu import threads
+from sparsegroup.kernels.step import compute_dtype
 from sparsegroup.serving.rows import (
     BUCKET_CAPACITY,
     FINGERPRINT_BITS,
@@ -496,7 +497,7 @@ class FrozenBag(FrozenTable):
         ids, weights = keys.reshape(-1), None if per_sample_weights is None else per_sample_weights.reshape(-1)
         if offsets is None:
             if self.padding_idx is None:
-                return pool(self._weighted(ids, weights).view(*keys.shape, self.dim), self.mode)
+                return pool(self._weighted(ids, weights).view(*keys.shape, self.dim), self.mode).to(self.dtype)
             ends = torch.arange(keys.shape[0] + 1, dtype=torch.int64, device=keys.device) * keys.shape[1]
         else:
             ends = offsets
@@ -504,10 +505,10 @@ class FrozenBag(FrozenTable):
                 ends = torch.cat([offsets, torch.full((1,), keys.shape[0], dtype=offsets.dtype, device=offsets.device)])
         if self.padding_idx is not None:
             ids, ends, weights = without_padding(ids, ends, weights, self.padding_idx)
-        return pool_ragged(self._weighted(ids, weights), ends, ends.shape[0] - 1, self.mode)
+        return pool_ragged(self._weighted(ids, weights), ends, ends.shape[0] - 1, self.mode).to(self.dtype)
 
     def _weighted(self, keys: Tensor, weights: Tensor | None) -> Tensor:
-        vectors = super().forward(keys)
+        vectors = self._find(keys).to(compute_dtype(self.dtype))
         return vectors if weights is None else vectors * weights.unsqueeze(1).to(vectors.dtype)
 
 

@@ -181,7 +181,8 @@ class HashEmbeddingBag(HashEmbedding):
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
             count, size = keys.shape
             if self.padding_idx is None and not (self.pools_as(self.mode) and weights is None):
-                return pool(self._weighted(keys.reshape(-1), weights).view(count, size, self.dim), self.mode)
+                pooled = pool(self._weighted(keys.reshape(-1), weights).view(count, size, self.dim), self.mode)
+                return pooled.to(self.table.weight_dtype)
             ends = torch.arange(count + 1, dtype=torch.int64, device="cpu") * size
             return self._pooled_bags(keys.reshape(-1), ends, self.mode, weights)
         if keys.ndim != 1:

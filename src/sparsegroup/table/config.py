@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from sparsegroup.errors import did_you_mean
+from sparsegroup.kernels.cpu.rows import has_float16
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.step import NUMPY_DTYPES
+from sparsegroup.kernels.step import NUMPY_DTYPES, compute_dtype
 from sparsegroup.table.directory.admission import HIGHEST, AdmissionPolicy, EveryKey
 from sparsegroup.table.directory.buckets import MOST_ROWS
 from sparsegroup.table.directory.eviction import EvictionPolicy, RankingPolicy, Unit
@@ -68,12 +69,14 @@ class TableConfig:
             raise ValueError(f"init must be 'normal' or 'uniform', got {self.init!r}")
         if self.nonfinite not in ("raise", "skip"):
             raise ValueError(f"nonfinite must be 'raise' or 'skip', got {self.nonfinite!r}")
-        dtypes = (torch.float32, torch.bfloat16, torch.float16) if self.on_device else tuple(NUMPY_DTYPES)
+        dtypes = (torch.float32, torch.bfloat16, torch.float16, *((torch.float64,) if not self.on_device else ()))
         if self.on_device and self.dim > runtime.WIDEST_GROUP:
             raise ValueError(f"dim must be <= {runtime.WIDEST_GROUP:,} on {self.device}, got {self.dim:,}")
         if self.weight_dtype not in dtypes:
-            allowed = " or ".join(map(str, dtypes))
-            raise ValueError(f"dtype must be {allowed} on {self.device}, got {self.weight_dtype}")
+            allowed = ", ".join(map(str, dtypes))
+            raise ValueError(f"dtype must be one of {allowed} on {self.device}, got {self.weight_dtype}")
+        if self.weight_dtype == torch.float16 and not self.on_device and not has_float16():
+            raise ValueError("this processor does not convert torch.float16 (F16C): give dtype=torch.bfloat16")
 
     @cached_property
     def on_device(self) -> bool:
@@ -82,8 +85,8 @@ class TableConfig:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of vectors on the host."""
-        return NUMPY_DTYPES.get(self.weight_dtype, np.dtype(np.float32))
+        """The dtype of arithmetic on the host, in which lookups give vectors."""
+        return NUMPY_DTYPES[compute_dtype(self.weight_dtype)]
 
     @property
     def skips_nonfinite(self) -> bool:

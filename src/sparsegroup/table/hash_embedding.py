@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsegroup.bags import BagMode, pool_ragged, without_padding
-from sparsegroup.kernels.step import TORCH_DTYPES
+from sparsegroup.kernels.step import TORCH_DTYPES, compute_dtype
 from sparsegroup.names import bytes_of
 from sparsegroup.notebook import html_table
 from sparsegroup.optim.table_parameter import KEYS, ROWS_LEFT_OUT, StoredParameter, mark_fallback
@@ -228,7 +228,8 @@ class HashEmbedding(TableCounts, nn.Module):
         std: Standard deviation ≥ 0 of a new row's elements.
         init: "normal" or "uniform" (on ±√3 std).
         seed: The initializer's seed, in [0, 2⁶⁴). A row's start depends on the seed and its key only.
-        dtype: torch.float32 (default) or torch.float64; on a GPU torch.float32, torch.bfloat16 or torch.float16.
+        dtype: torch.float32 (default), torch.bfloat16, torch.float16 or, on the CPU, torch.float64. Of 16 bits, vectors
+            and sparse gradients have them, and the arithmetic is in float32; u holds what the rounding of a row loses.
         device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
 
     Args: Which keys get and keep rows
@@ -401,7 +402,9 @@ class HashEmbedding(TableCounts, nn.Module):
         return mode != "max" and self.pools
 
     def _weighted(self, keys: Tensor, weights: Tensor | None) -> Tensor:
+        """Return the vectors `[n, dim]` of keys `[n]`, times the weights, in the dtype in which they are added up."""
         vectors = self._vectors(keys)
+        vectors = vectors.to(compute_dtype(vectors.dtype))
         return vectors if weights is None else vectors * weights.unsqueeze(1).to(vectors)
 
     def _pooled_bags(self, keys: Tensor, ends: Tensor, mode: BagMode, weights: Tensor | None = None) -> Tensor:
@@ -409,7 +412,8 @@ class HashEmbedding(TableCounts, nn.Module):
         if self.padding_idx is not None:
             keys, ends, weights = without_padding(keys, ends, weights, self.padding_idx)
         if weights is not None or not self.pools_as(mode):
-            return pool_ragged(self._weighted(keys, weights), ends, len(ends) - 1, mode)
+            pooled = pool_ragged(self._weighted(keys, weights), ends, len(ends) - 1, mode)
+            return pooled.to(self.table.weight_dtype)
         return self.pooled(keys, BagPooling(np.ascontiguousarray(ends.cpu().numpy()), mode == "mean"))
 
     def pooled(self, keys: Tensor, bags: BagPooling | None) -> Tensor:
@@ -422,6 +426,10 @@ class HashEmbedding(TableCounts, nn.Module):
                 "a table pools bags on its way only where its rows are on the host, outside of torch.compile and "
                 "torch.func: look the keys up, and pool their vectors"
             )
+        return self._pools(keys, bags).to(self.table.weight_dtype)
+
+    def _pools(self, keys: Tensor, bags: BagPooling | None) -> Tensor:
+        """Return `pooled` in the dtype of the arithmetic."""
         if self.across is not None:
             return self._sharded_vectors(self.across, keys, bags)
         if self.fallback is None:
@@ -437,9 +445,8 @@ class HashEmbedding(TableCounts, nn.Module):
         For modules with an exchange of keys and vectors of their own.
         """
         vectors, info = self.table.look_up(keys, self.is_trained)
-        return for_autograd(
-            self.weight, info, vectors.resize_(*keys.shape, vectors.shape[1])
-        )  # a view could not be changed
+        vectors.resize_(*keys.shape, vectors.shape[1])  # a view could not be changed
+        return for_autograd(self.weight, info, vectors).to(self.table.weight_dtype)
 
     def _replaced(self, vectors: Tensor, keys: Tensor) -> Tensor:
         """The vectors of keys with fallback vectors, if there are any, for zero ones."""
@@ -521,8 +528,10 @@ class HashEmbedding(TableCounts, nn.Module):
         These are the rows themselves: fallback vectors do not replace any.
         """
         if self.across is not None:
-            return self.across.rows(self._as_array(keys)).view(*keys.shape, self.dim)
-        return self.table.look_up(keys, insert=False)[0].view(*keys.shape, self.dim)
+            vectors = self.across.rows(self._as_array(keys))
+        else:
+            vectors = self.table.look_up(keys, insert=False)[0]
+        return vectors.view(*keys.shape, self.dim).to(self.table.weight_dtype)
 
     @torch.no_grad()
     def assign(self, keys: Tensor, vectors: Tensor) -> None:

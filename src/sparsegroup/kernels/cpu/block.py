@@ -18,7 +18,7 @@ from sparsegroup import prox
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu.intrinsics import allocate, on_stack, release
 from sparsegroup.kernels.cpu.jit import array_at, call, fill_8, inline, jitted
-from sparsegroup.kernels.cpu.rows import find_rows, live_groups, to_nearest
+from sparsegroup.kernels.cpu.rows import WHOLE, find_rows, live_groups, load_weights, store_weights, to_nearest
 from sparsegroup.kernels.cpu.threads import enter, leave, take
 
 BLOCK = 256
@@ -28,6 +28,7 @@ CARRIES_U: bool = True  # bound
 HAS_START: bool = False  # bound
 IS_WIDE: bool = True  # bound: whether a group may have more than `BLOCK` elements
 PARTS: int = 0  # bound: weights, u, and the rule's state
+WEIGHTS: int = WHOLE  # bound: the kind of the weights, see `rows.copiers`
 ROUNDS_U: bool = False  # bound: whether a sweep rounds u to bfloat16
 PENALTY_SCALARS: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
@@ -165,6 +166,18 @@ def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero:
         u[i] = _mark_updated(_next_residual(r, s, q, y, two_l2, zero), -zero)
 
 
+def round_weights(x: Any, u: Any, S: Any, T: Any, n: int, zero: Any) -> None:
+    """Round `n` weights as they will be stored, and add to u what that has changed, times σ, as `eager` does."""
+    if WEIGHTS != WHOLE:
+        numbers, stored = np.int64(x.ctypes.data), np.int64(T.ctypes.data)
+        for i in range(n):
+            S[AT_M + i] = x[i]
+        store_weights(numbers, stored, n, 0, WEIGHTS)
+        load_weights(stored, numbers, n, 0, WEIGHTS)
+        for i in range(n):
+            u[i] = _mark_updated(u[i] + S[AT_SIGMA + i] * (x[i] - S[AT_M + i]), -zero)
+
+
 def advance(
     x: Any, u: Any, state: Any, g: Any, second_input: Any, groups: int, d: int,
     S: Any, T: Any, quiet: Any, scalars: Any, initial: Any, constants: Any,
@@ -198,6 +211,7 @@ def advance(
         call(shrink_at, (S_at, np.int64(groups), tau, parameters, zero, one))
         spread_groups(S, groups, d, zero)
     solve(x, u, S, n, l1, two_l2, keep, zero, one)
+    round_weights(x, u, S, T, n, zero)
     for k in range(quiet_groups):
         for i in range(d):
             x[quiet[k] * d + i] = S[AT_X + k * d + i]
@@ -249,7 +263,9 @@ def advance_large(
             S[AT_Z + i] = H[2 * d + start + i]
         for i in range(n):
             S[AT_Q + i] = q
-        solve(part(x, start, n, zero), part(u, start, n, zero), S, n, l1, two_l2, keep, zero, one)
+        xs, us = part(x, start, n, zero), part(u, start, n, zero)
+        solve(xs, us, S, n, l1, two_l2, keep, zero, one)
+        round_weights(xs, us, S, T, n, zero)
 
 
 def step(
@@ -426,6 +442,7 @@ def sweep(
                 call(shrink_at, (S_at, np.int64(groups), tau, parameters, zero, one))
                 spread_groups(S, groups, d, zero)
                 solve(x, u, S, n, l1, two_l2, keep, zero, one)
+                round_weights(x, u, S, T, n, zero)
                 if ROUNDS_U:
                     to_nearest(at[1], n)
                 for i in range(groups):

@@ -1,11 +1,14 @@
 """Rows of a table gathered into blocks and scattered back, for parts of any dtype."""
 
+import platform
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from torch import Tensor
 
@@ -51,8 +54,9 @@ def live_groups(x: Any, groups: int, d: int, zero: Any) -> Any:
     return _live_groups(x, groups, 8, zero) if d == 8 else _live_groups(x, groups, d, zero)  # 8: known to the compiler
 
 
-WHOLE, BFLOAT16, SCALAR = 0, 1, 2
-"""Kinds of parts: the dtype of the arithmetic, bfloat16, and one float32 for all elements."""
+WHOLE, BFLOAT16, SCALAR, BFLOAT16_WEIGHTS, FLOAT16_WEIGHTS = range(5)
+"""Kinds of parts: the dtype of the arithmetic; bfloat16, rounded stochastically; one float32 for all elements; and
+weights in bfloat16 or float16, rounded to the nearest."""
 
 _HALVES, _BITS = ir.VectorType(ir.IntType(16), 8), ir.VectorType(ir.IntType(32), 8)
 """Eight bfloat16, and the bits of eight float32."""
@@ -73,6 +77,13 @@ def _round_8(builder: Any, source: Any, target: Any, element: Any, seed: Any, pa
     rounded = bind(rounding.rounded_bits, intrinsics)(bits, chance)
     marked = bind(rounding.keep_mark, intrinsics)(rounded, bits)
     halves = builder.trunc((marked >> 16).value, _HALVES)
+    builder.store(halves, pointer(builder, target, _HALVES), align=2)
+
+
+@instruction(types.void, types.int64, types.int64)
+def _narrow_8(builder: Any, source: Any, target: Any) -> None:
+    bits = Int32Lanes(builder, builder.load(pointer(builder, source, _BITS), align=4))
+    halves = builder.trunc((bind(rounding.nearest_bits, intrinsics)(bits) >> 16).value, _HALVES)
     builder.store(halves, pointer(builder, target, _HALVES), align=2)
 
 
@@ -104,6 +115,92 @@ def round_off(source: Any, target: Any, d: Any, element: Any, seed: Any, part: A
     for e in range(d & 7):
         rounded = np.int32(_rounded_bits(bits[e], _random_bits(element + e, seed, part)))
         halves[e] = _keep_mark(rounded, bits[e]) >> 16
+
+
+@jitted
+def _narrow(source: Any, target: Any, d: Any) -> None:
+    """Make bfloat16 of `d` float32, to the nearest."""
+    for _ in range(d >> 3):
+        _narrow_8(source, target)
+        source += 32
+        target += 16
+    bits, halves = array_at(source, d & 7, np.int32(0)), array_at(target, d & 7, np.uint16(0))
+    for e in range(d & 7):
+        halves[e] = _nearest_bits(bits[e]) >> 16
+
+
+@cache
+def has_float16() -> bool:
+    """Return whether the processor converts float16: every 64-bit one from Arm, and x86 since 2013."""
+    return platform.machine() in ("aarch64", "arm64") or bool(get_host_cpu_features().get("f16c"))
+
+
+def _float16_converters(count: int) -> tuple[Any, Any]:
+    """Make float32 of `count` float16, and float16 of `count` float32, to the nearest: (source, target) → nothing.
+
+    They do nothing on a processor that would need a library for it.
+    """
+    halves, numbers = ir.VectorType(ir.HalfType(), count), ir.VectorType(ir.FloatType(), count)
+
+    @instruction(types.void, types.int64, types.int64)
+    def widen_some(builder: Any, source: Any, target: Any) -> None:
+        if has_float16():
+            values = builder.load(pointer(builder, source, halves), align=2)
+            builder.store(builder.fpext(values, numbers), pointer(builder, target, numbers), align=4)
+
+    @instruction(types.void, types.int64, types.int64)
+    def narrow_some(builder: Any, source: Any, target: Any) -> None:
+        if has_float16():
+            values = builder.load(pointer(builder, source, numbers), align=4)
+            builder.store(builder.fptrunc(values, halves), pointer(builder, target, halves), align=2)
+
+    return widen_some, narrow_some
+
+
+_widen_float16_8, _narrow_float16_8 = _float16_converters(8)
+_widen_float16_1, _narrow_float16_1 = _float16_converters(1)
+
+
+@jitted
+def _widen_float16(source: Any, target: Any, d: Any) -> None:
+    for _ in range(d >> 3):
+        _widen_float16_8(source, target)
+        source += 16
+        target += 32
+    for e in range(d & 7):
+        _widen_float16_1(source + 2 * e, target + 4 * e)
+
+
+@jitted
+def _narrow_float16(source: Any, target: Any, d: Any) -> None:
+    for _ in range(d >> 3):
+        _narrow_float16_8(source, target)
+        source += 32
+        target += 16
+    for e in range(d & 7):
+        _narrow_float16_1(source + 4 * e, target + 2 * e)
+
+
+@jitted
+def load_weights(source: Any, target: Any, d: Any, width: Any, kind: Any) -> None:
+    """Make numbers of the arithmetic, `width` bytes at `target`, of the `d` weights of a row."""
+    if kind == WHOLE:
+        copy(source, target, width)
+    elif kind == BFLOAT16_WEIGHTS:
+        widen(source, target, d)
+    else:
+        _widen_float16(source, target, d)
+
+
+@jitted
+def store_weights(source: Any, target: Any, d: Any, width: Any, kind: Any) -> None:
+    """Make the `d` weights of a row of numbers of the arithmetic, `width` bytes at `source`, to the nearest."""
+    if kind == WHOLE:
+        copy(source, target, width)
+    elif kind == BFLOAT16_WEIGHTS:
+        _narrow(source, target, d)
+    else:
+        _narrow_float16(source, target, d)
 
 
 @jitted
@@ -152,9 +249,11 @@ def copiers(kinds: Sequence[int], carries_u: bool) -> dict[str, Any]:
                 BFLOAT16: f"round_off(source + {array}, {row}, {count}, {element}, seed, {p - carries_u})",
                 SCALAR: f"copy(source + {array}, {row}, size)",
             }
-            gather.append(f"            {into[kind]}")
-            scatter.append(f"            {back[kind]}")
+            weights = f"{count}, {width}, {kind})"
+            gather.append(f"            {into.get(kind, f'load_weights({row}, to + {array}, {weights}')}")
+            scatter.append(f"            {back.get(kind, f'store_weights(source + {array}, {row}, {weights}')}")
     names = {"copy": copy, "widen": widen, "round_off": round_off, "spread": _spread}
+    names |= {"load_weights": load_weights, "store_weights": store_weights}
     texts = {"gather": gather, "scatter": scatter}
     return {name: jit.source("\n".join([*lines, ""]), names) for name, lines in texts.items()}
 

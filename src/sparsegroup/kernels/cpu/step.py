@@ -235,10 +235,12 @@ def step_kernel(rule: Rule, kinds: Kinds, is_wide: bool) -> Any:
         "HAS_START": rule.sigma_0 is not None,
         "IS_WIDE": is_wide,
         "PARTS": len(kinds),
+        "WEIGHTS": kinds[0],
         **adapters(rule, first_state),
         **copiers(kinds, carries_u),
     }
     for function in (
+        block.round_weights,
         block.charge_start,
         block.untouched,
         block.rule_only,
@@ -261,12 +263,14 @@ def sweep_kernel(rule: Rule, kinds: Kinds) -> Any:
     """`block.sweep` for a rule and rows of parts of some kinds; see `rows.copiers`."""
     bindings: dict[str, Any] = {
         "PARTS": len(kinds),
+        "WEIGHTS": kinds[0],
         "ROUNDS_U": kinds[1] == BFLOAT16,
         **adapters(rule, 2),
         "gather": copiers(kinds, True)["gather"],
         "scatter": copiers(kinds[:2], True)["scatter"],  # the state stays
     }
-    bindings["untouched"] = jit.with_globals(block.untouched, bindings)
+    for function in (block.untouched, block.round_weights):
+        bindings[function.__name__] = jit.with_globals(function, bindings)
     return jit.kernel(block.sweep, f"the sweep of {rule.name}", bindings)
 
 

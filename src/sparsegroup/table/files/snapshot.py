@@ -165,6 +165,7 @@ class TableSnapshot:
     directory: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     num_seen: int | None = None  # distinct keys ever seen; None: to be counted
     skipped_rows: int | None = None  # row updates left out; None: not known
+    weight_dtype: torch.dtype | None = None  # in which weights are stored
 
     @classmethod
     def taken(
@@ -180,12 +181,16 @@ class TableSnapshot:
             directory=directory.state(),
             num_seen=directory.num_seen,
             skipped_rows=skipped_rows,
+            weight_dtype=memory.part_dtype(WEIGHT),
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """The entries of a module's state dict."""
         content = {**self.arrays(), DROPPED: self.dropped, **self.directory}
-        return {name: torch.from_numpy(array) for name, array in content.items()}
+        tensors = {name: torch.from_numpy(array) for name, array in content.items()}
+        if WEIGHT in tensors:
+            tensors[WEIGHT] = tensors[WEIGHT].to(self.weight_dtype)
+        return tensors
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], config: TableConfig) -> "TableSnapshot":

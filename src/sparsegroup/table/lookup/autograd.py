@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sparsegroup.kernels.step import array_of
+from sparsegroup.kernels.step import array_of, compute_dtype
 from sparsegroup.optim.table_parameter import ROW_BITS, StoredParameter, gradient_of, height_of
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.lookup import kernels
@@ -291,6 +291,7 @@ def _joined(weight: StoredParameter, pieces: Sequence[tuple[LookupInfo, Tensor]]
         lines = ONE_LINE_EACH
     elif len(found) > 1:
         rows, values, lines = *(torch.cat(parts) for parts in zip(*found, strict=True)), None
+    values = values.to(weight.store.weight_dtype)
     if gradient_of(weight) is not None:
         values = _spaced(values)
     return info.numbering.gradient(rows, values, lines)
@@ -318,6 +319,8 @@ class _Lookup(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         info = ctx.info
         info.numbering.check()
+        if info.inverse is not None:  # sums are in the dtype of the arithmetic
+            gradient = gradient.to(compute_dtype(gradient.dtype))
         if info.inverse is None:
             values = gradient.reshape(-1, gradient.shape[-1]).contiguous()
         elif torch.is_grad_enabled():  # create_graph=True

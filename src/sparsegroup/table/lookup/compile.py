@@ -61,7 +61,7 @@ def look_up(keys: Tensor, anchor: Tensor, number: int, wants_gradient: bool) -> 
     ticket = torch.empty(1, dtype=torch.float32, device="cpu")
     storage: Any = ticket.untyped_storage()
     storage.sparsegroup_info = info
-    return vectors.view(*keys.shape, embedding.dim), ticket
+    return vectors.view(*keys.shape, embedding.dim).to(embedding.table.weight_dtype), ticket
 
 
 @look_up.register_fake

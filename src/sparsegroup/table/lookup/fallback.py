@@ -48,7 +48,7 @@ def apply_fallback(vectors: Tensor, keys: Tensor, fallback: Tensor, field_bits: 
         return torch.where(is_zero, vectors + nn.functional.embedding(fields, fallback), vectors)
     if vectors._is_view() or not vectors.is_contiguous():  # autograd copies a view's gradient if it is changed in place
         vectors = vectors.clone(memory_format=torch.contiguous_format)
-    replaced: Tensor = _Replaced.apply(vectors, fallback, keys, field_bits)  # type: ignore[no-untyped-call]
+    replaced: Tensor = _Replaced.apply(vectors, fallback.to(vectors.dtype), keys, field_bits)  # type: ignore[no-untyped-call]
     return replaced
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.cpu.intrinsics import add, log, on_stack, sin_cos
 from sparsegroup.kernels.cpu.jit import array_at, copy, jitted, kernel, load, prefetch
+from sparsegroup.kernels.cpu.rows import WHOLE, load_weights, store_weights
 from sparsegroup.kernels.cpu.threads import done, enter, leave, take, wait
 from sparsegroup.kernels.step import NUMPY_DTYPES, array_of
 from sparsegroup.table.directory.buckets import (
@@ -238,7 +239,7 @@ class SeenKeys:
 @jitted
 def _row_address(row: Any, memory: Any) -> Any:
     """Return the address of a row. `memory` is `RowStorage.memory`."""
-    pages, shift, row_bytes = memory
+    pages, shift, row_bytes, _ = memory
     return load(pages + ((row >> shift) << 3)) + (row & ((np.int64(1) << shift) - 1)) * row_bytes
 
 
@@ -295,7 +296,7 @@ def _copy_rows(rows: Any, first: int, last: int, memory: Any, vectors: Any) -> N
             for e in range(dim):
                 target[e] = zero
         else:
-            copy(_row_address(rows[i], memory), to + i * width, width)
+            load_weights(_row_address(rows[i], memory), to + i * width, dim, width, memory[3])
 
 
 @jitted
@@ -413,12 +414,13 @@ def _insert(absent: Any, index: Any, space: Any, count: int, starts: Any, out: A
     """
     distinct, hashes, rows = absent
     state, pages = index
-    row_pages, shift, row_bytes, initial = space
+    row_pages, shift, row_bytes, kind, initial = space
     keys, places, vectors = scratch
     dim = out.shape[1]
     mask = (np.int64(1) << shift) - 1
     zero = out.dtype.type(0)
     target, width = np.int64(out.ctypes.data), dim * out.itemsize
+    weight_bytes = width if kind == WHOLE else (dim + 1) // 2 * 4
     new, before = 0, count
     for i in range(len(distinct)):
         if rows[i] == ABSENT:
@@ -434,9 +436,10 @@ def _insert(absent: Any, index: Any, space: Any, count: int, starts: Any, out: A
     for k in range(new):
         place = row_pages[(before + k) >> shift] + ((before + k) & mask) * row_bytes
         source = np.int64(vectors.ctypes.data) + k * width
-        copy(source, place, width)
+        store_weights(source, place, dim, width, kind)
+        load_weights(place, source, dim, width, kind)  # as stored
         copy(source, target + places[k] * width, width)
-        state_parts = array_at(place + width, len(initial), zero)
+        state_parts = array_at(place + weight_bytes, len(initial), zero)
         for e in range(len(initial)):
             state_parts[e] = initial[e]
         is_live = False

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sparsegroup.kernels.cpu.rows import WHOLE
 from sparsegroup.kernels.gpu import launch
 from sparsegroup.kernels.gpu.backend import Transfer, Watch, is_ready
 from sparsegroup.kernels.step import StepScalars
@@ -303,7 +304,7 @@ class DeviceStorage(RowStorage):
         self._waiting.append((first, starts))
         row_bytes = self.config.dim * starts.itemsize
         return NewRowBuffer(
-            np.array([starts.ctypes.data - first * row_bytes]), 62, row_bytes, np.empty(0, starts.dtype)
+            np.array([starts.ctypes.data - first * row_bytes]), 62, row_bytes, WHOLE, np.empty(0, starts.dtype)
         )
 
     # Step

@@ -1,8 +1,8 @@
 """Rows in pages of the host's memory: x, u and the optimizer's state side by side, to touch few cache lines.
 
-All parts are of one dtype, but with weights of float32 two kinds take less: u and the state as bfloat16, where that
-is asked for, and the state of a group, the same for all elements, as one float32. NumPy has no bfloat16: its bits are
-uint16 here.
+All parts are of one dtype, but where that is float32 some take less: weights as bfloat16 or float16, u and the state as
+bfloat16, where that is asked for, and the state of a group, the same for all elements, as one float32. NumPy has no
+bfloat16: 16 bits are uint16 here.
 """
 
 import ctypes
@@ -18,9 +18,9 @@ import torch
 from sparsegroup.kernels.cpu import step as cpu_step
 from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.cpu.jit import array_at, kernel
-from sparsegroup.kernels.cpu.rows import BFLOAT16, SCALAR, WHOLE
+from sparsegroup.kernels.cpu.rows import BFLOAT16, BFLOAT16_WEIGHTS, FLOAT16_WEIGHTS, SCALAR, WHOLE
 from sparsegroup.kernels.rounding import narrowed, widened
-from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars
+from sparsegroup.kernels.step import NUMPY_DTYPES, TORCH_DTYPES, StepScalars, compute_dtype
 from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule, is_of_group
 from sparsegroup.table.config import TableConfig
@@ -30,28 +30,29 @@ from sparsegroup.table.rows.rows import WEIGHT, Floats, NewRowBuffer, RowGradien
 Int64s = npt.NDArray[np.int64]
 
 _ALIGNED = 4
+_NARROW_WEIGHTS = {torch.bfloat16: BFLOAT16_WEIGHTS, torch.float16: FLOAT16_WEIGHTS}
 
 
 @cache
-def kinds_of(parts: tuple[str, ...], dtype: np.dtype[Any], has_bfloat16: bool) -> tuple[int, ...]:
-    """Return the kinds of parts, see `sparsegroup.kernels.cpu.rows`, of rows with weights of `dtype`."""
-    others = BFLOAT16 if has_bfloat16 else WHOLE
-    return tuple(
-        WHOLE if part == WEIGHT or dtype != np.float32 else SCALAR if is_of_group(part) else others for part in parts
-    )
+def kinds_of(parts: tuple[str, ...], weight_dtype: torch.dtype, has_bfloat16: bool) -> tuple[int, ...]:
+    """Return the kinds of parts, see `sparsegroup.kernels.cpu.rows`, of rows with weights of `weight_dtype`."""
+    if weight_dtype == torch.float64:
+        return (WHOLE,) * len(parts)
+    weights, others = _NARROW_WEIGHTS.get(weight_dtype, WHOLE), BFLOAT16 if has_bfloat16 else WHOLE
+    return tuple(weights if part == WEIGHT else SCALAR if is_of_group(part) else others for part in parts)
 
 
 class RowParts:
     """The parts of a row: their `kinds` (see `sparsegroup.kernels.cpu.rows`), and `record`, a NumPy field for each."""
 
-    def __init__(self, dim: int, dtype: np.dtype[Any], parts: tuple[str, ...], has_bfloat16: bool) -> None:
-        assert not has_bfloat16 or dtype == np.float32
-        self._dim, self._dtype = dim, dtype
-        kinds = kinds_of(parts, dtype, has_bfloat16)
+    def __init__(self, dim: int, weight_dtype: torch.dtype, parts: tuple[str, ...], has_bfloat16: bool) -> None:
+        self._dim, self._dtype, self._weight_dtype = dim, NUMPY_DTYPES[compute_dtype(weight_dtype)], weight_dtype
+        kinds = kinds_of(parts, weight_dtype, has_bfloat16)
         self.kinds = dict(zip(parts, kinds, strict=True))
         self._all_whole = set(kinds) == {WHOLE}
         formats = [
-            np.dtype((np.uint16 if kind == BFLOAT16 else dtype, (1 if kind == SCALAR else dim,))) for kind in kinds
+            np.dtype((self._dtype if kind in (WHOLE, SCALAR) else np.uint16, (1 if kind == SCALAR else dim,)))
+            for kind in kinds
         ]
         ends = np.cumsum([one.itemsize + -one.itemsize % _ALIGNED for one in formats]).tolist()
         self.record = np.dtype({"names": parts, "formats": formats, "offsets": [0, *ends[:-1]], "itemsize": ends[-1]})
@@ -66,21 +67,30 @@ class RowParts:
 
     def dtype(self, part: str) -> torch.dtype:
         """Return the dtype in which a part is stored."""
+        if part == WEIGHT:
+            return self._weight_dtype
         return torch.bfloat16 if self.kinds[part] == BFLOAT16 else TORCH_DTYPES[self._dtype]
 
     def stored(self, part: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Return values `[…, dim]` of a part, or one value for all elements, as stored: bfloat16 to the nearest."""
-        numbers = np.asarray(values, self._dtype)
-        if self.kinds[part] == SCALAR:
+        """Return values `[…, dim]` of a part, or one value for all elements, as stored: 16 bits to the nearest."""
+        numbers, kind = np.asarray(values, self._dtype), self.kinds[part]
+        if kind == SCALAR:
             numbers = numbers[..., :1]
         numbers = np.ascontiguousarray(numbers)
-        return narrowed(numbers) if self.kinds[part] == BFLOAT16 else numbers
+        if kind in (WHOLE, SCALAR):
+            return numbers
+        if kind == BFLOAT16:
+            return narrowed(numbers)
+        return torch.from_numpy(numbers).to(self._weight_dtype).view(torch.uint16).numpy()
 
     def numbers(self, part: str, stored: npt.NDArray[Any]) -> Floats:
         """Return the values `[n, dim]` of a part from the stored part."""
-        if self.kinds[part] == SCALAR:
+        kind = self.kinds[part]
+        if kind == SCALAR:
             return np.repeat(stored, self._dim, axis=1)
-        return widened(stored) if self.kinds[part] == BFLOAT16 else stored
+        if kind == FLOAT16_WEIGHTS:
+            return np.ascontiguousarray(stored).view(np.float16).astype(np.float32)
+        return stored if kind == WHOLE else widened(stored)
 
     def words(self, rows: npt.NDArray[Any]) -> Floats:
         """View whole rows of `record` as numbers of `dtype`."""
@@ -109,12 +119,18 @@ class HostRows(Rows):
     """Rows in the host's memory; with `has_bfloat16`, parts after weights are bfloat16, except the state of groups."""
 
     def __init__(
-        self, dim: int, dtype: np.dtype[Any], huge_pages: bool, initial: Mapping[str, float], has_bfloat16: bool = False
+        self,
+        dim: int,
+        weight_dtype: torch.dtype,
+        huge_pages: bool,
+        initial: Mapping[str, float],
+        has_bfloat16: bool = False,
     ) -> None:
-        super().__init__(dim, dtype, initial)
-        self.huge_pages = huge_pages
-        self.state_dtype = torch.bfloat16 if has_bfloat16 else TORCH_DTYPES[dtype]
-        self._row = RowParts(dim, dtype, self.parts, has_bfloat16)
+        super().__init__(dim, NUMPY_DTYPES[compute_dtype(weight_dtype)], initial)
+        self.huge_pages, self.weight_dtype = huge_pages, weight_dtype
+        self.state_dtype = torch.bfloat16 if has_bfloat16 else TORCH_DTYPES[self.dtype]
+        self._row = RowParts(dim, weight_dtype, self.parts, has_bfloat16)
+        self.weights = self._row.kinds[WEIGHT]
         self.row_bytes = self._row.record.itemsize
         self.shift = max(0, (_PAGE_BYTES // self.row_bytes).bit_length() - 1)
         self.pages = MappedPages(self.row_bytes << self.shift, huge_pages)
@@ -183,7 +199,7 @@ class HostRows(Rows):
         row = np.zeros(1, self._row.record)
         for part, value in self.initial.items():
             row[part] = self._row.stored(part, [value])
-        return self._row.words(row)[0, self.dim :]
+        return self._row.words(row)[0, -(-self.part_bytes(WEIGHT) // self.dtype.itemsize) :]
 
     def fill(self, part: str, first: int, last: int, value: float) -> None:
         """Set a part of the rows first, …, last - 1 to one value."""
@@ -193,7 +209,10 @@ class HostRows(Rows):
     def live(self, first: int, last: int) -> npt.NDArray[np.bool_]:
         """Return which of the rows first, …, last - 1 have a non-zero vector."""
         out = np.empty(last - first, np.bool_)
-        _live(first, *self._place(WEIGHT), self.dim, out, self.dtype.type(0))
+        zeros = (
+            (self.dtype.type(0), self.dtype.type(-0.0)) if self.weights == WHOLE else np.array([0, 1 << 15], np.uint16)
+        )
+        _live(first, *self._place(WEIGHT), self.dim, out, *zeros)
         return out
 
     def _views(self, first: int, last: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
@@ -210,7 +229,7 @@ class HostRows(Rows):
         return self.pages.addresses, self.shift, self.row_bytes, self._row.offset(part)
 
     def relaid(self, initial: Mapping[str, float], count: int, state_dtype: torch.dtype) -> "HostRows":
-        other = HostRows(self.dim, self.dtype, self.huge_pages, initial, state_dtype == torch.bfloat16)
+        other = HostRows(self.dim, self.weight_dtype, self.huge_pages, initial, state_dtype == torch.bfloat16)
         other.reserve(count)
         step = 1 << self.shift
         for first in range(0, count, step):
@@ -268,14 +287,16 @@ def _fill_rows(
             x[e] = value
 
 
-def _live_rows(first: int, pages: Any, shift: int, row_bytes: int, offset: int, dim: int, out: Any, zero: Any) -> None:
+def _live_rows(
+    first: int, pages: Any, shift: int, row_bytes: int, offset: int, dim: int, out: Any, zero: Any, minus_zero: Any
+) -> None:
     mask = (np.int64(1) << shift) - 1
     for i in range(len(out)):
         row = first + i
         x = array_at(pages[row >> shift] + (row & mask) * row_bytes + offset, dim, zero)
         out[i] = False
         for e in range(dim):
-            if x[e] != zero:
+            if x[e] != zero and x[e] != minus_zero:
                 out[i] = True
                 break
 
@@ -308,25 +329,27 @@ class HostStorage(RowStorage):
     _rows: HostRows
 
     def __init__(self, config: TableConfig) -> None:
-        super().__init__(HostRows(config.dim, config.dtype, config.huge_pages, {}))
+        super().__init__(HostRows(config.dim, config.weight_dtype, config.huge_pages, {}))
+        self.keeps_rounding = config.weight_dtype in _NARROW_WEIGHTS
         self._layout: tuple[HostRows, Rule, cpu_step.RowLayout] | None = None
 
     # Lookup
 
     @property
-    def memory(self) -> tuple[int, int, int]:
+    def memory(self) -> tuple[int, int, int, int]:
         rows = self._rows
-        return rows.pages.place, rows.shift, rows.row_bytes
+        return rows.pages.place, rows.shift, rows.row_bytes, rows.weights
 
     def new_rows(self, first: int, count: int) -> NewRowBuffer:
         rows = self._rows
         rows.reserve(first + count, soon=2 * count)
-        return NewRowBuffer(rows.pages.addresses, rows.shift, rows.row_bytes, rows.new_row())
+        return NewRowBuffer(rows.pages.addresses, rows.shift, rows.row_bytes, rows.weights, rows.new_row())
 
     # Step
 
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
-        kinds = kinds_of(_parts(rule, carries_u), self._rows.dtype, self.dtype_of_state(state_dtype) == torch.bfloat16)
+        rows = self._rows
+        kinds = kinds_of(_parts(rule, carries_u), rows.weight_dtype, self.dtype_of_state(state_dtype) == torch.bfloat16)
         if not cpu_step.is_ready(rule, kinds, self._rows.dim > BLOCK, self._rows.dtype):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparsegroup.groups import grouping
 from sparsegroup.kernels import eager
+from sparsegroup.kernels.cpu.rows import WHOLE
 from sparsegroup.kernels.eager import Block
 from sparsegroup.kernels.step import TORCH_DTYPES, StepScalars, array_of
 from sparsegroup.optim.step import GroupStep
@@ -158,6 +159,7 @@ class NewRowBuffer(NamedTuple):
     addresses: Int64s  # `[p]` int64, of pages
     shift: int  # a page has 2**shift rows
     row_bytes: int  # from row to row
+    weights: int  # their kind, see `sparsegroup.kernels.cpu.rows`
     initial: Floats  # what follows the weights in a new row, as numbers of their dtype
 
 
@@ -220,12 +222,13 @@ class RowStorage(ABC):
     # Lookup
 
     @property
-    def memory(self) -> tuple[int, int, int]:
-        """The rows as the lookup's kernel reads them: address of the pages' addresses, `Rows.shift`, `Rows.row_bytes`.
+    def memory(self) -> tuple[int, int, int, int]:
+        """The rows as the lookup's kernel reads them: address of the pages' addresses, `Rows.shift`, `Rows.row_bytes`,
+        and the kind of the weights, see `sparsegroup.kernels.cpu.rows`.
 
         Without rows on the host, the kernel, which prefetches them, prefetches nothing.
         """
-        return _NO_PAGES.ctypes.data, 62, 0
+        return _NO_PAGES.ctypes.data, 62, 0, WHOLE
 
     def prepare(self, search: KeySearch) -> None:  # noqa: B027  # rows on the host need none of it
         """Do what can be done of `fetch` ahead of time, in another thread."""

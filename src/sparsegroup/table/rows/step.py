@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.kernels.cpu.jit import kernel
 from sparsegroup.kernels.cpu.rows import are_finite, mean_squares_of_rows
-from sparsegroup.kernels.step import StepScalars, compute_dtype
+from sparsegroup.kernels.step import NUMPY_DTYPES, StepScalars, compute_dtype
 from sparsegroup.optim.arguments import check_device
 from sparsegroup.optim.census import KEY_BYTES, GroupCensus
 from sparsegroup.optim.state import UncastTensor, as_count, check_names
@@ -201,6 +201,8 @@ class RowSteps:
             rows, values = gradient._indices()[0] ^ self._directory.numbering.base, gradient._values()
         if values.requires_grad:
             values = values.detach()
+        if values.dtype not in NUMPY_DTYPES and not self._storage.is_on_device:
+            values = values.float()
         return RowPlan(rows, values, None, None, lines, parameter, self, gradient)
 
     def _known(self, gradient: Tensor) -> tuple[Tensor, GradientLines] | None:
