@@ -41,6 +41,7 @@ REASONS = {
     "kernels/cpu/backend.py": "a backend, as the others are",
     "kernels/cpu/numba_namespace.py": "the namespace that `bind` gives to rules",
     "table/lookup/compile.py": "an operator, which torch registers when this is imported",
+    "table/files/state_dict.py": "what is saved and loaded of a table, apart from the module",
     "table/sharded/lookup.py": "the lookup over ranks, by the exchange and the routing that it is made of",
 }
 """Why a small module with one importer is a file."""

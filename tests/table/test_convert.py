@@ -344,7 +344,6 @@ def differing() -> nn.Module:
 @over(
     ("make", "message"),
     [
-        (lambda: nn.Sequential(embedding(max_norm=1.0)), r"other.0: max_norm=1 rescales rows"),
         (lambda: nn.Sequential(embedding(scale_grad_by_freq=True)), r"other.0: scale_grad_by_freq=True divides"),
         (lambda: nn.Sequential(nn.Embedding(10, 2, device="meta")), r"other.0: .*meta"),
         (hooked, r"other.0: its hooks would be lost"),

@@ -1,14 +1,21 @@
 """Arguments of `nn.Embedding` and `nn.EmbeddingBag`: a table with them is torch's module with them."""
 
 import copy
+import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from distributed_cases import Ranks
 from over import over
-from sparsegroup import GroupAdagrad, HashEmbedding, HashEmbeddingBag
+from sparsegroup import GroupAdagrad, GroupAdam, HashEmbedding, HashEmbeddingBag
+from sparsegroup.checkpoint import Checkpoints, load_checkpoint
+from sparsegroup.serving import export, load_export
 from table_cases import take_step
 
 ROWS, DIM = 12, 3
@@ -53,7 +60,8 @@ def check_steps(plain: Any, table: HashEmbedding, calls: list[tuple[Tensor, ...]
             slopes.append(weights.grad)
         torch.testing.assert_close(*found)
         torch.testing.assert_close(*slopes)
-        torch.testing.assert_close(table.lookup(torch.arange(ROWS)), plain.weight.detach() * not_padding(table))
+        if table.max_norm is None:
+            torch.testing.assert_close(table.lookup(torch.arange(ROWS)), plain.weight.detach() * not_padding(table))
 
 
 def not_padding(table: HashEmbedding) -> Tensor:
@@ -105,12 +113,111 @@ def test_padding_stays_zero_also_with_fallback_vectors_and_prefetched(fallback: 
     assert table.num_seen == 499
 
 
+@over("training", [True, False])
+@over(
+    ("mode", "arguments"),
+    [
+        (None, {"max_norm": 1.0}),
+        (None, {"max_norm": 0.5, "norm_type": 1.0, "padding_idx": PADDING}),
+        (None, {"max_norm": 0.4, "norm_type": math.inf}),
+        ("mean", {"max_norm": 0.7}),
+        ("max", {"max_norm": 1.0, "padding_idx": PADDING}),
+        ("weighted sum", {"max_norm": 1.0}),
+    ],
+)
+def test_a_lookup_scales_long_rows_as_that_of_torch(mode: str | None, arguments: Any, training: bool) -> None:
+    """The modules' rows too, in place, also in evaluation."""
+    modules = pair_of(mode and mode.split()[-1], torch.float64, **arguments)
+    calls = [inputs(step, "2-d", last=False) for step in range(4)]
+    check_steps(*modules, calls, weighted=mode == "weighted sum")
+    with torch.no_grad():
+        vectors = [module.train(training)(calls[0][0]) for module in modules]
+    torch.testing.assert_close(*vectors)
+    plain, table = modules
+    stored = torch.from_numpy(table.table.snapshot().parts["weight"])
+    torch.testing.assert_close(stored, plain.weight.detach()[table.keys])
+
+
+@over("dtype", [torch.float32, torch.float64])
+def test_scaling_leaves_u_and_zero_rows_alone(dtype: torch.dtype) -> None:
+    """With a regularizer the steps are those of a sparse `nn.Embedding`, whose u torch's scaling does not reach."""
+    plain = nn.Embedding(ROWS, 8, max_norm=0.5, sparse=True, dtype=dtype)
+    table = HashEmbedding(8, max_norm=0.5, dtype=dtype)
+    table.assign(torch.arange(ROWS), plain.weight.detach())
+    optimizers = [GroupAdam(one.parameters(), lr=0.1, l1=0.02, l21=0.3, groups="rows") for one in (plain, table)]
+    slope = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    slope[:6] *= 0.01
+    for step in range(12):
+        keys = torch.randperm(ROWS, generator=torch.Generator().manual_seed(step))[:9]
+        for module, optimizer in zip((plain, table), optimizers, strict=True):
+            take_step(optimizer, (module(keys) * slope[keys]).sum())
+        torch.testing.assert_close(table.table.snapshot().parts["weight"], plain.weight.detach().numpy())
+    rows = torch.from_numpy(table.table.rows.read("u", table.table.find(np.arange(ROWS))))
+    torch.testing.assert_close(rows, optimizers[0].state[plain.weight]["u"])
+    assert 0 < table.num_live < ROWS
+    assert torch.linalg.vector_norm(table(torch.arange(ROWS)), dim=1).max() <= 0.5001
+
+
+def test_scaled_rows_are_saved_exported_and_kept_by_increments(tmp_path: Path) -> None:
+    def fresh() -> HashEmbedding:
+        return HashEmbedding(4, max_norm=0.1, std=0.5)
+
+    table, keys = fresh(), torch.arange(50)
+    table(keys)
+    table.assign(keys, torch.randn(50, 4, generator=torch.Generator().manual_seed(1)))
+    export(table, tmp_path / "out", (keys,), formats=[])
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(0, table, [])
+    vectors = table.eval()(keys).detach()
+    assert torch.linalg.vector_norm(vectors, dim=1).max() <= 0.1001
+    other = fresh()
+    load_checkpoint(checkpoints.save(1, table, []), other, [])
+    assert torch.equal(other.state_dict()["weight"], table.state_dict()["weight"])
+    for one in (load_export(tmp_path / "out", fresh()), copy.deepcopy(table), other.eval()):
+        assert torch.equal(one(keys), vectors)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile's own
 def test_padding_in_a_compiled_model_and_in_a_copy() -> None:
     plain, table = pair_of(None, padding_idx=PADDING)
     keys = torch.tensor([[1, PADDING], [2, 3]])
     assert torch.equal(copy.deepcopy(table)(keys), plain(keys))
     assert torch.equal(torch.compile(table, backend="eager")(keys), plain(keys))
+
+
+MANY: tuple[dict[str, Any], ...] = (
+    {"mode": "mean", "padding_idx": PADDING, "max_norm": 0.4},
+    {"mode": "max", "padding_idx": PADDING, "fallback": True},
+    {"mode": "max", "dtype": torch.bfloat16, "max_norm": 0.4},
+)
+
+
+def pooled_by(keys: Tensor, ends: Tensor, **options: Any) -> list[Tensor]:
+    """What bags give before and after a step."""
+    bags = [HashEmbeddingBag(DIM, std=0.5, **one, **options) for one in MANY]
+    optimizers = [GroupAdagrad(bag.parameters(), lr=0.1) for bag in bags]
+    found = []
+    for bag, optimizer in zip(bags, optimizers, strict=True):
+        found.append(bag(keys, ends).detach().float())
+        take_step(optimizer, bag(keys, ends).sum())
+        found.append(bag(keys, ends).detach().float())
+    return found
+
+
+def part_of(rank: int) -> tuple[Tensor, Tensor]:
+    keys, ends = inputs(1, "ragged", last=False)
+    return (keys[:10], ends[:2]) if not rank else (keys[10:], ends[2:] - 10)
+
+
+def of_my_rank() -> list[Tensor]:
+    group = dist.group.WORLD
+    return pooled_by(*part_of(dist.get_rank()), process_group=group, reduction="sum")
+
+
+def test_a_table_on_two_ranks_gives_the_same(ranks: Ranks) -> None:
+    whole = pooled_by(*inputs(1, "ragged", last=False))
+    for parts in zip(*ranks.call(of_my_rank), whole, strict=True):
+        torch.testing.assert_close(torch.cat(parts[:-1]), parts[-1])
 
 
 @over(
@@ -123,6 +230,9 @@ def test_padding_in_a_compiled_model_and_in_a_copy() -> None:
             ValueError,
             "padding_idx",
         ),
+        (lambda: HashEmbedding(2, max_norm=0.0), ValueError, "max_norm must be finite and > 0"),
+        (lambda: HashEmbedding(2, max_norm="1"), TypeError, "max_norm must be a number"),  # type: ignore[arg-type]
+        (lambda: HashEmbedding(2, max_norm=1.0, norm_type=0.0), ValueError, "norm_type must be > 0"),
         (lambda: HashEmbeddingBag(2, mode="median"), ValueError, "'sum', 'mean' or 'max'"),  # type: ignore[arg-type]
         *(
             (
@@ -140,5 +250,5 @@ def test_what_torch_refuses_is_refused(call: Any, error: type[Exception], match:
 
 
 def test_repr_names_the_arguments() -> None:
-    bag = HashEmbeddingBag(2, mode="max", padding_idx=3)
-    assert all(text in repr(bag) for text in ("mode='max'", "padding_idx=3"))
+    bag = HashEmbeddingBag(2, mode="max", padding_idx=3, max_norm=2.5, norm_type=1.0)
+    assert all(text in repr(bag) for text in ("mode='max'", "padding_idx=3", "max_norm=2.5", "norm_type=1.0"))

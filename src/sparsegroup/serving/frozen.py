@@ -513,10 +513,12 @@ class FrozenBag(FrozenTable):
 
 
 def sorted_rows(table: HashEmbedding | FrozenTable) -> tuple[Tensor, Tensor]:
-    """The keys `[n]` of the live rows, ascending, and their vectors `[n, dim]` float32."""
+    """The keys `[n]` of the live rows, ascending, and their vectors `[n, dim]` float32, within its `max_norm`."""
     parts = list(table.items())
     keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
     vectors = torch.cat([vectors for _, vectors in parts]) if parts else torch.empty(0, table.dim)
+    if isinstance(table, HashEmbedding):
+        vectors = table.table.config.renormalized(vectors)
     keys, order = keys.sort()
     return keys, vectors[order]
 

@@ -180,11 +180,11 @@ class HashEmbeddingBag(HashEmbedding):
             if offsets is not None:
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
             count, size = keys.shape
-            if self.padding_idx is None and not (self.pools_as(self.mode) and weights is None):
-                pooled = pool(self._weighted(keys.reshape(-1), weights).view(count, size, self.dim), self.mode)
-                return pooled.to(self.table.weight_dtype)
-            ends = torch.arange(count + 1, dtype=torch.int64, device="cpu") * size
-            return self._pooled_bags(keys.reshape(-1), ends, self.mode, weights)
+            if self.padding_idx is not None or (self.pools and weights is None and self.mode != "max"):
+                ends = torch.arange(count + 1, dtype=torch.int64, device="cpu") * size
+                return self._pooled_bags(keys.reshape(-1), ends, self.mode, weights)
+            vectors = self._weighted(keys.reshape(-1), weights).view(count, size, self.dim)
+            return pool(vectors, self.mode).to(self.table.weight_dtype)
         if keys.ndim != 1:
             raise ValueError(f"keys must be 1-d with offsets, or 2-d, got shape {list(keys.shape)}")
         ends = self._bag_ends(len(keys), None if offsets is None else as_int64(offsets).cpu())

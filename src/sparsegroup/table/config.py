@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsegroup.errors import did_you_mean
 from sparsegroup.kernels.cpu.rows import has_float16
@@ -22,6 +23,7 @@ from sparsegroup.table.lookup.kernels import Init
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 _SCRATCH = 256 << 20
+_SMALLEST, _LARGEST = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
 
 _SKETCHED = 16
 """A table of limited bytes counts occurrences in so small a part of them."""
@@ -46,6 +48,8 @@ class TableConfig:
     max_bytes: int | None
     ranking: RankingPolicy | None
     has_fallback: bool
+    max_norm: float | None
+    norm_type: float
 
     def __post_init__(self) -> None:
         check_int("dim", self.dim, 1, 1 << 20)
@@ -60,11 +64,7 @@ class TableConfig:
             self.admission.check_counts(HIGHEST)
         if self.ranking is not None and self.max_bytes is None:
             raise ValueError("ranking says which rows go first where max_bytes is reached; also give max_bytes")
-        if isinstance(self.std, bool) or not isinstance(self.std, Real):
-            raise TypeError(f"std must be a number, got {self.std!r}")
-        if not 0 <= float(self.std) < float("inf"):
-            raise ValueError(f"std must be finite and >= 0, got {self.std!r}")
-        object.__setattr__(self, "std", float(self.std))
+        self._check_numbers()
         if self.init not in get_args(Init):
             raise ValueError(f"init must be 'normal' or 'uniform', got {self.init!r}")
         if self.nonfinite not in ("raise", "skip"):
@@ -77,6 +77,31 @@ class TableConfig:
             raise ValueError(f"dtype must be one of {allowed} on {self.device}, got {self.weight_dtype}")
         if self.weight_dtype == torch.float16 and not self.on_device and not has_float16():
             raise ValueError("this processor does not convert torch.float16 (F16C): give dtype=torch.bfloat16")
+
+    def _check_numbers(self) -> None:
+        """Make numbers of `std`, `max_norm` and `norm_type`."""
+        infinity = float("inf")
+        for name, lowest, highest, bounds in (
+            ("std", 0.0, _LARGEST, "finite and >= 0"),
+            ("max_norm", _SMALLEST, _LARGEST, "finite and > 0"),
+            ("norm_type", _SMALLEST, infinity, "> 0"),
+        ):
+            value = getattr(self, name)
+            if name == "max_norm" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name} must be a number, got {value!r}")
+            if not lowest <= float(value) <= highest:
+                raise ValueError(f"{name} must be {bounds}, got {value!r}")
+            object.__setattr__(self, name, float(value))
+
+    def renormalized(self, vectors: Tensor) -> Tensor:
+        """Return `vectors` `[n, dim]`, those whose norm is above `max_norm` scaled to it, as `nn.Embedding` does."""
+        if self.max_norm is None:
+            return vectors
+        norms = torch.linalg.vector_norm(vectors, self.norm_type, dim=1, keepdim=True)
+        highest = self.max_norm * (1 + 4 * torch.finfo(vectors.dtype).eps)  # a scaled vector is not scaled again
+        return torch.where(norms > highest, vectors * (self.max_norm / (norms + 1e-7)), vectors)
 
     @cached_property
     def on_device(self) -> bool:

@@ -16,6 +16,11 @@ from sparsegroup.table.lookup.fallback import apply_fallback
 from sparsegroup.table.lookup.lookup import as_int64
 
 
+def _of_table(name: str) -> Any:
+    """Return a property that is an attribute of the table."""
+    return property(lambda module: getattr(module.table, name))
+
+
 class TableEmbedding(nn.Module):
     """What `convert` puts in the place of an `nn.Embedding`: a `HashEmbedding` with its arguments and attributes.
 
@@ -38,7 +43,11 @@ class TableEmbedding(nn.Module):
         (torch.Size([2, 2, 4]), 2)
     """
 
-    max_norm, norm_type, scale_grad_by_freq = None, 2.0, False
+    embedding_dim: int = _of_table("dim")
+    padding_idx: int | None = _of_table("padding_idx")
+    max_norm: float | None = _of_table("max_norm")
+    norm_type: float = _of_table("norm_type")
+    scale_grad_by_freq = False
     padding: Tensor | None
 
     def __init__(
@@ -50,16 +59,6 @@ class TableEmbedding(nn.Module):
             padding = torch.zeros(table.dim, dtype=table.weight.dtype, device="cpu")
         own = None if padding is None else padding.detach().clone().to(table.table.device, table.weight.dtype)
         self.register_buffer("padding", own)
-
-    @property
-    def embedding_dim(self) -> int:
-        """Length of a vector."""
-        return self.table.dim
-
-    @property
-    def padding_idx(self) -> int | None:
-        """The id that has no row."""
-        return self.table.padding_idx
 
     @property
     def weight(self) -> StoredParameter:
@@ -105,16 +104,8 @@ class TableEmbeddingBag(TableEmbedding):
     """
 
     table: HashEmbeddingBag
-
-    @property
-    def mode(self) -> BagMode:
-        """What is done with a bag's vectors."""
-        return self.table.mode
-
-    @property
-    def include_last_offset(self) -> bool:
-        """Whether `offsets` has one entry more, the number of ids."""
-        return self.table.include_last_offset
+    mode: BagMode = _of_table("mode")
+    include_last_offset: bool = _of_table("include_last_offset")
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """The bags' vectors.
@@ -173,8 +164,8 @@ def convert(
         The model.
 
     Raises:
-        ValueError: There is nothing to replace; or an embedding cannot be a table, because of what it does (`max_norm`,
-            `scale_grad_by_freq`, hooks), because a layer that stays, a loss, or an attribute, holds its
+        ValueError: There is nothing to replace; or an embedding cannot be a table, because of what it does
+            (`scale_grad_by_freq`, hooks), because a layer that stays, a loss, or an attribute, holds its
             weight, or with `rows="none"` because its elements are not spread around zero. Nothing is changed.
         TypeError, RuntimeError, MemoryError: As `HashEmbedding`, and its `assign`. Nothing is changed.
 
@@ -307,9 +298,7 @@ def _holds(value: Any, wanted: tuple[object, object], outer: tuple[int, ...] = (
 
 def _check_convertible(module: AnyEmbedding) -> None:
     reason = None
-    if module.max_norm is not None:
-        reason = f"max_norm={module.max_norm:g} rescales rows when they are looked up"
-    elif module.scale_grad_by_freq:
+    if module.scale_grad_by_freq:
         reason = "scale_grad_by_freq=True divides gradients by counts"
     elif module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         reason = "its hooks would be lost"
@@ -324,11 +313,11 @@ def _table_of(sharing: Sequence[AnyEmbedding], rows: Rows, options: Mapping[str,
     for module in sharing:
         _check_convertible(module)
     module = sharing[0]
-    kinds = ("padding_idx", "mode", "include_last_offset")  # an nn.Embedding has only the first
+    kinds = ("padding_idx", "max_norm", "norm_type", "mode", "include_last_offset")  # an nn.Embedding has the first 3
     if len({tuple(getattr(other, name, None) for name in kinds) for other in sharing}) > 1:
         raise ValueError(
-            "its weight is shared by embeddings of another class, padding_idx, mode or include_last_offset, which one "
-            "table cannot have: leave them out by `choose`"
+            "its weight is shared by embeddings of another class, padding_idx, max_norm, norm_type, mode or "
+            "include_last_offset, which one table cannot have: leave them out by `choose`"
         )
     weight = module.weight.detach()
     std, mean = (float(one) for one in torch.std_mean(weight.float(), correction=0))
@@ -341,7 +330,7 @@ def _table_of(sharing: Sequence[AnyEmbedding], rows: Rows, options: Mapping[str,
         "std": std,
         "dtype": weight.dtype,
         "device": weight.device,
-        "padding_idx": module.padding_idx,
+        **{name: getattr(module, name) for name in ("padding_idx", "max_norm", "norm_type")},
         **options,
     }
     if isinstance(module, nn.EmbeddingBag):
@@ -393,6 +382,7 @@ def _rows_of(sharing: Sequence[TableEmbedding]) -> Tensor:
 def _plain(module: TableEmbedding, weight: nn.Parameter) -> AnyEmbedding:
     (rows, dim), padding_idx, sparse = weight.shape, module.padding_idx, module.sparse
     options: dict[str, Any] = {"padding_idx": padding_idx, "sparse": sparse, "_weight": weight.detach()}
+    options |= {"max_norm": module.max_norm, "norm_type": module.norm_type}
     made: AnyEmbedding
     if isinstance(module, TableEmbeddingBag):
         options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}

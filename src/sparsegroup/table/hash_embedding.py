@@ -2,8 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -14,117 +14,21 @@ from sparsegroup.bags import BagMode, pool_ragged, without_padding
 from sparsegroup.kernels.step import TORCH_DTYPES, compute_dtype
 from sparsegroup.names import bytes_of
 from sparsegroup.notebook import html_table
-from sparsegroup.optim.table_parameter import KEYS, ROWS_LEFT_OUT, StoredParameter, mark_fallback
+from sparsegroup.optim.table_parameter import StoredParameter, mark_fallback
 from sparsegroup.table.config import TableConfig, check_int, device_of, with_argument_hints
 from sparsegroup.table.directory.admission import AdmissionPolicy, EveryKey
 from sparsegroup.table.directory.buckets import MOST_ROWS
 from sparsegroup.table.directory.eviction import LATEST, EvictionPolicy, RankingPolicy, ZeroRows
-from sparsegroup.table.files.snapshot import DROPPED, ENTRIES, TableSnapshot
+from sparsegroup.table.files.state_dict import PartEntries, load_rows, save_rows, unknown_entries, with_state_entries
 from sparsegroup.table.lookup.autograd import Int64s, expand, for_autograd
 from sparsegroup.table.lookup.compile import register, vectors_by_operator
 from sparsegroup.table.lookup.fallback import apply_fallback, check_fallback
 from sparsegroup.table.lookup.kernels import BagPooling, Init
 from sparsegroup.table.lookup.lookup import checked_keys, is_recomputation, key_array
-from sparsegroup.table.rows.rows import WEIGHT
 from sparsegroup.table.sharded.exchange import Reduction, Shards, check_not_sharded
 from sparsegroup.table.sharded.lookup import ShardedLookup
-from sparsegroup.table.sharded.rank_parts import RankShard, joined_shards
 from sparsegroup.table.table import FieldCount, Table, TableMemory
 from sparsegroup.tensors import is_traced, untraced
-
-_Class = TypeVar("_Class", bound=type)
-
-
-def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
-    """Put keys, vectors and the directory's state into a state dict; see `nn.Module._save_to_state_dict`."""
-    if ROWS_LEFT_OUT.get():
-        return
-    for name, tensor in table.snapshot((WEIGHT,)).tensors().items():
-        destination[prefix + table.part.named(name)] = tensor  # entries of several ranks are not copies
-
-
-def _entry(name: str) -> property:
-    """An entry of a table's state dict as an attribute; there is none if the state dict has none."""
-
-    def value(module: Any) -> Tensor:
-        tensors = module.table.snapshot(()).tensors()
-        if name not in tensors:
-            raise AttributeError(f"the table has no {name!r}")
-        tensor: Tensor = tensors[name]
-        return tensor
-
-    return property(value)
-
-
-def with_state_entries(module_class: _Class) -> _Class:
-    """Give a module over a table the entries of its state dict as attributes, as each buffer is one.
-
-    `torch.distributed.checkpoint` looks up every name of a state dict.
-    """
-    for name in ENTRIES:
-        if name not in (KEYS, WEIGHT):  # these are there
-            setattr(module_class, name, _entry(name))
-    return module_class
-
-
-@with_state_entries
-class PartEntries:
-    """The entries of one rank's part of a `table` as attributes; `weight` is the parameter."""
-
-    keys = _entry(KEYS)
-
-    def __init__(self, table: Table, weight: object) -> None:
-        self.table, self.weight = table, weight
-
-
-def unknown_entries(state_dict: Mapping[str, Tensor], prefix: str, known: Iterable[str]) -> list[str]:
-    """The names below `prefix` that are neither entries of a table nor begin with a `known` name."""
-    unknown = []
-    for name in state_dict:
-        entry = name[len(prefix) :]
-        if name.startswith(prefix) and entry.partition(".")[0] not in known:
-            own = entry if RankShard.of(entry) is None else entry.partition(".")[2]
-            unknown.extend([] if own in ENTRIES else [name])
-    return unknown
-
-
-def load_rows(
-    table: Table, state_dict: Mapping[str, Tensor], prefix: str, missing_keys: list[str], error_msgs: list[str]
-) -> None:
-    """Load what `save_rows` put there; see `nn.Module._load_from_state_dict`. If that fails, nothing is changed.
-
-    A table on several ranks takes the entries of this rank's part, or its part of those of all rows.
-    """
-    if ROWS_LEFT_OUT.get():
-        return
-    try:
-        part = _part_in(state_dict, prefix, table)
-    except ValueError as error:
-        error_msgs.append(f"{prefix.removesuffix('.') or 'the table'} {error}")
-        return
-    prefix += part.named("")
-    if missing := [prefix + name for name in (KEYS, WEIGHT, DROPPED) if prefix + name not in state_dict]:
-        missing_keys.extend(missing)
-        return
-    names = [name for name in ENTRIES if prefix + name in state_dict]
-    try:
-        tensors = {name: state_dict[prefix + name].detach().cpu() for name in names}
-        if part != table.part:
-            tensors = joined_shards({part: tensors}, table.part)
-        table.load(TableSnapshot.of_tensors(tensors, table.config))
-    except (ValueError, RuntimeError) as error:  # nothing has been changed
-        error_msgs.append(f"{prefix}{error}")
-
-
-def _part_in(state_dict: Mapping[str, Tensor], prefix: str, table: Table) -> RankShard:
-    """Whose rows a state dict has of a table: this rank's, or all. Raises ValueError for only other ranks'."""
-    names = [name[len(prefix) :] for name in state_dict if name.startswith(prefix)]
-    if table.part.named(KEYS) in names:
-        return table.part
-    if KEYS not in names:
-        for name in names:
-            table.part.entry_of(name)
-    return RankShard()
 
 
 class TableCounts:
@@ -234,6 +138,9 @@ class HashEmbedding(TableCounts, nn.Module):
 
     Args: Which keys get and keep rows
         padding_idx: A key that stands for padding, such as 0: its vector is zero, it has no row and gets no gradient.
+        max_norm: A lookup scales rows of a larger norm to this one, in place, as `nn.Embedding`'s does, in evaluation
+            mode too. u and the optimizer's state stay. None: rows of any norm.
+        norm_type: The p of that p-norm, > 0.
         field_bits: How many high bits of a key hold its field (see `field_keys`), for `field_counts` and `fallback`;
             0 to 16.
         admission: Decides which keys get a row in training, see `AdmissionPolicy`. None: every key.
@@ -273,7 +180,7 @@ class HashEmbedding(TableCounts, nn.Module):
         ValueError, TypeError: An argument out of range.
 
     Attributes:
-        padding_idx: See above.
+        padding_idx, max_norm, norm_type: See above.
         weight: The parameter. You cannot compute with it as with a tensor; see `lookup` and `items`.
         fallback: `[2**field_bits, dim]`, the fallback vectors, by the number in a key's top bits; or None.
 
@@ -306,6 +213,8 @@ class HashEmbedding(TableCounts, nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
         field_bits: int = 0,
         admission: AdmissionPolicy | None = None,
         eviction: EvictionPolicy | None = None,
@@ -340,14 +249,17 @@ class HashEmbedding(TableCounts, nn.Module):
             max_bytes=None if max_bytes is None else bytes_of(max_bytes),
             ranking=ranking,
             has_fallback=bool(fallback),
+            max_norm=max_norm,
+            norm_type=norm_type,
         )
+        self.max_norm, self.norm_type = config.max_norm, config.norm_type
         shards = None
         if process_group is None:
             check_not_sharded(reduction, wire_dtype)
         else:
             if per_rank:
                 raise ValueError("a table is divided by its process_group, or each rank has one by per_rank")
-            described = f"dim={dim}, dtype={config.weight_dtype}, fallback={fallback}, seed={seed}"
+            described = f"dim={dim}, dtype={config.weight_dtype}, fallback={fallback}, seed={seed}, max_norm={max_norm}"
             shards = Shards(process_group, reduction, wire_dtype, config.scratch_bytes, described)
         self.table = Table(config, ranks=shards, per_rank=bool(per_rank))
         self.across = None if shards is None else ShardedLookup(self.table, shards)
@@ -397,10 +309,6 @@ class HashEmbedding(TableCounts, nn.Module):
         """Whether a lookup can pool bags on its way, so that no vector for each key is made."""
         return self.across is not None or not (self.table.config.on_device or is_traced())
 
-    def pools_as(self, mode: BagMode) -> bool:
-        """Return whether a lookup can pool bags on its way by this mode."""
-        return mode != "max" and self.pools
-
     def _weighted(self, keys: Tensor, weights: Tensor | None) -> Tensor:
         """Return the vectors `[n, dim]` of keys `[n]`, times the weights, in the dtype in which they are added up."""
         vectors = self._vectors(keys)
@@ -411,10 +319,9 @@ class HashEmbedding(TableCounts, nn.Module):
         """Return the pools `[bags, dim]` of bags of keys without padding; bag i is `keys[ends[i] : ends[i + 1]]`."""
         if self.padding_idx is not None:
             keys, ends, weights = without_padding(keys, ends, weights, self.padding_idx)
-        if weights is not None or not self.pools_as(mode):
-            pooled = pool_ragged(self._weighted(keys, weights), ends, len(ends) - 1, mode)
-            return pooled.to(self.table.weight_dtype)
-        return self.pooled(keys, BagPooling(np.ascontiguousarray(ends.cpu().numpy()), mode == "mean"))
+        if self.pools and weights is None and mode != "max":
+            return self.pooled(keys, BagPooling(np.ascontiguousarray(ends.cpu().numpy()), mode == "mean"))
+        return pool_ragged(self._weighted(keys, weights), ends, len(ends) - 1, mode).to(self.table.weight_dtype)
 
     def pooled(self, keys: Tensor, bags: BagPooling | None) -> Tensor:
         """The pools `[bags, dim]` of bags of keys `[n]`; with None, the keys' vectors `[n, dim]`.
@@ -426,18 +333,16 @@ class HashEmbedding(TableCounts, nn.Module):
                 "a table pools bags on its way only where its rows are on the host, outside of torch.compile and "
                 "torch.func: look the keys up, and pool their vectors"
             )
-        return self._pools(keys, bags).to(self.table.weight_dtype)
-
-    def _pools(self, keys: Tensor, bags: BagPooling | None) -> Tensor:
-        """Return `pooled` in the dtype of the arithmetic."""
         if self.across is not None:
-            return self._sharded_vectors(self.across, keys, bags)
-        if self.fallback is None:
+            vectors = self._sharded_vectors(self.across, keys, bags)
+        elif self.fallback is None:
             vectors, info = self.table.look_up(keys, self.is_trained, bags)
-            return for_autograd(self.weight, info, vectors)
-        vectors, info = self.table.look_up(keys, self.is_trained, is_distinct=True)
-        vectors = self._replaced(for_autograd(self.weight, info, vectors), torch.from_numpy(info.search.distinct))
-        return expand(vectors, info.search.inverse, bags)
+            vectors = for_autograd(self.weight, info, vectors)
+        else:
+            vectors, info = self.table.look_up(keys, self.is_trained, is_distinct=True)
+            vectors = self._replaced(for_autograd(self.weight, info, vectors), torch.from_numpy(info.search.distinct))
+            vectors = expand(vectors, info.search.inverse, bags)
+        return vectors.to(self.table.weight_dtype)
 
     def own_vectors(self, keys: Tensor) -> Tensor:
         """The vectors of keys that all belong to this rank, as `forward`'s but never replaced by fallback vectors.
@@ -527,10 +432,8 @@ class HashEmbedding(TableCounts, nn.Module):
 
         These are the rows themselves: fallback vectors do not replace any.
         """
-        if self.across is not None:
-            vectors = self.across.rows(self._as_array(keys))
-        else:
-            vectors = self.table.look_up(keys, insert=False)[0]
+        across, table = self.across, self.table
+        vectors = table.look_up(keys, insert=False)[0] if across is None else across.rows(self._as_array(keys))
         return vectors.view(*keys.shape, self.dim).to(self.table.weight_dtype)
 
     @torch.no_grad()
@@ -644,8 +547,10 @@ class HashEmbedding(TableCounts, nn.Module):
             mark_fallback(self.fallback)
 
     def extra_repr(self) -> str:
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}{padding}"
+        given = {"padding_idx": self.padding_idx, "max_norm": self.max_norm}
+        more = "".join(f", {name}={value}" for name, value in given.items() if value is not None)
+        more += f", norm_type={self.norm_type}" if self.norm_type != 2 else ""
+        return f"{self.dim}, rows={self.num_rows}, live={self.num_live}, seen={self.num_seen}{more}"
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         if isinstance(param, StoredParameter) and name != "weight":  # pruning renames the weight before it reads it

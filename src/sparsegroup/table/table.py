@@ -181,6 +181,8 @@ class Table:
                 vectors, info = self._lookup.look_up(
                     array, admission, ahead, bags, is_distinct=is_distinct, is_counted=is_again
                 )
+            if self.config.max_norm is not None and self._renormalize(info.search):
+                vectors, info = self._lookup.fetch(info.search, bags)
             info.numbering.await_gradient(info)
             if insert and not is_again and not self._is_repeatable:
                 info.numbering.remember(info.search)
@@ -189,6 +191,21 @@ class Table:
                     if len(places):  # otherwise no GPU is waited for
                         mask_new_rows(vectors, info.search, places, *self.live_and_seen())
             return vectors, info
+
+    def _renormalize(self, search: KeySearch) -> bool:
+        """Scale the rows of a search that are longer than `max_norm`, in place. Return whether there were any.
+
+        u stays: the subgradients of λ1 and λ21 that it holds do not depend on the length of a vector.
+        """
+        rows = search.row_array[search.row_array != ABSENT]
+        vectors = torch.from_numpy(self.rows.read(WEIGHT, rows))
+        scaled = self.config.renormalized(vectors)
+        differs = (scaled != vectors).any(1).numpy()
+        if not differs.any():
+            return False
+        self.stepper.mark(rows[differs])
+        self.rows.write(WEIGHT, rows[differs], scaled.numpy()[differs])
+        return True
 
     def live_and_seen(self) -> tuple[int, int]:
         """Return the number of live rows and the number of keys that training has seen.

@@ -162,26 +162,6 @@ _widen_float16_1, _narrow_float16_1 = _float16_converters(1)
 
 
 @jitted
-def _widen_float16(source: Any, target: Any, d: Any) -> None:
-    for _ in range(d >> 3):
-        _widen_float16_8(source, target)
-        source += 16
-        target += 32
-    for e in range(d & 7):
-        _widen_float16_1(source + 2 * e, target + 4 * e)
-
-
-@jitted
-def _narrow_float16(source: Any, target: Any, d: Any) -> None:
-    for _ in range(d >> 3):
-        _narrow_float16_8(source, target)
-        source += 32
-        target += 16
-    for e in range(d & 7):
-        _narrow_float16_1(source + 4 * e, target + 2 * e)
-
-
-@jitted
 def load_weights(source: Any, target: Any, d: Any, width: Any, kind: Any) -> None:
     """Make numbers of the arithmetic, `width` bytes at `target`, of the `d` weights of a row."""
     if kind == WHOLE:
@@ -189,7 +169,11 @@ def load_weights(source: Any, target: Any, d: Any, width: Any, kind: Any) -> Non
     elif kind == BFLOAT16_WEIGHTS:
         widen(source, target, d)
     else:
-        _widen_float16(source, target, d)
+        whole = d >> 3 << 3
+        for e in range(0, whole, 8):
+            _widen_float16_8(source + 2 * e, target + 4 * e)
+        for e in range(whole, d):
+            _widen_float16_1(source + 2 * e, target + 4 * e)
 
 
 @jitted
@@ -200,7 +184,11 @@ def store_weights(source: Any, target: Any, d: Any, width: Any, kind: Any) -> No
     elif kind == BFLOAT16_WEIGHTS:
         _narrow(source, target, d)
     else:
-        _narrow_float16(source, target, d)
+        whole = d >> 3 << 3
+        for e in range(0, whole, 8):
+            _narrow_float16_8(source + 4 * e, target + 2 * e)
+        for e in range(whole, d):
+            _narrow_float16_1(source + 4 * e, target + 2 * e)
 
 
 @jitted
