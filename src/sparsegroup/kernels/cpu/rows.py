@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsegroup.groups import grouping, mean_square
 from sparsegroup.kernels import rounding
 from sparsegroup.kernels.cpu import intrinsics, jit
-from sparsegroup.kernels.cpu.intrinsics import Int32Lanes, on_stack
+from sparsegroup.kernels.cpu.intrinsics import Int32Lanes
 from sparsegroup.kernels.cpu.jit import array_at, copy, inline, instruction, jitted, kernel, pointer, prefetch
 from sparsegroup.kernels.step import NUMPY_DTYPES, array_of
 from sparsegroup.rules import bind
@@ -244,37 +244,6 @@ def copiers(kinds: Sequence[int], carries_u: bool) -> dict[str, Any]:
     names |= {"load_weights": load_weights, "store_weights": store_weights}
     texts = {"gather": gather, "scatter": scatter}
     return {name: jit.source("\n".join([*lines, ""]), names) for name, lines in texts.items()}
-
-
-_LANES = 64
-_memory_of_sums = on_stack(_LANES * 8)
-
-
-def _are_finite(address: int, count: int, zero: Any) -> bool:
-    values = array_at(address, count, zero)
-    sums = array_at(_memory_of_sums(), _LANES, zero)  # of 0 · x, not 0 where x is not finite; side by side, to be quick
-    for e in range(_LANES):
-        sums[e] = zero
-    whole = count // _LANES * _LANES
-    for start in range(0, whole, _LANES):
-        some = array_at(address + start * values.itemsize, _LANES, zero)
-        for e in range(_LANES):
-            sums[e] += some[e] * zero
-    for i in range(whole, count):
-        sums[0] += values[i] * zero
-    are_zero = True
-    for e in range(_LANES):
-        are_zero &= sums[e] == zero
-    return are_zero
-
-
-finite_kernel = kernel(_are_finite, "the check for finite numbers")
-
-
-def are_finite(values: Tensor) -> bool:
-    """Whether no element of a float32 or float64 CPU tensor is infinite or NaN."""
-    values = values.contiguous()
-    return bool(finite_kernel(values.data_ptr(), values.numel(), NUMPY_DTYPES[values.dtype].type(0)))
 
 
 def mean_squares_of_rows(gradient: Tensor) -> Tensor:

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from sparsegroup.kernels.cpu import step as cpu_step
 from sparsegroup.kernels.cpu.block import BLOCK
+from sparsegroup.kernels.cpu.intrinsics import on_stack
 from sparsegroup.kernels.cpu.jit import array_at, kernel
 from sparsegroup.kernels.cpu.rows import BFLOAT16, BFLOAT16_WEIGHTS, FLOAT16_WEIGHTS, SCALAR, WHOLE
 from sparsegroup.kernels.rounding import narrowed, widened
@@ -323,6 +325,32 @@ _live = kernel(_live_rows, "the table's rows (live)")
 _compact = kernel(_compact_rows, "the table's rows (compact)")
 
 
+_LANES = 64
+_memory_of_sums = on_stack(_LANES * 8)
+
+
+def _are_finite(address: int, count: int, zero: Any) -> bool:
+    """Return whether no number is infinite or NaN."""
+    values = array_at(address, count, zero)
+    sums = array_at(_memory_of_sums(), _LANES, zero)  # of 0 · x, not 0 where x is not finite; side by side, to be quick
+    for e in range(_LANES):
+        sums[e] = zero
+    whole = count // _LANES * _LANES
+    for start in range(0, whole, _LANES):
+        some = array_at(address + start * values.itemsize, _LANES, zero)
+        for e in range(_LANES):
+            sums[e] += some[e] * zero
+    for i in range(whole, count):
+        sums[0] += values[i] * zero
+    are_zero = True
+    for e in range(_LANES):
+        are_zero &= sums[e] == zero
+    return are_zero
+
+
+_finite = kernel(_are_finite, "the check for finite numbers")
+
+
 class HostStorage(RowStorage):
     """One kernel finds keys and fetches vectors; steps are checked before they are taken."""
 
@@ -346,6 +374,10 @@ class HostStorage(RowStorage):
         return NewRowBuffer(rows.pages.addresses, rows.shift, rows.row_bytes, rows.weights, rows.new_row())
 
     # Step
+
+    def are_finite(self, values: Tensor) -> bool:
+        values = values.contiguous()
+        return bool(_finite(values.data_ptr(), values.numel(), NUMPY_DTYPES[values.dtype].type(0)))
 
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
         rows = self._rows

@@ -243,6 +243,10 @@ class RowStorage(ABC):
 
     # Step
 
+    def are_finite(self, values: Tensor) -> bool:
+        """Return whether no element of a gradient is infinite or NaN. Rows on a device are checked by their kernel."""
+        return True
+
     @abstractmethod
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
         """Raise RuntimeError if `rule` cannot be compiled, ValueError if state cannot be kept in `state_dtype`."""

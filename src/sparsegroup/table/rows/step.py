@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsegroup.groups import check_groups, is_rows
 from sparsegroup.kernels.cpu.jit import kernel
-from sparsegroup.kernels.cpu.rows import are_finite, mean_squares_of_rows
+from sparsegroup.kernels.cpu.rows import mean_squares_of_rows
 from sparsegroup.kernels.step import NUMPY_DTYPES, StepScalars, compute_dtype
 from sparsegroup.optim.arguments import check_device
 from sparsegroup.optim.census import KEY_BYTES, GroupCensus
@@ -234,7 +234,7 @@ class RowSteps:
 
     def check_finite(self, plan: RowPlan, values: Tensor) -> None:
         """Leave out lines of `values` that are not finite, or raise FloatingPointError; on a device the kernel does."""
-        if self._storage.is_on_device or are_finite(values):
+        if self._storage.are_finite(values):
             return
         finite = torch.isfinite(values).all(dim=1)
         if not self._config.skips_nonfinite:
