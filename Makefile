@@ -57,7 +57,8 @@ test-wheel:  ## The sdist, and the wheel made from it, in an empty environment w
 
 TORCH = $(CURDIR)/.venv-torch-$(VERSION)
 CORE = $(addprefix tests/,rules/test_rules.py table/test_frozen_table.py table/test_autograd.py table/test_sparsity.py \
-  checkpoint/test_others.py optim/test_arguments.py optim/test_optimizer_state.py models/test_networks.py)
+  checkpoint/test_others.py optim/test_arguments.py optim/test_optimizer_state.py models/test_networks.py \
+  kernels/test_network_passes.py)
 
 test-torch:  ## The optimizers, the table, checkpoints and exports with another torch: VERSION=2.6.0, PYTHON=python3.12
 	rm -rf $(TORCH)

@@ -1,19 +1,22 @@
 """The compiled passes of a network against autograd's."""
 
+import platform
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from over import over
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.kernels.cpu.network import NetworkPasses, parts_of, residuals_of, torch_blas
-from sparsegroup.models import DCN, MLP, DCNv2
+from sparsegroup.kernels.cpu.network import NetworkPasses, has_amx, parts_of, residuals_of, torch_blas
+from sparsegroup.kernels.cpu.tape import NotRecordableError
+from sparsegroup.models import DCN, FM, MLP, OPNN, DCNv2, DeepFM, XDeepFM
 from sparsegroup.objectives import Logistic
 
-pytestmark = pytest.mark.skipif(torch_blas() is None, reason="torch has another BLAS than MKL")
+HAS_BLAS = torch.backends.mkl.is_available() and (platform.system(), platform.machine()) == ("Linux", "x86_64")
+pytestmark = pytest.mark.skipif(not HAS_BLAS, reason="torch has another BLAS than MKL")
 
 NETWORKS = {
     "mlp": lambda: MLP(5, 4, 2),
@@ -80,6 +83,76 @@ def made(name: str, rounds: bool = False) -> tuple[NetworkPasses, MLP | DCN | DC
     return NetworkPasses(network, list(network.parameters()), rounds), network
 
 
+def test_each_supported_torch_with_mkl_gives_its_functions() -> None:
+    assert torch_blas() is not None
+
+
+class Tapped(MLP):
+    """Takes a layer twice, after the layer and after its ReLU."""
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        first = self.hidden[0](self.flatten(embeddings, numbers))
+        last = self.hidden[1:](first)
+        return self.logits(torch.cat([first, last], dim=1))
+
+
+class Gated(MLP):
+    """Without a class of its own among the networks: a gate by a product, and values that are used several times."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 4, 2, hidden=(6,))
+        self.gate, self.output = nn.Linear(22, 6), nn.Linear(12, 2)
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        x = self.flatten(embeddings, numbers)
+        deep = self.hidden(x)
+        gated = self.gate(x) * deep + deep
+        return self.logits(torch.cat([gated, deep], dim=1))
+
+
+class Unused(Gated):
+    """Computes something that it does not use."""
+
+    def forward(self, embeddings: Tensor, numbers: Tensor | None = None) -> Tensor:
+        x = self.flatten(embeddings, numbers)
+        self.gate(x)
+        return self.logits(torch.cat([self.hidden(x), self.hidden(x)], dim=1))
+
+
+NETWORKS["gated"] = Gated
+
+
+@over("kind", [FM, DeepFM, XDeepFM, OPNN, Tapped])
+def test_networks_that_call_other_functions_are_not_recorded(kind: type[nn.Module]) -> None:
+    network = kind(5, 4, 2)
+    with pytest.raises(NotRecordableError):
+        NetworkPasses(network, list(network.parameters()))
+
+
+def test_networks_that_use_parameters_in_other_ways_are_not_recorded() -> None:
+    with pytest.raises(NotRecordableError, match="used twice"):
+        NetworkPasses(network := Unused(), list(network.parameters()))
+    network = MLP(5, 4, 2)
+    nn.utils.parametrizations.weight_norm(network.output)
+    with pytest.raises(NotRecordableError, match="not the network's"):
+        NetworkPasses(network, list(network.parameters()))
+    network = MLP(5, 4, 2)
+    network.unused = nn.Linear(2, 2)
+    with pytest.raises(NotRecordableError, match="not used"):
+        NetworkPasses(network, list(network.parameters()))
+
+
+def test_gradients_that_somebody_keeps_are_not_overwritten() -> None:
+    kernels = made("mlp")[0]
+    draw = torch.randn(4, 5, 4), torch.randn(4, 2)
+    kernels.forward(*draw)
+    kept, _ = kernels.backward(torch.ones(4, 1))
+    before = [one.clone() for one in kept]
+    kernels.forward(*draw)
+    kernels.backward(torch.zeros(4, 1))
+    assert all(map(torch.equal, kept, before))
+
+
 @over("name", NETWORKS)
 def test_logits_and_gradients_are_those_of_autograd(name: str) -> None:
     kernels, network = made(name)
@@ -114,7 +187,7 @@ def step(kernels: NetworkPasses, network: MLP | DCN | DCNv2, rows: int, rounds: 
     return found
 
 
-@over("name", [name for name in NETWORKS if "several_outputs" not in name and "stacked" not in name])
+@over("name", [name for name in NETWORKS if "several_outputs" not in name and name not in ("dcnv2_stacked", "gated")])
 def test_both_passes_in_one_are_one_after_the_other(name: str) -> None:
     kernels, network = made(name)
     for rows in (1, 37, 4096, 37):
@@ -132,7 +205,7 @@ def test_labels_of_other_rows_are_refused() -> None:
 
 @pytest.mark.usefixtures("two_threads")
 @over("name", ["dcn", "dcnv2"])
-@over("rounds", [False, True])
+@over("rounds", [False, *[True] * has_amx()])  # without AMX, MKL rounds sums of bfloat16 otherwise in other threads
 def test_bits_are_the_same_on_any_number_of_threads(name: str, rounds: bool) -> None:
     assert parts_of(1024, 1_000)[1] > 2
     kernels, network = made(name, rounds)

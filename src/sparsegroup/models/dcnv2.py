@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsegroup.kernels.cpu.tape import Tape, Value
-from sparsegroup.models.layers import Network, hidden_layers, record_hidden
+from sparsegroup.models.layers import Network, hidden_layers
 
 
 class MatrixCross(nn.Module):
@@ -29,14 +28,6 @@ class MatrixCross(nn.Module):
         first = x
         for layer, up in enumerate(self.up):
             x = first * up(self.down[layer](x) if len(self.down) else x) + x
-        return x
-
-    def record(self, tape: Tape) -> Value:
-        """The same of a tape's input."""
-        x = tape.input
-        for layer, up in enumerate(self.up):
-            low = tape.linear([x], *self.down[layer].parameters()) if len(self.down) else x
-            x = tape.cross(tape.input, x, tape.linear([low], *up.parameters()))
         return x
 
 
@@ -86,9 +77,3 @@ class DCNv2(Network):
         crossed = self.cross(x)
         last = self.deep(crossed) if self.stacked else torch.cat([crossed, self.deep(x)], dim=1)
         return self.logits(last)
-
-    def record(self, tape: Tape) -> None:
-        """The same on a tape of compiled instructions."""
-        crossed = self.cross.record(tape)
-        deep = record_hidden(tape, crossed if self.stacked else tape.input, self.deep)
-        tape.logits([deep] if self.stacked else [crossed, deep], self.output.weight, self.output.bias)

@@ -2,12 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
-
-from sparsegroup.kernels.cpu.tape import NotRecordableError, Tape, Value
 
 
 class Network(nn.Module):
@@ -68,16 +65,6 @@ def hidden_layers(width: int, hidden: Sequence[int], dropout: float = 0.0) -> nn
             layers.append(nn.Dropout(dropout))
         width = size
     return nn.Sequential(*layers)
-
-
-def record_hidden(tape: Tape, x: Value, layers: nn.Sequential) -> Value:
-    """What `hidden_layers` without dropout give, on a tape."""
-    modules = list(layers)
-    for layer, after in zip_longest(modules[::2], modules[1::2]):
-        if not isinstance(layer, nn.Linear) or layer.bias is None or not isinstance(after, nn.ReLU):
-            raise NotRecordableError("hidden layers are not linear, with a bias, each before a ReLU")
-        x = tape.linear([x], layer.weight, layer.bias, relu=True)
-    return x
 
 
 class WithHeads(nn.Module):

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from sparsegroup.kernels.cpu.tape import Tape
-from sparsegroup.models.layers import Network, hidden_layers, record_hidden
+from sparsegroup.models.layers import Network, hidden_layers
 
 
 class MLP(Network):
@@ -40,7 +39,3 @@ class MLP(Network):
         """Logits `[batch]`, or `[batch, outputs]`, of embeddings `[batch, fields, dim]`, numbers `[batch, numbers]`."""
         x = self.flatten(embeddings, numbers)
         return self.logits(self.hidden(x))
-
-    def record(self, tape: Tape) -> None:
-        """The same on a tape of compiled instructions."""
-        tape.logits([record_hidden(tape, tape.input, self.hidden)], self.output.weight, self.output.bias)

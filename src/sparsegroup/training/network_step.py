@@ -17,11 +17,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 
 from sparsegroup.data.batches import Batch
 from sparsegroup.kernels.cpu import threads
-from sparsegroup.kernels.cpu.network import NetworkPasses, Recordable, Residuals, has_amx, residuals_of
+from sparsegroup.kernels.cpu.network import NetworkPasses, Residuals, has_amx, residuals_of
 from sparsegroup.kernels.cpu.tape import NotRecordableError
 from sparsegroup.models import WithNumbers, WithPairs, WithPooling
 from sparsegroup.models.layers import Network, by_row, check_inputs
@@ -38,6 +38,10 @@ MIN_WORK_TO_SPLIT = 1 << 21
 should be few: as many as there are cores, if the bits could depend on the machine."""
 
 MAX_MICRO_BATCHES = 16
+
+_HOOKS_OF_ALL_MODULES = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+)  # fmt: skip
 
 _SAMPLEWISE = (nn.Linear, nn.ReLU, nn.Identity, nn.Sequential, nn.ModuleList, nn.ParameterList)
 
@@ -274,14 +278,13 @@ class NetworkStep:
             check_loss(loss)
 
     def _passes_of_kernels(self, precision: str) -> NetworkPasses | None:
-        # A subclass may compute something else than what its base class records.
-        if not self._is_samplewise or "record" not in vars(type(self._trunk)):
+        if not isinstance(self._trunk, Network) or not self._is_samplewise or self._has_hooks():
             return None
         if self._objective.takes_groups or self._second_order:
             return None
         try:
             rounds = precision == "medium" and has_amx()
-            passes = NetworkPasses(cast(Recordable, self._trunk), self._parameters, rounds)
+            passes = NetworkPasses(self._trunk, self._parameters, rounds)
         except NotRecordableError:
             return None
         return passes if passes.takes() else None
@@ -294,10 +297,16 @@ class NetworkStep:
             and not self._second_order
             and embeddings.device.type == "cpu"
             and not torch.is_autocast_enabled("cpu")
-            and not _has_any_global_hook()  # type: ignore[no-untyped-call]
-            and not any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in self._watched)
-            and not any(one._backward_hooks or one._backward_pre_hooks for one in self._watched)
-            and not any(one._backward_hooks or one._post_accumulate_grad_hooks for one in self._parameters)
+            and not self._has_hooks()
+        )
+
+    def _has_hooks(self) -> bool:
+        """Return whether something waits for a module's call or a parameter's gradient."""
+        return (
+            any(getattr(torch_module, hooks) for hooks in _HOOKS_OF_ALL_MODULES)
+            or any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in self._watched)
+            or any(one._backward_hooks or one._backward_pre_hooks for one in self._watched)
+            or any(one._backward_hooks or one._post_accumulate_grad_hooks for one in self._parameters)
         )
 
     def _eager_passes(

@@ -10,11 +10,9 @@ products are added in float32, and all else remains in float32.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from sys import getrefcount
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,44 +22,14 @@ from numba.core.errors import NumbaError
 from torch import Tensor
 
 from sparsegroup.kernels import rounding
-from sparsegroup.kernels.cpu import threads
+from sparsegroup.kernels.cpu import tape, threads
 from sparsegroup.kernels.cpu.intrinsics import on_stack
 from sparsegroup.kernels.cpu.jit import address_of, array_at, call, call_int, inline, jitted, kernel
-from sparsegroup.kernels.cpu.tape import (
-    ADDED,
-    B_TURNED,
-    BY_ROW,
-    C_TURNED,
-    EMBEDDINGS,
-    FACTORS,
-    GRADIENTS,
-    IN_BFLOAT16,
-    LABELS,
-    LOGITS,
-    MEMORY,
-    MULTIPLY,
-    NUMBERS,
-    OF_EMBEDDINGS,
-    OF_LOGITS,
-    ONES,
-    ONLY_POSITIVE,
-    PARAMETERS,
-    RELU,
-    RESIDUALS,
-    ROUND,
-    ROUNDED,
-    SCALES,
-    TIMES,
-    Tape,
-    whole_lines,
-)
+from sparsegroup.kernels.cpu.tape import Network, Tape
 from sparsegroup.kernels.cpu.threads import done, enter, leave, take, wait
 
 LEAST_ROWS, MOST_PIECES, MOST_GRADIENTS = 128, 16, 1 << 24
 """Bounds of a part's rows, of the number of pieces, and of the gradients of all pieces together."""
-
-_REFERENCES = max(getrefcount(one) for one in [object()])
-"""To what only a list has, as one who goes through the list counts them."""
 
 _BLOCK = 4_096
 """Gradients of which a thread adds those of all parts at a time."""
@@ -84,9 +52,12 @@ def _multiply(gemm: Any, stack: Any, m: Any, n: Any, k: Any, flags: Any, a: Any,
     factors = _floats(stack + 48, 2)
     sizes[0], sizes[1], sizes[2] = n, m, k
     sizes[3], sizes[4], sizes[5] = strides[2], strides[1], strides[0]
-    factors[0], factors[1] = np.float32(1), np.float32(flags & ADDED)
+    factors[0], factors[1] = np.float32(1), np.float32(flags & tape.ADDED)
     letters[0], letters[1] = 78, 84  # N, T
-    turn_b, turn_c = stack + 64 + (flags & B_TURNED) // B_TURNED, stack + 64 + (flags & C_TURNED) // C_TURNED
+    turn_b, turn_c = (
+        stack + 64 + (flags & tape.B_TURNED) // tape.B_TURNED,
+        stack + 64 + (flags & tape.C_TURNED) // tape.C_TURNED,
+    )
     call(
         gemm,
         (turn_c, turn_b, stack, stack + 8, stack + 16, stack + 48, c, stack + 24, b, stack + 32, stack + 52, a,
@@ -96,14 +67,14 @@ def _multiply(gemm: Any, stack: Any, m: Any, n: Any, k: Any, flags: Any, a: Any,
 
 @jitted
 def _times(m: Any, n: Any, flags: Any, a: Any, b: Any, c: Any, d: Any, strides: Any) -> None:
-    least = np.float32(0) if flags & RELU else np.float32(-np.inf)
+    least = np.float32(0) if flags & tape.RELU else np.float32(-np.inf)
     for _ in range(m):
         target, left, right = _floats(a, n), _floats(b, n), _floats(c, n)
-        if flags & BY_ROW:
+        if flags & tape.BY_ROW:
             factor, right = right[0], _floats(d, n)
             for e in range(n):
                 right[e] = factor
-        if flags & ADDED:
+        if flags & tape.ADDED:
             for e in range(n):
                 target[e] = max(target[e] + left[e] * right[e], least)
         else:
@@ -131,35 +102,10 @@ def _only_positive(m: Any, n: Any, a: Any, b: Any, strides: Any) -> None:
 
 
 @jitted
-def _scales(m: Any, layers: Any, a: Any, b: Any, c: Any) -> None:
-    """a [m, layers + 1] = a_0 … of products b [m, layers] and constants c [layers]."""
-    scales, products, constants = _floats(a, m * (layers + 1)), _floats(b, m * layers), _floats(c, layers)
-    for i in range(m):
-        scale = np.float32(1)
-        scales[i * (layers + 1)] = scale
-        for layer in range(layers):
-            scale += scale * products[i * layers + layer] + (constants[layer] if layer > 0 else np.float32(0))
-            scales[i * (layers + 1) + layer + 1] = scale
-
-
-@jitted
-def _scales_gradient(m: Any, layers: Any, a: Any, b: Any, c: Any, d: Any) -> None:
-    """By a_1 … a [m, layers], whose last column is given, and by the products b [m, layers], of a_0 … c, products d."""
-    of_scales, of_products = _floats(a, m * layers), _floats(b, m * layers)
-    scales, products = _floats(c, m * (layers + 1)), _floats(d, m * layers)
-    for i in range(m):
-        of_scale = of_scales[i * layers + layers - 1]
-        for layer in range(layers - 1, -1, -1):
-            of_scales[i * layers + layer] = of_scale
-            of_products[i * layers + layer] = of_scale * scales[i * (layers + 1) + layer]
-            of_scale += of_scale * products[i * layers + layer]
-
-
-@jitted
 def _address(bases: Any, steps: Any, program: Any, i: Any, word: Any, part: Any, piece: Any, memory: Any) -> Any:
     """Where an operand of instruction i is, whose base is at `word`."""
     base = program[i, word]
-    place = memory if base == MEMORY else piece if base == GRADIENTS else part
+    place = memory if base == tape.MEMORY else piece if base == tape.GRADIENTS else part
     return bases[base] + steps[base] * place + program[i, word + 1]
 
 
@@ -199,23 +145,19 @@ def _run(
                 c = _address(bases, steps, program, i, 11, part, piece, memory)
                 d = _address(bases, steps, program, i, 14, part, piece, memory)
                 strides[0], strides[1], strides[2] = program[i, 7], program[i, 10], program[i, 13]
-                if program[i, 5] == GRADIENTS and part > piece * parts_of_piece:
-                    flags |= ADDED
-                if operation == MULTIPLY:
-                    gemm = bfloat16_gemm if flags & IN_BFLOAT16 else sgemm
+                if program[i, 5] == tape.GRADIENTS and part > piece * parts_of_piece:
+                    flags |= tape.ADDED
+                if operation == tape.MULTIPLY:
+                    gemm = bfloat16_gemm if flags & tape.IN_BFLOAT16 else sgemm
                     _multiply(gemm, stack, m, n, k, flags, a, b, c, strides)
-                elif operation == TIMES:
+                elif operation == tape.TIMES:
                     _times(m, n, flags, a, b, c, d, strides)
-                elif operation == ONLY_POSITIVE:
+                elif operation == tape.ONLY_POSITIVE:
                     _only_positive(m, n, a, b, strides)
-                elif operation == ROUND:
+                elif operation == tape.ROUND:
                     _round(m, n, a, b, strides)
-                elif operation == RESIDUALS:
-                    call(residuals, (m, b, c, d, shape, a))
-                elif operation == SCALES:
-                    _scales(m, k, a, b, c)
                 else:
-                    _scales_gradient(m, k, a, b, c, d)
+                    call(residuals, (m, b, c, d, shape, a))
         done(turns, _FIRST)
         piece = take(turns, _FIRST, thread, pieces)
     if pieces > 1 and gradients != 0:
@@ -229,7 +171,7 @@ def _run(
             for e in range(size):
                 total[e] = np.float32(0)
             for p in range(pieces):
-                some = _floats(bases[GRADIENTS] + steps[GRADIENTS] * p + 4 * block * _BLOCK, size)
+                some = _floats(bases[tape.GRADIENTS] + steps[tape.GRADIENTS] * p + 4 * block * _BLOCK, size)
                 for e in range(size):
                     total[e] += some[e]
             block = take(turns, _SECOND, thread, blocks)
@@ -244,34 +186,29 @@ Residuals = tuple[int, float]
 """The address of what gives the residuals of an objective, see `residuals_of`, and the parameter that it takes."""
 
 
-class Recordable(Protocol):
-    """A network that a `Tape` can record, with `record`, from its `Tape.input` to its logits."""
-
-    fields: int
-    dim: int
-    numbers: int
-    output: torch.nn.Linear
-
-    def record(self, tape: Tape) -> None:
-        """Record what `forward` does."""
-
-
-@dataclass
 class _Layout:
-    """The programs for batches of as many rows, and their memory."""
+    """The program for batches of as many rows, and its memory."""
 
-    rows: int
-    parts: int
-    pieces: int
-    forward: Any
-    backward: Any
-    both: Any  # with the logits' gradients in between
-    part_memory: int  # floats
-    memory: Tensor
-    ones: Tensor
-    of_pieces: Tensor
-    bases: Any
-    steps: Any
+    def __init__(
+        self, network: Network, parameters: Sequence[Tensor], rows: int, flat_rounded: Tensor, *, rounds: bool
+    ) -> None:
+        count = sum(map(Tensor.numel, parameters))
+        self.rows, gradients = rows, tape.whole_lines(count)
+        self.parts, self.pieces = parts_of(rows, count)
+        recorded = Tape(network, parameters, rows // self.parts, rounds)
+        self.outputs = recorded.outputs
+        self.program, self.forward_end, self.backward_start = recorded.program()
+        self.part_memory = recorded.memory  # floats
+        self.memory, self.ones = _memory(0), _memory(recorded.ones).fill_(1.0)
+        self.of_pieces = _memory(self.pieces * gradients if self.pieces > 1 else 0)
+        self.bases, steps = np.zeros((2, tape.PARAMETERS + len(parameters)), np.int64)
+        self.bases[[tape.ONES, tape.ROUNDED]] = self.ones.data_ptr(), flat_rounded.data_ptr()
+        steps[tape.MEMORY], steps[tape.GRADIENTS] = recorded.memory, gradients
+        steps[[tape.EMBEDDINGS, tape.OF_EMBEDDINGS]] = recorded.rows * recorded.embedded
+        steps[tape.NUMBERS] = recorded.rows * recorded.numbers
+        steps[[tape.LOGITS, tape.OF_LOGITS]] = recorded.rows * recorded.outputs
+        steps[[tape.LABELS, tape.FACTORS]] = recorded.rows
+        self.steps = 4 * steps  # bytes
 
 
 class NetworkPasses:
@@ -286,22 +223,20 @@ class NetworkPasses:
         NotRecordableError: It cannot record the network.
     """
 
-    def __init__(self, network: Recordable, parameters: Sequence[Tensor], rounds: bool = False) -> None:
+    def __init__(self, network: Network, parameters: Sequence[Tensor], rounds: bool = False) -> None:
         self._network, self._parameters, self._rounds = network, parameters, rounds
         self._blas = torch_blas()
-        self._embedded, self._outputs = network.fields * network.dim, network.output.out_features
         self._shapes = [parameter.shape for parameter in parameters]
         self._members = _members(network)
         self._count = sum(map(Tensor.numel, parameters))
         self._flat_rounded, self._rounded = self._like_parameters(torch.bfloat16)
-        self._flat, self._gradients = self._like_parameters()
         self._layout = self._laid_out(1)
 
     def __reduce__(self) -> tuple[Any, ...]:  # addresses are of one process and one object
         return NetworkPasses, (self._network, self._parameters, self._rounds)
 
     def takes(self, embeddings: Tensor | None = None, numbers: Tensor | None = None) -> bool:
-        """Whether it takes these inputs, and the network is the one that was recorded, and trained whole.
+        """Return whether it takes these inputs, and the network is the one that was recorded, and trained whole.
 
         All have to be float32 and on the host, and numbers without a gradient.
         """
@@ -316,40 +251,37 @@ class NetworkPasses:
         )
 
     def forward(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
-        """The logits `[n, outputs]` of embeddings `[n, fields, dim]` and numbers `[n, numbers]`."""
+        """Return the logits `[n, outputs]` of embeddings `[n, fields, dim]` and numbers `[n, numbers]`."""
         logits = self._begin(embeddings, numbers)
-        self._share(self._layout.forward, 0, keeps=True)
+        self._share(self._layout.program[: self._layout.forward_end], 0, keeps=True)
         return logits
 
     def backward(self, of_logits: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The gradients of the parameters and the embeddings of the last `forward`, by that of the logits.
-
-        Those of the parameters are in the same memory each time, unless a parameter still has a gradient, or somebody
-        else has one of them. (That a view of one exists is not seen.)
-        """
+        """Return the gradients of the parameters and the embeddings of the last `forward`, by that of the logits."""
         layout = self._layout
         of_logits = of_logits.to(torch.float32).resolve_neg().contiguous()
-        if of_logits.numel() != layout.rows * self._outputs:
-            raise ValueError(f"the gradient of logits must be [{layout.rows}, {self._outputs}], got {of_logits.shape}")
-        of_embeddings = self._begin_backward(of_logits)
-        self._share(layout.backward, self._flat.data_ptr(), keeps=True)
-        return self._gradients, of_embeddings
+        if of_logits.numel() != layout.rows * layout.outputs:
+            raise ValueError(f"the gradient of logits must be [{layout.rows}, {layout.outputs}], got {of_logits.shape}")
+        flat, gradients, of_embeddings = self._begin_backward(of_logits)
+        self._share(layout.program[layout.backward_start :], flat.data_ptr(), keeps=True)
+        return gradients, of_embeddings
 
     def step(
         self, embeddings: Tensor, numbers: Tensor | None, residuals: Residuals, labels: Tensor, factors: Tensor
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Both passes in one, a part after the other, for a network of one output.
-
-        Gives logits `[n, 1]` and the gradients of the parameters and the embeddings, as `backward`; that of a logit is
-        its residual for its label, times its factor.
+        """Compute both passes in one, a part after the other, for a network of one output.
 
         Args:
             embeddings, numbers: As `forward`.
             residuals: Those of an objective.
             labels, factors: `[n]`.
 
+        Returns:
+            Logits `[n, 1]` and the gradients of the parameters and the embeddings. The gradient of a logit is its
+            residual for its label, times its factor.
+
         Raises:
-            ValueError: These have another shape.
+            ValueError: Labels or factors have another shape.
         """
         for name, one in (("labels", labels), ("factors", factors)):
             if one.shape != embeddings.shape[:1]:
@@ -357,65 +289,44 @@ class NetworkPasses:
         logits = self._begin(embeddings, numbers)
         layout, of_logits = self._layout, torch.empty_like(logits)
         labels, factors = (one.to(torch.float32).resolve_neg().contiguous() for one in (labels, factors))
-        layout.bases[LABELS], layout.bases[FACTORS] = labels.data_ptr(), factors.data_ptr()
-        of_embeddings = self._begin_backward(of_logits)
-        self._share(layout.both, self._flat.data_ptr(), residuals, keeps=False)
-        return logits, self._gradients, of_embeddings
+        layout.bases[tape.LABELS], layout.bases[tape.FACTORS] = labels.data_ptr(), factors.data_ptr()
+        flat, gradients, of_embeddings = self._begin_backward(of_logits)
+        self._share(layout.program, flat.data_ptr(), residuals, keeps=False)
+        return logits, gradients, of_embeddings
 
     def _begin(self, embeddings: Tensor, numbers: Tensor | None) -> Tensor:
-        """Memory for the logits, where the program finds it, as it does the inputs."""
+        """Return memory for the logits, where the program finds it, as it does the inputs."""
         if self._layout.rows != len(embeddings):
             self._layout = self._laid_out(len(embeddings))
-        bases = self._layout.bases
+        bases, outputs = self._layout.bases, self._layout.outputs
         if self._rounds:
             with torch.no_grad():
                 torch._foreach_copy_(self._rounded, list(self._parameters))
         numbers = None if numbers is None else numbers.resolve_neg().contiguous()
         self._inputs = embeddings.resolve_neg().contiguous(), numbers
-        logits = _memory(len(embeddings) * self._outputs).view(-1, self._outputs)
-        bases[EMBEDDINGS], bases[LOGITS] = self._inputs[0].data_ptr(), logits.data_ptr()
+        logits = _memory(len(embeddings) * outputs).view(-1, outputs)
+        bases[tape.EMBEDDINGS], bases[tape.LOGITS] = self._inputs[0].data_ptr(), logits.data_ptr()
         if self._inputs[1] is not None:
-            bases[NUMBERS] = self._inputs[1].data_ptr()
-        bases[PARAMETERS:] = [parameter.data_ptr() for parameter in self._parameters]
+            bases[tape.NUMBERS] = self._inputs[1].data_ptr()
+        bases[tape.PARAMETERS :] = [parameter.data_ptr() for parameter in self._parameters]
         return logits
 
-    def _begin_backward(self, of_logits: Tensor) -> Tensor:
-        """Memory for the gradient of the embeddings; the program finds that for all gradients."""
-        if any(one.grad is not None for one in self._parameters) or any(
-            getrefcount(gradient) > _REFERENCES for gradient in self._gradients
-        ):
-            self._flat, self._gradients = self._like_parameters()
+    def _begin_backward(self, of_logits: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Return memory for the gradients, flat and as those of the parameters and the embeddings."""
+        flat, gradients = self._like_parameters()
         layout, of_embeddings = self._layout, torch.empty_like(self._inputs[0])
-        layout.bases[OF_LOGITS], layout.bases[OF_EMBEDDINGS] = of_logits.data_ptr(), of_embeddings.data_ptr()
-        layout.bases[GRADIENTS] = self._flat.data_ptr() if layout.pieces == 1 else layout.of_pieces.data_ptr()
-        return of_embeddings
+        layout.bases[tape.OF_LOGITS], layout.bases[tape.OF_EMBEDDINGS] = of_logits.data_ptr(), of_embeddings.data_ptr()
+        layout.bases[tape.GRADIENTS] = flat.data_ptr() if layout.pieces == 1 else layout.of_pieces.data_ptr()
+        return flat, gradients, of_embeddings
 
     def _like_parameters(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[Tensor]]:
-        """New memory for numbers shaped as the parameters, and these."""
+        """Return new memory for numbers shaped as the parameters, and these."""
         flat = _memory(self._count, dtype)
         pieces = torch.split(flat, [parameter.numel() for parameter in self._parameters])
-        return flat, [piece.view(one.shape) for piece, one in zip(pieces, self._parameters, strict=True)]
+        return flat, list(map(Tensor.view_as, pieces, self._parameters))
 
     def _laid_out(self, rows: int) -> _Layout:
-        parts, pieces = parts_of(rows, self._count)
-        numbers = self._network.numbers
-        tape = Tape(self._parameters, rows // parts, self._embedded, numbers, self._outputs, self._rounds)
-        self._network.record(tape)
-        forward, residuals, backward = tape.programs()
-        gradients = whole_lines(self._count)
-        ones = _memory(tape.ones).fill_(1.0)
-        bases, steps = np.zeros((2, PARAMETERS + len(self._parameters)), np.int64)
-        bases[[ONES, ROUNDED]] = ones.data_ptr(), self._flat_rounded.data_ptr()
-        steps[MEMORY], steps[GRADIENTS] = tape.memory, gradients
-        steps[[EMBEDDINGS, OF_EMBEDDINGS]] = tape.rows * self._embedded
-        steps[NUMBERS] = tape.rows * numbers
-        steps[[LOGITS, OF_LOGITS]] = tape.rows * self._outputs
-        steps[[LABELS, FACTORS]] = tape.rows
-        of_pieces = _memory(pieces * gradients if pieces > 1 else 0)
-        both = np.concatenate([forward, residuals, backward])
-        return _Layout(
-            rows, parts, pieces, forward, backward, both, tape.memory, _memory(0), ones, of_pieces, bases, 4 * steps
-        )
+        return _Layout(self._network, self._parameters, rows, self._flat_rounded, rounds=self._rounds)
 
     def _share(self, program: Any, gradients: int, residuals: Residuals = (0, 0.0), *, keeps: bool) -> None:
         assert self._blas is not None
@@ -423,7 +334,7 @@ class NetworkPasses:
         places = layout.parts if keeps else threads.get_num_threads()
         if len(layout.memory) < places * layout.part_memory:
             layout.memory = _memory(places * layout.part_memory)
-            layout.bases[MEMORY] = layout.memory.data_ptr()
+            layout.bases[tape.MEMORY] = layout.memory.data_ptr()
         threads.share(
             run, *self._blas, *residuals, program, layout.bases, layout.steps, layout.parts,
             layout.parts // layout.pieces, keeps, gradients, self._count, alone=layout.pieces == 1,
