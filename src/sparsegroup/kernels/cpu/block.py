@@ -32,7 +32,7 @@ WEIGHTS: int = WHOLE  # bound: the kind of the weights, see `rows.copiers`
 ROUNDS_U: bool = False  # bound: whether a sweep rounds u to bfloat16
 PENALTY_SCALARS: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-update_at = unpack = gradient_at = r_memory = _unbound  # bound
+update_at = unpack = inputs_at = r_memory = _unbound  # bound
 is_initial = parts_of = parts_in = _unbound  # bound
 weigh = shrink = _unbound  # bound
 gather = scatter = _unbound  # bound: `rows.copiers`; a sweep scatters weights and u only
@@ -60,8 +60,10 @@ def part(a: Any, start: int, count: int, zero: Any) -> Any:
     return array_at(np.int64(a.ctypes.data) + start * a.itemsize, count, zero)
 
 
-def charge_start(x: Any, u: Any, start: int, d: int, sigma_0: Any, zero: Any, one: Any) -> None:
+def charge_start(parts: Any, start: int, d: int, constants: Any) -> None:
     """Set u₀ = σ₀ x₁ in a group that was never updated, as `eager.advance` does."""
+    x, u, _ = parts
+    _, _, _, sigma_0, zero, one = constants
     for i in range(start, start + d):
         if _was_updated(u[i], zero, one):
             return
@@ -69,8 +71,10 @@ def charge_start(x: Any, u: Any, start: int, d: int, sigma_0: Any, zero: Any, on
         u[i] = sigma_0 * x[i]
 
 
-def untouched(u: Any, state: Any, g: Any, start: int, d: int, initial: Any, zero: Any, one: Any) -> bool:
-    """Whether the group at `start` never had a non-zero gradient (the opposite of `eager.ever_touched`)."""
+def untouched(parts: Any, g: Any, start: int, d: int, terms: Any) -> bool:
+    """Return whether the group at `start` never had a non-zero gradient (the opposite of `eager.ever_touched`)."""
+    _, u, state = parts
+    initial, (_, _, _, _, zero, one), _, _, _, _ = terms
     for i in range(start, start + d):
         if g[i] != zero:
             return False
@@ -80,23 +84,25 @@ def untouched(u: Any, state: Any, g: Any, start: int, d: int, initial: Any, zero
     return True
 
 
-def rule_only(state: Any, g: Any, second_input: Any, n: int, scalars: Any) -> None:
-    """The state advances; x and u stay (a learning rate of 0)."""
+def rule_only(parts: Any, inputs: Any, n: int, scalars: Any) -> None:
+    """Advance the state; x and u stay (a learning rate of 0)."""
     for i in range(n):
-        update_at(g, second_input, state, i, scalars)
+        update_at(inputs, parts[2], i, scalars)
 
 
-def base_only(x: Any, state: Any, g: Any, second_input: Any, n: int, scalars: Any, zero: Any) -> None:
-    """The base optimizer's step."""
+def base_only(parts: Any, inputs: Any, n: int, scalars: Any, zero: Any) -> None:
+    """Take the base optimizer's step."""
+    x, _, state = parts
     for i in range(n):
-        m, sigma = update_at(g, second_input, state, i, scalars)
+        m, sigma = update_at(inputs, state, i, scalars)
         x[i] = _base_step(x[i], m, sigma, zero)
 
 
-def rule_and_z(x: Any, u: Any, state: Any, g: Any, second_input: Any, S: Any, n: int, scalars: Any) -> None:
-    """m, σ and z of `n` elements."""
+def rule_and_z(parts: Any, inputs: Any, S: Any, n: int, scalars: Any) -> None:
+    """Compute m, σ and z of `n` elements."""
+    x, u, state = parts
     for i in range(n):
-        m, sigma = update_at(g, second_input, state, i, scalars)
+        m, sigma = update_at(inputs, state, i, scalars)
         S[AT_M + i] = m
         S[AT_SIGMA + i] = sigma
         S[AT_Z + i] = u[i] + m - sigma * x[i]
@@ -153,8 +159,26 @@ def spread_groups(S: Any, groups: int, d: int, zero: Any) -> None:
 
 
 @jitted
-def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero: Any, one: Any) -> None:
-    """x⁺ and u⁺ of `n` elements from m, σ, z and q."""
+def measure(S: Any, T: Any, groups: int, d: int, terms: Any) -> None:
+    """Compute the squared norm of each group from z and σ."""
+    _, (l1, two_l2, _, _, zero, _), _, weigh_at, _, _ = terms
+    call(np.int64(weigh_at), (np.int64(S.ctypes.data), np.int64(groups * d), l1, two_l2, zero))
+    sum_groups(S, T, groups, d, zero)
+
+
+@jitted
+def shrunk(S: Any, groups: int, tau: Any, terms: Any) -> None:
+    """Replace the squared norm of each group by q."""
+    _, (_, _, _, _, zero, one), penalty, _, shrink_at, _ = terms
+    parameters = np.int64(penalty.ctypes.data)
+    call(np.int64(shrink_at), (np.int64(S.ctypes.data), np.int64(groups), tau, parameters, zero, one))
+
+
+@jitted
+def solve(parts: Any, S: Any, n: int, constants: Any) -> None:
+    """Compute x⁺ and u⁺ of `n` elements from m, σ, z and q."""
+    x, u, _ = parts
+    l1, two_l2, keep, _, zero, one = constants
     for i in range(n):
         before, residual, sigma, z, q = x[i], u[i], S[AT_SIGMA + i], S[AT_Z + i], S[AT_Q + i]
         s = _soft_threshold(z, l1, zero)
@@ -166,8 +190,9 @@ def solve(x: Any, u: Any, S: Any, n: int, l1: Any, two_l2: Any, keep: Any, zero:
         u[i] = _mark_updated(_next_residual(r, s, q, y, two_l2, zero), -zero)
 
 
-def round_weights(x: Any, u: Any, S: Any, T: Any, n: int, zero: Any) -> None:
+def round_weights(parts: Any, S: Any, T: Any, n: int, zero: Any) -> None:
     """Round `n` weights as they will be stored, and add to u what that has changed, times σ, as `eager` does."""
+    x, u, _ = parts
     if WEIGHTS != WHOLE:
         numbers, stored = np.int64(x.ctypes.data), np.int64(T.ctypes.data)
         for i in range(n):
@@ -178,13 +203,12 @@ def round_weights(x: Any, u: Any, S: Any, T: Any, n: int, zero: Any) -> None:
             u[i] = _mark_updated(u[i] + S[AT_SIGMA + i] * (x[i] - S[AT_M + i]), -zero)
 
 
-def advance(
-    x: Any, u: Any, state: Any, g: Any, second_input: Any, groups: int, d: int,
-    S: Any, T: Any, quiet: Any, scalars: Any, initial: Any, constants: Any,
-    tau: Any, threshold: Any,
-) -> None:  # fmt: skip
-    """One step of whole groups, at most `BLOCK` elements; all arrays contiguous, group after group."""
-    l1, two_l2, keep, sigma_0, zero, one = constants
+def advance(parts: Any, inputs: Any, groups: int, d: int, scratch: Any, scalars: Any, tau: Any, terms: Any) -> None:
+    """Step whole groups, at most `BLOCK` elements; all arrays contiguous, group after group."""
+    x, u, _ = parts
+    g, _ = inputs
+    S, T, quiet = scratch
+    constants, zero = terms[1], terms[1][4]
     n = groups * d
     any_zero = False
     for i in range(n):
@@ -192,69 +216,60 @@ def advance(
     quiet_groups = 0
     if any_zero or HAS_START:
         for j in range(groups):
-            if g[j * d] == zero and untouched(u, state, g, j * d, d, initial, zero, one):
+            if g[j * d] == zero and untouched(parts, g, j * d, d, terms):
                 for i in range(d):
                     S[AT_X + quiet_groups * d + i] = x[j * d + i]
                 quiet[quiet_groups] = j
                 quiet_groups += 1
             elif HAS_START:
-                charge_start(x, u, j * d, d, sigma_0, zero, one)
-    rule_and_z(x, u, state, g, second_input, S, n, scalars)
-    weigh_at, shrink_at, parameters = threshold
-    if weigh_at == NO_NORM:
+                charge_start(parts, j * d, d, constants)
+    rule_and_z(parts, inputs, S, n, scalars)
+    if terms[3] == NO_NORM:
         for i in range(n):
             S[AT_Q + i] = zero
     else:
-        S_at = np.int64(S.ctypes.data)
-        call(weigh_at, (S_at, np.int64(n), l1, two_l2, zero))
-        sum_groups(S, T, groups, d, zero)
-        call(shrink_at, (S_at, np.int64(groups), tau, parameters, zero, one))
+        measure(S, T, groups, d, terms)
+        shrunk(S, groups, tau, terms)
         spread_groups(S, groups, d, zero)
-    solve(x, u, S, n, l1, two_l2, keep, zero, one)
-    round_weights(x, u, S, T, n, zero)
+    solve(parts, S, n, constants)
+    round_weights(parts, S, T, n, zero)
     for k in range(quiet_groups):
         for i in range(d):
             x[quiet[k] * d + i] = S[AT_X + k * d + i]
             u[quiet[k] * d + i] = zero
 
 
-def advance_large(
-    x: Any, u: Any, state: Any, g: Any, second_input: Any, d: int, S: Any, T: Any, H: Any,
-    scalars: Any, initial: Any, constants: Any, tau: Any, threshold: Any,
-) -> None:  # fmt: skip
-    """One step of one group of more than `BLOCK` elements; `H` (3 d) keeps what is between its two passes."""
-    l1, two_l2, keep, sigma_0, zero, one = constants
-    quiet = untouched(u, state, g, 0, d, initial, zero, one)
+def advance_large(parts: Any, inputs: Any, d: int, scratch: Any, H: Any, scalars: Any, tau: Any, terms: Any) -> None:
+    """Step one group of more than `BLOCK` elements; `H` (3 d) keeps m, σ and z between the two passes."""
+    g, second_input = inputs
+    S, T, _ = scratch
+    constants, zero, has_norm = terms[1], terms[1][4], terms[3] != NO_NORM
+    quiet = untouched(parts, g, 0, d, terms)
     if HAS_START and not quiet:
-        charge_start(x, u, 0, d, sigma_0, zero, one)
+        charge_start(parts, 0, d, constants)
     total = zero
-    weigh_at, shrink_at, parameters = threshold
-    S_at = np.int64(S.ctypes.data)
     for start in range(0, d, BLOCK):
-        end = min(start + BLOCK, d)
-        n = end - start
-        xs, us, states = part(x, start, n, zero), part(u, start, n, zero), parts_of(state, start, n, zero)
-        rule_and_z(xs, us, states, part(g, start, n, zero), part(second_input, start, n, zero), S, n, scalars)
+        n = min(BLOCK, d - start)
+        some_inputs = part(g, start, n, zero), part(second_input, start, n, zero)
+        rule_and_z(parts_of(parts, start, n, zero), some_inputs, S, n, scalars)
         for i in range(n):
             H[start + i] = S[AT_M + i]
         for i in range(n):
             H[d + start + i] = S[AT_SIGMA + i]
         for i in range(n):
             H[2 * d + start + i] = S[AT_Z + i]
-        if weigh_at != NO_NORM:
-            call(weigh_at, (S_at, np.int64(n), l1, two_l2, zero))
-            sum_groups(S, T, 1, n, zero)
+        if has_norm:
+            measure(S, T, 1, n, terms)
             total += S[AT_W]
     if quiet:
         return
     q = zero
-    if weigh_at != NO_NORM:
+    if has_norm:
         S[AT_W] = total
-        call(shrink_at, (S_at, np.int64(1), tau, parameters, zero, one))
+        shrunk(S, 1, tau, terms)
         q = S[AT_W]
     for start in range(0, d, BLOCK):
-        end = min(start + BLOCK, d)
-        n = end - start
+        n = min(BLOCK, d - start)
         for i in range(n):
             S[AT_M + i] = H[start + i]
         for i in range(n):
@@ -263,48 +278,40 @@ def advance_large(
             S[AT_Z + i] = H[2 * d + start + i]
         for i in range(n):
             S[AT_Q + i] = q
-        xs, us = part(x, start, n, zero), part(u, start, n, zero)
-        solve(xs, us, S, n, l1, two_l2, keep, zero, one)
-        round_weights(xs, us, S, T, n, zero)
+        some = parts_of(parts, start, n, zero)
+        solve(some, S, n, constants)
+        round_weights(some, S, T, n, zero)
 
 
-def step(
-    turns: Any, work: Any, counts: Any, base: Any, gradients: Any, widths: Any,
-    pages: Any, shift: int, stride: int, lines: Any, rows_at: int, seed: int,
-    scalars: Any, taus: Any, initial: Any, constants: Any, penalty: Any, weigh_at: int, shrink_at: int, frozen: bool,
-) -> None:  # fmt: skip
-    """The step over pieces of tensors, or over rows of one. Gives how many more rows are non-zero than before.
+def step(turns: Any, groups: Any, rows: Any, gradients: Any, scalars: Any, taus: Any, terms: Any) -> None:
+    """The step over groups, of tensors or of rows. Gives how many more rows are non-zero than before.
 
     Rows are copied to arrays of this kernel, and back. The rounding of bfloat16 depends on the seed and on the rows'
     numbers, as on the GPU, not on how threads share the work.
 
     Args:
         turns: See `sparsegroup.kernels.cpu.threads`; a piece is a line of `work`.
-        work: `[k, 3]` int64: tensor, first group, and one past the last, if there are this many.
-        counts: `[tensors]` int64, groups.
-        base: `[tensors, PARTS]` int64, address of x, u (where carried) and the states.
+        groups: `work` `[k, 3]` int64, tensor, first group, and one past the last, if there are this many; `counts`
+            `[tensors]` int64, groups; `base` `[tensors, PARTS]` int64, address of x, u (where carried) and the states;
+            `widths` `[tensors]` int64, elements of a group. Rows are the groups of one tensor.
+        rows: The address of the distinct rows of the groups, `[counts[0]]` int64, or 0: then groups are contiguous;
+            `pages`, `shift`, `stride`: part p of row r begins at
+            `pages[r >> shift] + (r & (2**shift - 1)) * stride + base[0, p]`, `pages` is `[p]` int64;
+            `lines` `[l]` int64: with 0 for `base[0, p]`, the places that are in different cache lines;
+            the seed of the rounding of bfloat16.
         gradients: `[tensors, 2]` int64, address of the gradient and of the second input (0 where there is none).
-        widths: `[tensors]` int64, elements of a group.
-        pages, shift, stride: Part p of row r begins at
-            `pages[r >> shift] + (r & (2**shift - 1)) * stride + base[0, p]`; `pages` is `[p]` int64.
-        lines: `[l]` int64: with 0 for `base[0, p]`, the places that are in different cache lines.
-        rows_at: Address of the distinct rows of the gradient's groups, `[counts[0]]` int64, or 0: then groups are
-            contiguous.
-        seed: The seed of the rounding of bfloat16.
         scalars: `[tensors, s]`, from the rule.
         taus: `[tensors]`, √d λ21 scaled to the norm.
-        initial: `[states]`, what the states are before the first gradient.
-        constants: l1, 2 λ2, keep, σ₀, 0, 1.
-        penalty: The penalty's scalars.
-        weigh_at, shrink_at: Addresses of `weigh_elements` for the norm, or `NO_NORM` if λ21 = 0, and `shrink_groups`.
-        frozen: The learning rate is 0.
+        terms: `initial` `[states]`, what the states are before the first gradient; `constants` l1, 2 λ2, keep, σ₀,
+            0, 1; the penalty's scalars; the address of `weigh_elements` for the norm, or `NO_NORM` if λ21 = 0, and of
+            `shrink_groups`; whether the learning rate is 0.
     """
-    zero, one = constants[4], constants[5]
-    parameters = (constants[0], constants[1], constants[2], constants[3], zero, one)
-    threshold = (np.int64(weigh_at), np.int64(shrink_at), np.int64(penalty.ctypes.data))
-    size = constants.itemsize
+    work, counts, base, widths = groups
+    rows_at, pages, shift, stride, lines, seed = rows
+    where = pages, shift, stride, lines
+    zero, frozen, size = terms[1][4], terms[5], taus.itemsize
     in_rows = rows_at != 0
-    rows = array_at(rows_at, counts[0] if in_rows else np.int64(0), np.int64(0))
+    numbers = array_at(rows_at, counts[0] if in_rows else np.int64(0), np.int64(0))
     if IS_WIDE:
         widest = np.int64(1)
         for t in range(len(widths)):
@@ -314,8 +321,7 @@ def step(
             raise MemoryError
         H = array_at(H_address, 3 * widest, zero)
     S = array_at(s_memory(), 6 * STRIDE, zero)
-    T = array_at(block_memory(), BLOCK, zero)
-    quiet = array_at(block_memory(), BLOCK, np.int64(0))
+    scratch = S, array_at(block_memory(), BLOCK, zero), array_at(block_memory(), BLOCK, np.int64(0))
     places = array_at(block_memory(), BLOCK, np.int64(0))
     next_places = array_at(block_memory(), BLOCK, np.int64(0))
     at = array_at(block_memory(), PARTS, np.int64(0))
@@ -329,40 +335,37 @@ def step(
         d = widths[t]
         width = d * size
         row_scalars = unpack(scalars, t)
-        tau = taus[t]
         per_block = max(BLOCK // d, np.int64(1))
         if IS_WIDE and d > BLOCK:
             R_address, between = H_address + 3 * width, width
         if in_rows:
-            find_rows(rows, first, min(first + per_block, last), pages, shift, stride, lines, next_places)
+            find_rows(numbers, first, min(first + per_block, last), where, next_places)
         for j in range(first, last, per_block):
-            groups = min(per_block, last - j)
+            count = min(per_block, last - j)
             if in_rows:
                 places, next_places = next_places, places
-                find_rows(rows, j + groups, min(j + 2 * per_block, last), pages, shift, stride, lines, next_places)
-                gather(places, groups, base[t], R_address, between, d, size, zero)
+                find_rows(numbers, j + count, min(j + 2 * per_block, last), where, next_places)
+                gather(places, count, base[t], R_address, between, d, size, zero)
                 for p in range(PARTS):
                     at[p] = R_address + p * between
             else:
                 for p in range(PARTS):
                     at[p] = base[t, p] + j * width
-            x, u, state = parts_in(at, groups * d, zero)
+            parts = parts_in(at, count * d, zero)
             if in_rows:
-                live_change -= live_groups(x, groups, d, zero)
-            g, second = gradient_at(gradients, t, j * width, groups * d, zero)
+                live_change -= live_groups(parts[0], count, d, zero)
+            inputs = inputs_at(gradients, t, j * width, count * d, zero)
             if frozen:
-                rule_only(state, g, second, groups * d, row_scalars)
+                rule_only(parts, inputs, count * d, row_scalars)
             elif not CARRIES_U:
-                base_only(x, state, g, second, groups * d, row_scalars, zero)
+                base_only(parts, inputs, count * d, row_scalars, zero)
             elif IS_WIDE and d > BLOCK:
-                advance_large(x, u, state, g, second, d, S, T, H, row_scalars, initial, parameters, tau, threshold)
+                advance_large(parts, inputs, d, scratch, H, row_scalars, taus[t], terms)
             else:  # `advance` comes once for tensors and rows: each place is compiled separately
-                advance(
-                    x, u, state, g, second, groups, d, S, T, quiet, row_scalars, initial, parameters, tau, threshold
-                )
+                advance(parts, inputs, count, d, scratch, row_scalars, taus[t], terms)
             if in_rows:
-                scatter(places, rows, j, groups, base[t], R_address, between, d, size, seed)
-                live_change += live_groups(x, groups, d, zero)
+                scatter(places, numbers, j, count, base[t], R_address, between, d, size, seed)
+                live_change += live_groups(parts[0], count, d, zero)
         k = take(turns, 0, thread, len(work))
     leave(turns, live_change)
     if IS_WIDE:
@@ -370,31 +373,28 @@ def step(
 
 
 def sweep(
-    turns: Any, work: Any, count: int, d: int, base: Any, pages: Any, shift: int, stride: int, lines: Any, rows: Any,
-    scalars: Any, tau: Any, initial: Any, constants: Any, penalty: Any, weigh_at: int, shrink_at: int,
-    norms: Any, changed: Any, applies: bool, drops: bool,
+    turns: Any, groups: Any, rows: Any, scalars: Any, taus: Any, terms: Any, norms: Any, changed: Any,
+    applies: bool, drops: bool,
 ) -> None:  # fmt: skip
     """`sparsegroup.kernels.eager.swept` over rows: the norms, and with `applies` the closed form.
 
     Gives how many more rows are non-zero than before. u is rounded to the nearest bfloat16 if it is stored as such.
+    See `step` for the other arguments. Rows have at most `BLOCK` elements. If `rows` begins with 0, the first
+    `counts[0]` rows are swept.
 
     Args:
-        turns, work, pages, shift, stride, lines, initial, constants, penalty, weigh_at, shrink_at: As for `step`.
-        count: The number of rows.
-        d: Elements of a part of a row, at most `BLOCK`.
-        base, tau: One line of `step`'s.
-        rows: `[count]` int64, distinct if `applies`; or empty: then they are the rows 0, …, count - 1.
-        scalars: `[1, s]`, from the rule.
         norms: `[count]`: set to ‖weigh(s)‖ of each row; infinite if it never had a non-zero gradient.
         changed: `[count]` bool, or empty unless `applies`: set to whether weights or u of a row have changed.
         applies: Whether they may.
         drops: Whether weights of rows that never had a non-zero gradient become zero; else these rows stay.
     """
-    l1, two_l2, keep, zero, one = constants[0], constants[1], constants[2], constants[4], constants[5]
-    parameters = np.int64(penalty.ctypes.data)
-    size = constants.itemsize
-    S_at, R_at, between = s_memory(), r_memory(), STRIDE * size
-    S = array_at(S_at, 6 * STRIDE, zero)
+    work, counts, base, widths = groups
+    rows_at, pages, shift, stride, lines, _ = rows
+    where = pages, shift, stride, lines
+    constants, zero, one, size = terms[1], terms[1][4], terms[1][5], taus.itemsize
+    numbers = array_at(rows_at, counts[0] if rows_at != 0 else np.int64(0), np.int64(0))
+    R_at, between = r_memory(), STRIDE * size
+    S = array_at(s_memory(), 6 * STRIDE, zero)
     T = array_at(block_memory(), BLOCK, zero)
     G = array_at(block_memory(), BLOCK, zero)
     u_before = array_at(block_memory(), BLOCK, zero)
@@ -406,55 +406,56 @@ def sweep(
         G[i] = zero
     for p in range(PARTS):
         at[p] = R_at + p * between
-    x, u, state = parts_in(at, BLOCK, zero)
+    parts = parts_in(at, BLOCK, zero)
+    x, u, state = parts
+    d = widths[0]
     per_block = BLOCK // d
     row_scalars = unpack(scalars, 0)
     live_change = 0
     thread = enter(turns)
     k = take(turns, 0, thread, len(work))
     while k >= 0:
-        last = min(work[k, 2], count)
+        last = min(work[k, 2], counts[0])
         begin = work[k, 1]
-        find_rows(rows, begin, min(begin + per_block, last), pages, shift, stride, lines, next_places)
+        find_rows(numbers, begin, min(begin + per_block, last), where, next_places)
         for first in range(begin, last, per_block):
-            groups = min(per_block, last - first)
-            n = groups * d
+            count = min(per_block, last - first)
+            n = count * d
             places, next_places = next_places, places
-            find_rows(rows, first + groups, min(first + 2 * per_block, last), pages, shift, stride, lines, next_places)
-            gather(places, groups, base, R_at, between, d, size, zero)
+            find_rows(numbers, first + count, min(first + 2 * per_block, last), where, next_places)
+            gather(places, count, base[0], R_at, between, d, size, zero)
             if applies:
-                live_change -= live_groups(x, groups, d, zero)
-            for i in range(groups):
-                quiet[i] = untouched(u, state, G, i * d, d, initial, zero, one)
+                live_change -= live_groups(x, count, d, zero)
+            for i in range(count):
+                quiet[i] = untouched(parts, G, i * d, d, terms)
             for i in range(n):
                 S[AT_X + i] = x[i]
                 u_before[i] = u[i]
             for i in range(n):
-                _, sigma = update_at(G, G, state, i, row_scalars)
+                _, sigma = update_at((G, G), state, i, row_scalars)
                 S[AT_M + i] = zero
                 S[AT_SIGMA + i] = sigma
                 S[AT_Z + i] = u[i] - sigma * x[i]
-            call(weigh_at, (S_at, np.int64(n), l1, two_l2, zero))
-            sum_groups(S, T, groups, d, zero)
-            for i in range(groups):
+            measure(S, T, count, d, terms)
+            for i in range(count):
                 norms[first + i] = np.inf if quiet[i] else math.sqrt(S[AT_W + i])
             if applies:
-                call(shrink_at, (S_at, np.int64(groups), tau, parameters, zero, one))
-                spread_groups(S, groups, d, zero)
-                solve(x, u, S, n, l1, two_l2, keep, zero, one)
-                round_weights(x, u, S, T, n, zero)
+                shrunk(S, count, taus[0], terms)
+                spread_groups(S, count, d, zero)
+                solve(parts, S, n, constants)
+                round_weights(parts, S, T, n, zero)
                 if ROUNDS_U:
                     to_nearest(at[1], n)
-                for i in range(groups):
+                for i in range(count):
                     if quiet[i]:
                         for e in range(i * d, (i + 1) * d):
                             x[e] = zero if drops else S[AT_X + e]
                             u[e] = zero
                 for i in range(n):
                     T[i] = one if (x[i] != S[AT_X + i]) | (u[i] != u_before[i]) else zero
-                for i in range(groups):
+                for i in range(count):
                     changed[first + i] = live_groups(part(T, i * d, d, zero), 1, d, zero) > 0
-                scatter(places, places, 0, groups, base, R_at, between, d, size, 0)  # rounds no more: u is rounded
-                live_change += live_groups(x, groups, d, zero)
+                scatter(places, places, 0, count, base[0], R_at, between, d, size, 0)  # rounds no more: u is rounded
+                live_change += live_groups(x, count, d, zero)
         k = take(turns, 0, thread, len(work))
     leave(turns, live_change)

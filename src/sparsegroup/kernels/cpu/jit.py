@@ -266,7 +266,12 @@ class _PartLowering(NativeLowering):
 
 
 class _PartCompiler(Compiler):
-    """Numba's compiler with `_PartLowering`: a fifth less time to compile a kernel."""
+    """Numba's compiler with `_PartLowering`.
+
+    Measured on 2 cores of an AMD EPYC: the 22 kernels of the command `train` take 12.8 s of a core to compile, with
+    Numba's compiler 15.0, and with `inline="always"` some 20. Eight steps and sweeps of Adagrad and Adam take 17.4 s,
+    with Numba's compiler 25.6, which makes machine code of each function for itself and again in its callers.
+    """
 
     def define_pipelines(self) -> list[Any]:
         pipelines: list[Any] = super().define_pipelines()  # type: ignore[no-untyped-call]

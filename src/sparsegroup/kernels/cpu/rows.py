@@ -22,12 +22,13 @@ from sparsegroup.rules import bind
 
 
 @jitted
-def find_rows(rows: Any, first: int, last: int, pages: Any, shift: int, stride: int, lines: Any, places: Any) -> None:
-    """The addresses of some rows, into `places`; their memory is prefetched.
+def find_rows(rows: Any, first: int, last: int, where: Any, places: Any) -> None:
+    """Write the addresses of some rows to `places`, and prefetch their memory.
 
-    `rows`, `pages`, `shift`, `stride` and `lines` are `block.step`'s; if `rows` is empty, row i is the ith. `first` and
-    `last`, one past the last, are places in `rows`.
+    `first` and `last`, one past the last, are places in `rows`; if `rows` is empty, row i is the ith. `where` are
+    `block.step`'s pages, shift, stride and lines.
     """
+    pages, shift, stride, lines = where
     mask = (np.int64(1) << np.int64(shift)) - 1
     for i in range(first, last):
         row = rows[i] if len(rows) else i

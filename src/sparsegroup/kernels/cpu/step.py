@@ -1,6 +1,5 @@
 """The compiled step and sweep of a rule, over tensors and over rows: the source in `block`, bound and called."""
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
@@ -59,21 +58,16 @@ class Pages(NamedTuple):
 ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 """For rows that are found without pages."""
 
-_NO_ROWS = (*ONE_PAGE, 0, np.zeros(0, np.int64), 0, 0)
+_NO_ROWS = (0, *ONE_PAGE, 0, np.zeros(0, np.int64), 0)
 
 
 class Tensors:
-    """Contiguous tensors, group after group, and how threads share them.
-
-    `widths` and `counts` `[tensors]` are elements per group and groups; `base` `[tensors, parts]` has the addresses of
-    x, of u if carried, and of each state.
-    """
+    """Contiguous tensors, group after group, and how threads share them; see `block.step`."""
 
     def __init__(self, widths: Int64s, counts: Int64s, base: Int64s) -> None:
-        self.widths, self.counts, self.base = widths, counts, base
-        self.work = pieces(widths, counts)
+        self.groups = pieces(widths, counts), counts, base, widths
         self.is_wide = bool((widths > block.BLOCK).any())
-        self.alone = len(self.work) == 1 or int(widths @ counts) < 2 * GRAIN
+        self.alone = len(self.groups[0]) == 1 or int(widths @ counts) < 2 * GRAIN
         self.kinds = (WHOLE,) * base.shape[1]
         self.key = tuple(widths.tolist())
 
@@ -87,14 +81,9 @@ def advance_tensors(
     settings: StepConstants,
 ) -> None:
     """The step over tensors of one dtype, float32 or float64; `gradients` and `scalars` are `block.step`'s."""
-    taus = _taus(settings, dtype, tensors.key)
-    threads.share(
-        step_kernel(rule, tensors.kinds, tensors.is_wide),
-        *(tensors.work, tensors.counts, tensors.base, gradients, tensors.widths, *_NO_ROWS, scalars, taus),
-        *_constants(settings, dtype, tensors.kinds),
-        settings.frozen,
-        alone=tensors.alone,
-    )
+    kernel = step_kernel(rule, tensors.kinds, tensors.is_wide)
+    taus, terms = _taus(settings, dtype, tensors.key), _terms(settings, dtype, tensors.kinds)
+    threads.share(kernel, tensors.groups, _NO_ROWS, gradients, scalars, taus, terms, alone=tensors.alone)
 
 
 def advance_rows(
@@ -114,16 +103,11 @@ def advance_rows(
 
     The arithmetic is in `dtype`, float32 or float64. `rows_at`, `gradients`, `scalars` and `seed` are `block.step`'s.
     """
-    where = (*pages, layout.stride, layout.lines, rows_at, seed)
-    work = _pieces_of_rows(width, -(-count // 256) * 256)
-    taus = _taus(settings, dtype, (width,))
-    return threads.share(
-        step_kernel(rule, layout.kinds, width > block.BLOCK),
-        *(work, np.array([count]), layout.offsets, gradients, np.array([width]), *where, scalars, taus),
-        *_constants(settings, dtype, layout.kinds),
-        settings.frozen,
-        alone=count * width < GRAIN,
-    )
+    kernel = step_kernel(rule, layout.kinds, width > block.BLOCK)
+    rows = rows_at, *pages, layout.stride, layout.lines, seed
+    taus, terms = _taus(settings, dtype, (width,)), _terms(settings, dtype, layout.kinds)
+    groups, alone = _groups_of_rows(layout, width, count), count * width < GRAIN
+    return threads.share(kernel, groups, rows, gradients, scalars, taus, terms, alone=alone)
 
 
 def sweep_rows(
@@ -145,13 +129,18 @@ def sweep_rows(
     Gives the norm of each row; if it `applies`, whether each has changed; and how many more of them are non-zero.
     """
     norms, changed = np.empty(count, dtype), np.empty(count if applies else 0, np.bool_)
+    numbers = None if rows is None else np.ascontiguousarray(rows)
     live_change = threads.share(
         sweep_kernel(rule, layout.kinds),
-        *(pieces(np.array([width]), np.array([count])), count, width, layout.offsets[0]),
-        *(*pages, layout.stride, layout.lines, np.empty(0, np.int64) if rows is None else rows),
-        *(scalars.reshape(1, -1), dtype.type(math.sqrt(width) * settings.regularizer.tau)),
-        *_constants(settings, dtype, layout.kinds, weighs=True),
-        *(norms, changed, applies, drops),
+        _groups_of_rows(layout, width, count),
+        (0 if numbers is None else numbers.ctypes.data, *pages, layout.stride, layout.lines, 0),
+        scalars.reshape(1, -1),
+        _taus(settings, dtype, (width,)),
+        _terms(settings, dtype, layout.kinds, weighs=True),
+        norms,
+        changed,
+        applies,
+        drops,
         alone=count * width < GRAIN,
     )
     return norms, changed, live_change
@@ -172,6 +161,11 @@ def _pieces_of_rows(width: int, most: int) -> Int64s:
     return pieces(np.array([width]), np.array([most]))
 
 
+def _groups_of_rows(layout: RowLayout, width: int, count: int) -> tuple[Int64s, ...]:
+    work = _pieces_of_rows(width, -(-count // 256) * 256)
+    return work, np.array([count]), layout.offsets, np.array([width])
+
+
 @lru_cache(64)
 def _taus(settings: StepConstants, dtype: np.dtype[Any], widths: tuple[int, ...]) -> npt.NDArray[Any]:
     """The threshold of groups of each width, `[tensors]`."""
@@ -179,21 +173,21 @@ def _taus(settings: StepConstants, dtype: np.dtype[Any], widths: tuple[int, ...]
 
 
 @lru_cache(64)
-def _constants(
-    settings: StepConstants, dtype: np.dtype[Any], kinds: Kinds, weighs: bool = False
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], int, int]:
-    """The arguments of `block.step` from `initial` to `shrink_at`; norms are computed if λ21 > 0, or it `weighs`."""
+def _terms(settings: StepConstants, dtype: np.dtype[Any], kinds: Kinds, weighs: bool = False) -> tuple[Any, ...]:
+    """Return the terms of `block.step`; norms are computed if λ21 > 0, or it `weighs`."""
     r = settings.regularizer
     dtypes = (
         torch.bfloat16 if kind == BFLOAT16 else torch.float64 for kind in kinds[len(kinds) - len(settings.initial) :]
     )
     initial = np.array(list(map(as_stored, settings.initial, dtypes)), dtype)
-    numbers = np.array([r.l1, 2 * r.l2, r.keep, settings.sigma_0 or 0.0, 0.0, 1.0], dtype)
+    l1, two_l2, keep, sigma_0, zero, one = map(dtype.type, (r.l1, 2 * r.l2, r.keep, settings.sigma_0 or 0.0, 0.0, 1.0))
     penalty = np.array(r.penalty.scalars(), dtype)
-    if not weighs and r.l21 == 0:
-        return initial, numbers, penalty, block.NO_NORM, 0
-    shrink = shrink_address(r.penalty.shrinkage, len(penalty), dtype)
-    return initial, numbers, penalty, weigh_address(r.norm.weigh, dtype), shrink
+    weigh_at, shrink_at = block.NO_NORM, 0
+    if weighs or r.l21 != 0:
+        weigh_at = weigh_address(r.norm.weigh, dtype)
+        shrink_at = shrink_address(r.penalty.shrinkage, len(penalty), dtype)
+    constants = l1, two_l2, keep, sigma_0, zero, one
+    return initial, constants, penalty, weigh_at, shrink_at, settings.frozen
 
 
 @cache
@@ -308,32 +302,32 @@ def adapters(rule: Rule, first_state: int) -> dict[str, Any]:
     `first_state` is the number of the first state among the parts: 2 with u, else 1.
     """
     states, scalars = range(len(rule.state)), len(scalar_names(rule))
-    names = {"update": jit.inline(rule.update), "array_at": jit.array_at}
-    arguments = ["g[i]", *(["second_input[i]"] if rule.has_second_input else [])]
+    names = {"update": jit.inline(rule.update), "array_at": jit.array_at, "part": block.part}
+    arguments = ["inputs[0][i]", *(["inputs[1][i]"] if rule.has_second_input else [])]
     arguments += [f"state[{k}][i]" for k in states] + [f"scalars[{k}]" for k in range(scalars)]
     results = ", ".join(["m", "sigma", *(f"s{k}" for k in states)])
     stores = "".join(f"    state[{k}][i] = s{k}\n" for k in states)
-    inside = "array_at(at[{p}], count, zero)"
 
     def tuple_of(items: Sequence[str]) -> str:
         return "(" + "".join(f"{item}, " for item in items) + ")"
 
-    u = first_state - 1
+    def parts(x: str, u: str, state: str) -> str:
+        return f"{x}, {u}, {tuple_of([state.format(k=k, p=first_state + k) for k in states])}"
+
+    inside = "array_at(at[{p}], count, zero)"
     second_input = "array_at(at[t, 1] + offset, count, zero)" if rule.has_second_input else "g"
     texts = {
-        "update_at": f"def update_at(g, second_input, state, i, scalars):\n"
+        "update_at": f"def update_at(inputs, state, i, scalars):\n"
         f"    {results} = update({', '.join(arguments)})\n{stores}    return m, sigma\n",
         "unpack": f"def unpack(a, t):\n    return {tuple_of([f'a[t, {k}]' for k in range(scalars)])}\n",
         "parts_in": "def parts_in(at, count, zero):\n"
-        f"    return {inside.format(p=0)}, {inside.format(p=u)}, "
-        f"{tuple_of([inside.format(p=first_state + k) for k in states])}\n",
-        "gradient_at": "def gradient_at(at, t, offset, count, zero):\n"
+        f"    return {parts(inside.format(p=0), inside.format(p=first_state - 1), inside)}\n",
+        "parts_of": "def parts_of(parts, start, count, zero):\n    x, u, state = parts\n    return "
+        f"{parts(*(f'part({a}, start, count, zero)' for a in ('x', 'u', 'state[{k}]')))}\n",
+        "inputs_at": "def inputs_at(at, t, offset, count, zero):\n"
         f"    g = array_at(at[t, 0] + offset, count, zero)\n    return g, {second_input}\n",
         "is_initial": "def is_initial(state, initial, i):\n"
         f"    return {' and '.join(['True', *(f'state[{k}][i] == initial[{k}]' for k in states)])}\n",
-        "parts_of": "def parts_of(state, start, count, zero):\n"
-        f"    return {tuple_of([f'part(state[{k}], start, count, zero)' for k in states])}\n",
     }
-    names["part"] = block.part
     memory = on_stack((first_state + len(rule.state)) * block.STRIDE * 8)
     return {name: jit.source(text, names) for name, text in texts.items()} | {"r_memory": memory}

@@ -6,6 +6,14 @@ kernel before. Work may have several phases: `wait` holds until the pieces of on
 
 A kernel allocates its memory before it enters: after that nothing may fail, because the others wait until it leaves.
 A thread may come after all is done: the number of pieces must be stored in the job's own memory.
+
+Measured against Numba's `prange` over GNU OpenMP by an elementwise Adam on 2 cores of an AMD EPYC, medians:
+
+- 1,048,576 elements take 179 µs, with `prange` 143. 4,194,304 take 1.5 ms, with `prange` 1.1.
+- If other processes use the cores, 4,194,304 elements take 10.6 ms, with `prange` 27.9 and with one thread 10.6:
+  the threads of a parallel region wait for each other, and each has a fixed share of the work.
+- After `fork`, as in a worker of a `DataLoader`, a `prange` ends the process (SIGTERM). With Numba's own threads
+  (`workqueue`, without OpenMP and TBB), a `prange` in two threads of Python at a time aborts the process.
 """
 
 import itertools

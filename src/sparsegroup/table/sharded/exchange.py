@@ -102,7 +102,7 @@ class Collectives:
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.device = torch.device("cpu" if "cpu:" in dist.get_backend_config(group) else "cuda")
         self._state = _state_of(group)
-        schedule_receivers()
+        _schedule_receivers()
 
     # Order
 
@@ -289,21 +289,18 @@ def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
     return getattr(options, "_timeout", None)
 
 
-def schedule_receivers(policy: int | None = None) -> int:
-    """Schedule the threads in which gloo receives by an ordinary policy of sched(7), `os.SCHED_BATCH`; counts them.
+def _schedule_receivers() -> None:
+    """Let the threads in which gloo receives not interrupt other threads (sched(7), `SCHED_BATCH`), on Linux.
 
-    Such a thread requests its connection's lock without end while the sending thread has it. Where both share a core,
-    the sender would not run until the receiver's time slice is over, after 3 or 4 ms. There are none where the system
-    does not list threads (not Linux), or forbids it.
+    Such a thread requests its connection's lock without end while the sending thread holds the lock. If both share a
+    core, the sender waits for the end of the receiver's time slice, 3 or 4 ms. Measured with two ranks on two idle
+    cores of an Intel Xeon, DCN with batches of 512: 1.20 times the samples of a single process with the policy, .70
+    without. If other processes use the cores, an exchange takes 10 ms with the policy, 2 ms without.
     """
-    count = 0
     with suppress(AttributeError, OSError):
-        chosen = os.SCHED_BATCH if policy is None else policy
         for thread in Path("/proc/self/task").iterdir():
             if (thread / "comm").read_text().startswith("gloo_tcp_loop"):
-                os.sched_setscheduler(int(thread.name), chosen, os.sched_param(0))
-                count += 1
-    return count
+                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 @dataclass
