@@ -40,7 +40,7 @@ from sparsegroup.optim import GroupOptimizer
 from sparsegroup.optim.state import LAST_STEP, TARGET
 from sparsegroup.optim.step import GroupStep
 from sparsegroup.optim.table_parameter import RowStore, StateOwner, rows_left_out, store_of
-from sparsegroup.penalties import Penalty
+from sparsegroup.penalties import Norm, Penalty
 from sparsegroup.signals import signals_deferred
 from sparsegroup.table.files.read import ALL, read_table
 from sparsegroup.table.table import Table
@@ -315,7 +315,7 @@ def _differences(
             for name, value in before.items():
                 if name in ("params", TARGET, *scheduled) or name not in group or isinstance(value, Tensor):
                     continue
-                here = group[name].plain if isinstance(group[name], Penalty) else group[name]
+                here = group[name].plain if isinstance(group[name], Norm | Penalty) else group[name]
                 if here != value:
                     notes.append(f"{name} is {value!r} in the checkpoint and {here!r} here: {taken}")
     return list(dict.fromkeys(notes))
