@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.cpu import step
+from sparsegroup.kernels.cpu import step, threads
 from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.cpu.rows import WHOLE
 from sparsegroup.kernels.step import (
@@ -72,15 +72,18 @@ class CpuBackend(Backend):
 
 
 class _DenseLaunch:
-    """See `Launch`. One kernel steps all tensors."""
+    """See `Launch`. One kernel steps all groups of all tensors, and threads share the groups."""
 
     def __init__(self, rule: Rule, memories: Sequence[ParameterMemory]) -> None:
         widths = np.array([memory.width for memory in memories], np.int64)
         counts = np.array([memory.count for memory in memories], np.int64)
         if not memories[0].carries_u:  # each element is a group
             widths, counts = np.ones_like(widths), widths * counts
-        self._rule, self._dtype = rule, NUMPY_DTYPES[memories[0].dtype]
-        self._tensors = step.Tensors(widths, counts, np.array([memory.addresses for memory in memories], np.int64))
+        work, parts = step.pieces(widths, counts), np.array([memory.addresses for memory in memories], np.int64)
+        self._dtype, self._widths = NUMPY_DTYPES[memories[0].dtype], tuple(widths.tolist())
+        self._groups, self._kinds = (work, counts, parts, widths), (WHOLE,) * parts.shape[1]
+        self._kernel = step.step_kernel(rule, self._kinds, bool((widths > BLOCK).any()))
+        self._alone = len(work) == 1 or int(widths @ counts) < 2 * step.GRAIN
 
     def step(self, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
         first = plans[0].scalars
@@ -89,7 +92,10 @@ class _DenseLaunch:
             scalars[:] = first.scalars
         else:
             scalars = np.array([plan.scalars.scalars for plan in plans], self._dtype)
-        step.advance_tensors(self._rule, self._dtype, self._tensors, _addresses(plans), scalars, constants)
+        taus = step.taus_of(constants, self._dtype, self._widths)
+        terms = step.terms_of(constants, self._dtype, self._kinds)
+        gradients, groups = _addresses(plans), self._groups
+        threads.share(self._kernel, groups, step.NO_ROWS, gradients, scalars, taus, terms, alone=self._alone)
 
 
 def _addresses(plans: Sequence[TensorPlan]) -> npt.NDArray[np.int64]:

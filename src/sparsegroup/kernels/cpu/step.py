@@ -13,7 +13,7 @@ from numba.core.errors import NumbaError
 
 from sparsegroup.kernels.cpu import block, jit, threads
 from sparsegroup.kernels.cpu.intrinsics import on_stack
-from sparsegroup.kernels.cpu.rows import BFLOAT16, SCALAR, WHOLE, copiers
+from sparsegroup.kernels.cpu.rows import BFLOAT16, SCALAR, copiers
 from sparsegroup.kernels.step import Regularizer, StepConstants, as_stored
 from sparsegroup.penalties import Hard
 from sparsegroup.rules import Rule
@@ -58,32 +58,8 @@ class Pages(NamedTuple):
 ONE_PAGE = Pages(np.zeros(1, np.int64), 62)
 """For rows that are found without pages."""
 
-_NO_ROWS = (0, *ONE_PAGE, 0, np.zeros(0, np.int64), 0)
-
-
-class Tensors:
-    """Contiguous tensors, group after group, and how threads share them; see `block.step`."""
-
-    def __init__(self, widths: Int64s, counts: Int64s, base: Int64s) -> None:
-        self.groups = pieces(widths, counts), counts, base, widths
-        self.is_wide = bool((widths > block.BLOCK).any())
-        self.alone = len(self.groups[0]) == 1 or int(widths @ counts) < 2 * GRAIN
-        self.kinds = (WHOLE,) * base.shape[1]
-        self.key = tuple(widths.tolist())
-
-
-def advance_tensors(
-    rule: Rule,
-    dtype: np.dtype[Any],
-    tensors: Tensors,
-    gradients: Int64s,
-    scalars: npt.NDArray[Any],
-    settings: StepConstants,
-) -> None:
-    """The step over tensors of one dtype, float32 or float64; `gradients` and `scalars` are `block.step`'s."""
-    kernel = step_kernel(rule, tensors.kinds, tensors.is_wide)
-    taus, terms = _taus(settings, dtype, tensors.key), _terms(settings, dtype, tensors.kinds)
-    threads.share(kernel, tensors.groups, _NO_ROWS, gradients, scalars, taus, terms, alone=tensors.alone)
+NO_ROWS = (0, *ONE_PAGE, 0, np.zeros(0, np.int64), 0)
+"""The rows of `block.step` for whole tensors."""
 
 
 def advance_rows(
@@ -105,7 +81,7 @@ def advance_rows(
     """
     kernel = step_kernel(rule, layout.kinds, width > block.BLOCK)
     rows = rows_at, *pages, layout.stride, layout.lines, seed
-    taus, terms = _taus(settings, dtype, (width,)), _terms(settings, dtype, layout.kinds)
+    taus, terms = taus_of(settings, dtype, (width,)), terms_of(settings, dtype, layout.kinds)
     groups, alone = _groups_of_rows(layout, width, count), count * width < GRAIN
     return threads.share(kernel, groups, rows, gradients, scalars, taus, terms, alone=alone)
 
@@ -135,8 +111,8 @@ def sweep_rows(
         _groups_of_rows(layout, width, count),
         (0 if numbers is None else numbers.ctypes.data, *pages, layout.stride, layout.lines, 0),
         scalars.reshape(1, -1),
-        _taus(settings, dtype, (width,)),
-        _terms(settings, dtype, layout.kinds, weighs=True),
+        taus_of(settings, dtype, (width,)),
+        terms_of(settings, dtype, layout.kinds, weighs=True),
         norms,
         changed,
         applies,
@@ -167,13 +143,13 @@ def _groups_of_rows(layout: RowLayout, width: int, count: int) -> tuple[Int64s, 
 
 
 @lru_cache(64)
-def _taus(settings: StepConstants, dtype: np.dtype[Any], widths: tuple[int, ...]) -> npt.NDArray[Any]:
+def taus_of(settings: StepConstants, dtype: np.dtype[Any], widths: tuple[int, ...]) -> npt.NDArray[Any]:
     """The threshold of groups of each width, `[tensors]`."""
     return (np.sqrt(np.array(widths, np.int64)) * settings.regularizer.tau).astype(dtype)
 
 
 @lru_cache(64)
-def _terms(settings: StepConstants, dtype: np.dtype[Any], kinds: Kinds, weighs: bool = False) -> tuple[Any, ...]:
+def terms_of(settings: StepConstants, dtype: np.dtype[Any], kinds: Kinds, weighs: bool = False) -> tuple[Any, ...]:
     """Return the terms of `block.step`; norms are computed if λ21 > 0, or it `weighs`."""
     r = settings.regularizer
     dtypes = (
