@@ -372,15 +372,17 @@ class RowSteps:
         return named
 
     def _of_embedding(self, entry: Entry) -> Entry:
-        """Add keys to a state of an `nn.Embedding`, whose row i has the key i since `convert`; leave out other rows."""
+        """Add keys to a state of an `nn.Embedding`, if all keys of the table are numbers of the embedding's rows.
+
+        After `convert`, the key of row i is i. Rows of the embedding that the table does not have are left out.
+        """
         tensors = {name: value for name, value in entry.items() if isinstance(value, Tensor) and value.ndim}
         lengths = set(map(len, tensors.values()))
-        keys = torch.arange(lengths.pop() if len(lengths) == 1 else 0, dtype=torch.int64, device="cpu")
         with self._lock.at_rest():
-            found = torch.from_numpy(self._directory.find(keys.numpy()) >= 0)
-        if not found.any():
+            keys = torch.from_numpy(self._directory.keys())
+        if len(lengths) != 1 or not len(keys) or keys.min() < 0 or keys.max() >= lengths.pop():
             return entry
-        return {**entry, **{name: value[found] for name, value in tensors.items()}, KEYS: keys[found]}
+        return {**entry, **{name: value[keys.to(value.device)] for name, value in tensors.items()}, KEYS: keys}
 
     def restore(self, parameter: Tensor, entry: Entry, rule: Rule, group: Mapping[str, Any]) -> None:
         """See `Stepper.restore`. An entry that has its owner is there already (a copied optimizer's)."""
