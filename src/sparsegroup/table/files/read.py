@@ -16,7 +16,6 @@ from sparsegroup.kernels.cpu import threads
 from sparsegroup.table.config import TableConfig
 from sparsegroup.table.directory.buckets import ABSENT
 from sparsegroup.table.directory.directory import Directory
-from sparsegroup.table.directory.index import Index
 from sparsegroup.table.files.snapshot import DIRECTORY_STATE, OF_ROWS, State, check_state, joined_state, share_of_state
 from sparsegroup.table.files.write import TableFacts, pieces
 from sparsegroup.table.rows.host import new_storage
@@ -52,7 +51,7 @@ def read_table(config: TableConfig, chain: Sequence[Sequence[TableFile]], wanted
     the same ranks each time. Their facts agree with the config.
     """
     levels = [[file for file in level if file.share_in(wanted)] for level in chain]
-    reader = _Reader(config, wanted, levels)
+    reader = _Reader(config, wanted)
     for level in levels:
         reader.take(level)
     return reader.table(levels[-1])
@@ -61,28 +60,23 @@ def read_table(config: TableConfig, chain: Sequence[Sequence[TableFile]], wanted
 class _Reader:
     """Rows that are read from one checkpoint after the other."""
 
-    def __init__(self, config: TableConfig, wanted: range, levels: Sequence[Sequence[TableFile]]) -> None:
+    def __init__(self, config: TableConfig, wanted: range) -> None:
         self._config, self._wanted = config, wanted
-        if self._is_whole(levels[0]):
-            buckets = sum(file.facts.sensible_buckets for file in levels[0])
-        else:  # keys that come in the order of an index crowd in one that is smaller
-            buckets = Index.buckets_for(sum(int(file.facts.rows * file.share_in(wanted)) for file in levels[-1]))
-        self._directory, self._storage = Directory(config, buckets), new_storage(config)
+        self._directory, self._storage = Directory(config), new_storage(config)
         self._rows: dict[int | None, int] = {}  # of each rank that has written
 
     def table(self, last: Sequence[TableFile]) -> Table:
         """All that was read, with what the facts of the last files say of it."""
         directory, storage, facts = self._directory, self._storage, [file.facts for file in last]
-        is_whole = self._is_whole(last)
-        buckets = sum(one.sensible_buckets for one in facts) if is_whole else Index.buckets_for(directory.num_rows)
-        directory.index = directory.index.with_buckets(buckets)
+        directory.index = directory.index.shrunk()
+        is_whole = all(map(self._is_whole, last))
         directory.count_seen(sum(one.seen for one in facts) if is_whole else None)
         storage.forget_live()
         storage.count_skipped(sum(file.facts.skipped_rows for file in last if file.buckets.start in self._wanted))
         return Table(self._config, directory, storage)
 
-    def _is_whole(self, level: Sequence[TableFile]) -> bool:
-        return all(file.share_in(self._wanted) == 1 for file in level)
+    def _is_whole(self, file: TableFile) -> bool:
+        return file.share_in(self._wanted) == 1
 
     def take(self, level: Sequence[TableFile]) -> None:
         """Take over what one checkpoint's files hold."""
@@ -90,6 +84,10 @@ class _Reader:
             contents = [stack.enter_context(safe_open(file.path, "numpy")) for file in level]
             for file, content in zip(level, contents, strict=True):
                 self._check(file, content)
+            if not self._directory.num_rows:  # one growth of the index for all rows
+                self._directory.index.reserve(
+                    sum(int(file.facts.written * file.share_in(self._wanted)) for file in level)
+                )
             states = [self._state(file, content) for file, content in zip(level, contents, strict=True)]
             joined = joined_state(states)
             self._directory.load_state(joined)
@@ -117,16 +115,10 @@ class _Reader:
         before = directory.num_rows
         self._drop(content.get_tensor("dropped"), file)
         self._storage.lay_out(facts.parts, directory.num_rows, facts.state_dtype)
-        is_whole = self._is_whole([file])  # else the number of its rows that are wanted is unknown
-        known = self._rows.get(facts.rank, 0) + directory.num_rows - before
-        if is_whole and facts.rows > known + facts.written:
-            raise ValueError(f"{file.path}: {facts.written:,} rows cannot make {facts.rows:,} of {known:,}")
-        room = facts.rows - known if is_whole else facts.rows
-        if is_whole:
-            self._storage.rows.reserve(directory.num_rows + max(0, room))
-        self._take_rows(file, content, room, state)
+        self._take_rows(file, content, state)
         rows = self._rows[facts.rank] = self._rows.get(facts.rank, 0) + directory.num_rows - before
-        if (rows != facts.rows) if is_whole else (rows > facts.rows):
+        # The number of rows is known only if all of them are wanted.
+        if (rows != facts.rows) if self._is_whole(file) else (rows > facts.rows):
             raise ValueError(f"{file.path}: {rows:,} rows; the manifest says {facts.rows:,}")
 
     def _drop(self, dropped: Int64s, file: TableFile) -> None:
@@ -155,11 +147,11 @@ class _Reader:
             raise ValueError(f"{file.path}: {error}") from error
         return share_of_state(state, lambda keys: self._mask(keys, file), has_first=file.buckets.start in self._wanted)
 
-    def _take_rows(self, file: TableFile, content: Any, room: int, state: State) -> None:
-        """Take over the rows of a file, at most `room` new ones."""
+    def _take_rows(self, file: TableFile, content: Any, state: State) -> None:
+        """Take over the rows of a file."""
         directory, memory, facts = self._directory, self._storage.rows, file.facts
         keys, rows = content.get_slice("keys"), content.get_slice("rows")
-        was_empty, came_all = not directory.num_rows, 0
+        was_empty = not directory.num_rows
         # Memory that has never been written takes the system longest: another thread writes while this one reads on.
         helps = not self._config.on_device and threads.get_num_threads() > 1  # a device's work belongs in one stream
         written: Future[None] | None = None
@@ -171,11 +163,6 @@ class _Reader:
                 numbers = np.full(len(some), ABSENT) if was_empty else directory.find(some)
                 new = numbers == ABSENT
                 came = int(new.sum())
-                came_all += came
-                if came_all > room:  # before anything is written where there is no memory
-                    raise ValueError(
-                        f"{file.path}: {came_all:,} rows or more that are new; the manifest says {facts.rows:,}"
-                    )
                 memory.reserve(directory.num_rows + came)
                 numbers[new] = np.arange(directory.num_rows, directory.num_rows + came)
                 directory.begin(came)

@@ -31,8 +31,6 @@ Int64s = npt.NDArray[np.int64]
 _PIECE_BYTES = 8 << 20
 """Bytes of rows, or of keys, in memory at a time besides the table; more if the table is large."""
 
-_KEYS_PER_BUCKET = 4
-
 _LARGEST = float(np.finfo(np.float32).max)
 
 _SHARE = 0.05
@@ -55,7 +53,6 @@ class TableFacts:
     rows: Count
     seen: Count
     skipped_rows: Count
-    buckets: Count  # the buckets of the index: they decide when it grows
     written: Count  # rows in this file
     # the rank whose part of a sharded table this is, all of the facts with it; None: the whole
     rank: Count | None = None
@@ -72,7 +69,6 @@ class TableFacts:
             rows=table.num_rows,
             seen=table.num_seen,
             skipped_rows=table.skipped_rows,
-            buckets=table.directory.index.buckets,
             written=written,
             rank=None if table.ranks is None else table.ranks.rank,
             state="bfloat16" if table.rows.state_dtype == torch.bfloat16 else None,
@@ -87,16 +83,9 @@ class TableFacts:
         """Raise ValueError, whose message begins with the field, unless there can be such a table."""
         if self.rows > self.seen:
             raise ValueError(f"seen: {self.seen:,} keys cannot have {self.rows:,} rows")
-        if not self.buckets or self.rows > _KEYS_PER_BUCKET * self.buckets:
-            raise ValueError(f"buckets: {self.buckets:,} cannot hold {self.rows:,} keys")
         for name, value in self.parts.items():
             if name == WEIGHT or abs(value) > _LARGEST:
                 raise ValueError(f"parts.{name}: cannot be a part of new rows, with the value {value:g}")
-
-    @property
-    def sensible_buckets(self) -> int:
-        """`buckets`, within proportion even if a manifest claims more: an index grows where it must."""
-        return min(self.buckets, 2 * self.rows + (1 << 12))
 
     def mismatch(self, config: TableConfig) -> str | None:
         """The settings in which a table of that config differs, in words, or None."""
