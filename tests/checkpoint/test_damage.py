@@ -229,7 +229,7 @@ SAID = {
     "the parent": "parent.path: a neighbour is expected, as in ../step-1, got ",
     "no state": "state.safetensors is not in checkpoint.json",
     "a table without a file": "is not among the files",
-    "a table twice": "the table 'deep.of/items.0' is also in another file",
+    "a table twice": "the table 'deep.of/items.0' is in the files of the ranks",
     "no ranks": "state.ranks",
     "a missing tensor": "the tensor 'x' is missing",
     "an unknown dtype": "the dtype 'int3' is unknown",

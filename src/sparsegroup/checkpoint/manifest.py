@@ -53,26 +53,24 @@ class CheckpointManifest(Manifest):
             raise ValueError(
                 f"parent.path: a neighbour is expected, as in ../step-1, got {shortened(self.parent.path)}"
             )
-        ranks = 1
+        every_rank: list[int] = []
         if self.routing is not None:
             try:
-                ranks = Routing.of_plain(self.routing).ranks
+                every_rank = [*range(Routing.of_plain(self.routing).ranks)]
             except (ValueError, TypeError, LookupError) as error:
                 raise ValueError(f"routing: {error}") from error
-        places = [(where, facts.rank) for where, facts in self.tables.values()]
+        ranks: dict[str, list[int | None]] = {}
         for name, (where, facts) in self.tables.items():
+            ranks.setdefault(where, []).append(facts.rank)
             if name not in self.files:
                 raise ValueError(f"tables.{name}: is not among the files")
-            if places.count((where, facts.rank)) > 1:
-                raise ValueError(f"tables.{name}: the table {where!r} is also in another file")
-            if facts.rank is not None and (self.routing is None or facts.rank >= ranks):
-                raise ValueError(f"tables.{name}.1.rank: there is no rank {facts.rank} of the table {where!r}")
-            if sum(place == where for place, _ in places) != (1 if facts.rank is None else ranks):
-                raise ValueError(f"tables.{name}: not all of the table {where!r} is there, or more")
             try:
                 facts.check()
             except ValueError as error:
                 raise ValueError(f"tables.{name}.1.{error}") from error
+        for where, found in ranks.items():
+            if found != [None] and sorted(found, key=str) != sorted(every_rank, key=str):
+                raise ValueError(f"tables: the table {where!r} is in the files of the ranks {found}, not once in all")
 
     def check_parent(self, parent: Self) -> None:
         """Raise ValueError unless the changes fit, as far as can be known without reading rows."""
