@@ -11,8 +11,8 @@ A manifest is a JSON object. Its header:
 - `checksum`: XXH3_64 of all the rest as JSON with sorted keys, no spaces, and letters beyond ASCII escaped.
 """
 
+import hashlib
 import json
-import os
 import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,6 @@ from pydantic import AfterValidator
 
 from sparsegroup.artifact import folder as disk
 from sparsegroup.artifact.validation import STRICT, Count, shortened, validated
-
-_BLOCK = 8 << 20
 
 
 @cache
@@ -104,11 +102,8 @@ def check_file(path: Path, expected: FileFacts, error: type[ValueError]) -> None
 
 
 def _checksum(path: Path) -> str:
-    digest, block = xxhash.xxh3_64(), bytearray(_BLOCK)
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(memoryview(block)[:count])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()  # type: ignore[arg-type]
 
 
 Plain = dict[str, Any]
@@ -308,7 +303,7 @@ def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, An
         after = chain[0][0]
         who = str(folder) if after == folder else f"{folder}: {after}"
         try:
-            before = _seen_from(after, parent.path)
+            before = (after / parent.path).resolve()
             manifest = of.read(before)
         except of.error as error:
             raise of.error(f"{who}: builds on {before.name}, which cannot be read: {error}") from error
@@ -317,13 +312,13 @@ def chain_of(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Path, An
             raise of.error(f"{after / of.file}: damaged (parent.path: {why}, got {shortened(parent.path)})") from error
         if manifest.id != parent.id:
             raise of.error(f"{who}: builds on {of.name} {parent.id}, but in {before} there is {manifest.id}")
-        if before.resolve() in places:
+        if before in places:
             raise of.error(f"{who}: builds on {before.name}, which builds on it")
         try:
             chain[0][1].check_parent(manifest)
         except ValueError as error:
             raise of.error(f"{who}: does not fit {before.name}, which it builds on: {error}") from error
-        places.add(before.resolve())
+        places.add(before)
         chain.insert(0, (before, manifest))
     return chain
 
@@ -334,10 +329,3 @@ def verified_chain(folder: Path, of: FolderFormat[AnyManifest]) -> list[tuple[Pa
     for path, manifest in chain:
         manifest.check_files(path, of.error)
     return chain
-
-
-def _seen_from(folder: Path, path: str) -> Path:
-    """The path without "..", unless a link on the way leads elsewhere."""
-    seen = folder / path
-    short = Path(os.path.normpath(seen))
-    return short if short.resolve() == seen.resolve() else seen
