@@ -103,7 +103,7 @@ def check_file(path: Path, expected: FileFacts, error: type[ValueError]) -> None
 
 def _checksum(path: Path) -> str:
     with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()  # type: ignore[arg-type]
+        return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
 
 
 Plain = dict[str, Any]
