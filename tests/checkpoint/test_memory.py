@@ -85,7 +85,7 @@ def test_the_memory_beside_the_table(tmp_path: Path) -> None:
     saving, loading, size, loaded = measured("all rows", 1_500_000, tmp_path)
     assert size > 200e6
     assert saving < 0.1 * size
-    assert loaded == size
+    assert 0.9 * size < loaded <= size  # the index is made for the rows
     assert loading < 1.1 * size  # apart from the file, which is mapped: the system may drop that
 
 
