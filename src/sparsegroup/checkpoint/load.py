@@ -131,7 +131,7 @@ def load_checkpoint(
         ranks.do(load_dense)
         ranks.do(adopt_rows)
     for table in rows:
-        table.track(manifest.id if track and manifest.routing == ranks.plain_routing else None)
+        table.track(manifest.id if track and manifest.routing == (None if ranks.is_alone else ranks.routing) else None)
     if rng:
         _set_random_numbers(own, 0 if is_continued else ranks.rank)
     return LoadResult(manifest.step, state.extra, notes)
@@ -192,11 +192,7 @@ def _rows(chain: Sequence[tuple[Path, CheckpointManifest]], where: str, table: T
     """A table's rows, or this rank's; only files that may have some are read."""
     wanted = ALL if table.ranks is None else ranks.routing.range_of(ranks.rank)
     levels = [manifest.parts(folder, where) for folder, manifest in chain]
-    if not all(levels):
-        raise CheckpointError(f"{chain[-1][0]}: builds on one without the table {where!r}")
     for (folder, manifest), level in zip(chain, levels, strict=True):
-        if [part.buckets for part in level] != [part.buckets for part in levels[0]]:
-            raise CheckpointError(f"{folder}: builds on one whose table {where!r} is on other ranks")
         if needed := [part.path.name for part in level if part.share_in(wanted)]:
             manifest.check_files(folder, CheckpointError, *needed)
     return read_table(table.config, levels, wanted)

@@ -45,7 +45,7 @@ class CheckpointManifest(Manifest):
     # file name → the table's name in the model, and the table's facts. A sharded table has a file a rank
     tables: Mapping[str, tuple[str, TableFacts]]
     state: Any  # `SavedState` as JSON; its tensors are in `STATE`
-    routing: Mapping[str, Any] | None = None  # which rank has which key, if tables are sharded
+    routing: Routing | None = None  # which rank has which key, if tables are sharded
 
     def check(self) -> None:
         """Raise ValueError unless parent, files, tables and routing fit together."""
@@ -53,12 +53,7 @@ class CheckpointManifest(Manifest):
             raise ValueError(
                 f"parent.path: a neighbour is expected, as in ../step-1, got {shortened(self.parent.path)}"
             )
-        every_rank: list[int] = []
-        if self.routing is not None:
-            try:
-                every_rank = [*range(Routing.of_plain(self.routing).ranks)]
-            except (ValueError, TypeError, LookupError) as error:
-                raise ValueError(f"routing: {error}") from error
+        every_rank = [] if self.routing is None else [*range(self.routing.ranks)]
         ranks: dict[str, list[int | None]] = {}
         for name, (where, facts) in self.tables.items():
             ranks.setdefault(where, []).append(facts.rank)
@@ -74,7 +69,8 @@ class CheckpointManifest(Manifest):
 
     def check_parent(self, parent: Self) -> None:
         """Raise ValueError unless the changes fit, as far as can be known without reading rows."""
-        if self.routing != parent.routing or self.tables.keys() != parent.tables.keys():
+        own, its = ({name: (at, facts.rank) for name, (at, facts) in one.tables.items()} for one in (self, parent))
+        if self.routing != parent.routing or own != its:
             raise ValueError("its tables are others, or on other ranks")
         for name, (_, facts) in self.tables.items():
             before = parent.tables[name][1].rows
@@ -86,8 +82,7 @@ class CheckpointManifest(Manifest):
         parts = []
         for name, (place, facts) in self.tables.items():
             if place == where:
-                is_sharded = facts.rank is not None and self.routing is not None
-                buckets = Routing.of_plain(self.routing or {}).range_of(facts.rank or 0) if is_sharded else ALL
+                buckets = ALL if facts.rank is None or self.routing is None else self.routing.range_of(facts.rank)
                 parts.append(TableFile(folder / name, facts, buckets))
         return sorted(parts, key=lambda part: part.buckets.start)
 
@@ -172,11 +167,6 @@ class CheckpointRanks:
     def is_alone(self) -> bool:
         """Whether this process works without others."""
         return self._shards is None
-
-    @property
-    def plain_routing(self) -> dict[str, Any] | None:
-        """The routing as the manifest has it; None for a process that works alone."""
-        return None if self._shards is None else self.routing.as_plain()
 
     def all_of(self, local: Result) -> list[Result]:
         """The values of all ranks, in their order; ExchangeError if the ranks do not meet."""

@@ -96,7 +96,7 @@ def save_checkpoint(
             parent=before,
             files=files,
             tables={name: facts for _, tables in parts for name, facts in tables.items()},
-            routing=ranks.plain_routing,
+            routing=None if ranks.is_alone else ranks.routing,
             state=plain,
         )
         manifest = CHECKPOINT.write(place, manifest)
