@@ -12,7 +12,8 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
-from sparsegroup.artifact.manifest import digest, facts_of, spans_of
+from sparsegroup.artifact.manifest import digest, facts_of
+from sparsegroup.data.prepared_log import spans_of
 from sparsegroup.serving.manifest import ExportManifest
 
 Document = Any

@@ -22,8 +22,8 @@ from sparsegroup.artifact.folder import new_folder, write_atomically
 from sparsegroup.artifact.manifest import facts_of
 from sparsegroup.data.batches import LABEL
 from sparsegroup.data.keys import VALUE_BITS
-from sparsegroup.data.local_files import arrow_of, check_name, parquet_writer
-from sparsegroup.data.prepared_log import PREPARED_LOG, LogManifest, PreparedLog, count_features, spans_of_part
+from sparsegroup.data.local_files import arrow_of, check_name, parquet_ends, parquet_writer
+from sparsegroup.data.prepared_log import PREPARED_LOG, LogManifest, PreparedLog, count_features, spans_of
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.data.synthetic import (
     BLOCK,
@@ -181,7 +181,7 @@ def synthesize(
                 train_rows=train_rows,
                 positives=positives,
                 parts=files,
-                spans={name: spans_of_part(folder / name) for name in files},
+                spans={name: spans_of(folder / name, parquet_ends(folder / name)) for name in files},
                 files={name: facts_of(folder / name) for name in files},
                 features={name: (everything[name], training[name]) for name in fields},
                 hash="none",

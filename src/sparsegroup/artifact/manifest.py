@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
@@ -46,31 +46,6 @@ class FileFacts:
 def facts_of(path: Path) -> FileFacts:
     """The facts of a file at this moment."""
     return FileFacts(path.stat().st_size, _checksum(path))
-
-
-@dataclass(frozen=True)
-class FileSpan:
-    """Consecutive bytes of a file, up to byte `end`, and their XXH3_64 as 16 hexadecimal digits."""
-
-    end: Count
-    xxh3_64: str
-
-
-def spans_of(path: Path, ends: Sequence[int]) -> tuple[FileSpan, ...]:
-    """Return the consecutive spans of a file that end at the bytes `ends`. The first span begins at byte 0."""
-    spans, begin = [], 0
-    with path.open("rb") as file:
-        for end in ends:
-            spans.append(FileSpan(end, xxhash.xxh3_64_hexdigest(file.read(end - begin))))
-            begin = end
-    return tuple(spans)
-
-
-def check_span(read_at: Callable[[int, int], bytes], spans: Sequence[FileSpan], number: int) -> None:
-    """Raise ValueError unless `read_at(size, offset)` reads the bytes of span `number` that were written."""
-    begin, span = spans[number - 1].end if number else 0, spans[number]
-    if (found := xxhash.xxh3_64_hexdigest(read_at(span.end - begin, begin))) != span.xxh3_64:
-        raise ValueError(f"the checksum of bytes {begin:,} to {span.end:,} is {found}, {span.xxh3_64} was written")
 
 
 def facts_of_files(folder: Path) -> dict[str, FileFacts]:

@@ -14,12 +14,13 @@ import polars as pl
 import pyarrow as pa
 
 from sparsegroup.artifact.folder import write_atomically
-from sparsegroup.artifact.manifest import FileFacts, FileSpan, facts_of
+from sparsegroup.artifact.manifest import FileFacts, facts_of
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Batch
 from sparsegroup.data.keys import HASH
 from sparsegroup.data.local_files import (
     arrow_of,
     check_name,
+    parquet_ends,
     parquet_writer,
     scan_parquet,
     write_parquet,
@@ -30,11 +31,12 @@ from sparsegroup.data.prepared_log import (
     PREPARED_LOG,
     UNFINISHED,
     VOCABULARY,
+    FileSpan,
     LogManifest,
     PreparedLog,
     UnfinishedManifest,
     count_features,
-    spans_of_part,
+    spans_of,
 )
 from sparsegroup.data.raw.encode import EncodedRows, ReadRange, encoded_chunks, whole_files
 from sparsegroup.data.raw.files import BadRows, Chunk, LogPaths, paths_of, shown, shown_bad_rows, source_of
@@ -248,7 +250,7 @@ class _Parts:
             write_atomically(vocabulary, partial(write_parquet, rows=words))
             self._files[vocabulary.name] = facts_of(vocabulary)
         write_atomically(path, write)
-        self._files[name], self._spans[name] = facts_of(path), spans_of_part(path)
+        self._files[name], self._spans[name] = facts_of(path), spans_of(path, parquet_ends(path))
         self.rows[name] = sum(len(encoded.batch) for encoded in held)
         self._note()
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,29 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import torch
+import xxhash
 from pyarrow import parquet
 from torch import Tensor
 
-from sparsegroup.artifact.manifest import FileName, FileSpan, FolderFormat, Manifest, check_size, check_span, spans_of
+from sparsegroup.artifact.manifest import FileName, FolderFormat, Manifest, check_size
 from sparsegroup.artifact.validation import Count, Flag
 from sparsegroup.data.batches import LABEL, TIME, WEIGHT, Bags, Batch, read_ahead, rebatched
 from sparsegroup.data.keys import Int64s
-from sparsegroup.data.local_files import open_local, parquet_ends, parquet_metadata, scan_parquet
+from sparsegroup.data.local_files import open_local, parquet_metadata, scan_parquet
 from sparsegroup.data.log import Log
 from sparsegroup.data.raw.files import identity_of
 from sparsegroup.data.schema import LogSchema
 from sparsegroup.errors import ClickLogError
 
 MANIFEST = "log.json"
+
+
+@dataclass(frozen=True)
+class FileSpan:
+    """Consecutive bytes of a file, up to byte `end`, and their XXH3_64 as 16 hexadecimal digits."""
+
+    end: Count
+    xxh3_64: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,11 +314,12 @@ class _Part:
             raise _DamagedError(f"column {incomplete[0]!r} lacks values")
         return table
 
-    def _check(self, span: int) -> None:
-        try:
-            check_span(self._stream.read_at, self._spans, span)
-        except ValueError as error:
-            raise _DamagedError(str(error)) from None
+    def _check(self, number: int) -> None:
+        begin, span = self._spans[number - 1].end if number else 0, self._spans[number]
+        if (found := xxhash.xxh3_64_hexdigest(self._stream.read_at(span.end - begin, begin))) != span.xxh3_64:
+            raise _DamagedError(
+                f"the checksum of bytes {begin:,} to {span.end:,} is {found}, {span.xxh3_64} was written"
+            )
 
 
 def _bags(column: pa.ListArray) -> Bags:
@@ -318,9 +328,12 @@ def _bags(column: pa.ListArray) -> Bags:
     return Bags(torch.from_numpy(keys.copy()), torch.from_numpy(offsets - offsets[0]))
 
 
-def spans_of_part(path: Path) -> tuple[FileSpan, ...]:
-    """Return the digests of the row groups and of the footer of a part."""
-    return spans_of(path, parquet_ends(path))
+def spans_of(path: Path, ends: Sequence[int]) -> tuple[FileSpan, ...]:
+    """Return the consecutive spans of a file that end at the bytes `ends`. The first span begins at byte 0."""
+    with path.open("rb") as file:
+        return tuple(
+            FileSpan(end, xxhash.xxh3_64_hexdigest(file.read(end - begin))) for begin, end in pairwise([0, *ends])
+        )
 
 
 def is_prepared_folder(folder: Path) -> bool:
