@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,23 +47,7 @@ _STEP = "step"
 Sizes = Mapping[str, TensorStorageMetadata]
 
 
-@dataclass(frozen=True)
-class SavedTable:
-    """A table, or an optimizer's state of one."""
-
-    place: str  # the flat name under which its entries are
-    own: RankShard  # the rank of the state dict's rows
-    parts: Mapping[RankShard, Sizes]  # those in the checkpoint that have rows of these → their entries by name
-
-    def entry_of(self, flat: str) -> str | None:
-        """The entry of this rank's rows that a flat name of the state dict is; None for others."""
-        beginning = joined_name(self.place, self.own.named(""))
-        entry = flat.removeprefix(beginning)
-        return entry if flat.startswith(beginning) and _is_of_rows(entry, next(iter(self.parts.values()))) else None
-
-
-def joined_name(prefix: str, name: str) -> str:
-    """A flat name."""
+def _joined(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
@@ -73,8 +56,14 @@ def _is_of_rows(entry: str, entries: Container[str]) -> bool:
     return entry in ENTRIES if DROPPED in entries else "." not in entry and entry != _STEP
 
 
-def saved_tables(metadata: Metadata, state_dict: Mapping[str, Any]) -> Iterator[SavedTable]:
-    """The tables of a flat state dict that a checkpoint has."""
+def _saved_tables(
+    metadata: Metadata, state_dict: Mapping[str, Any]
+) -> Iterator[tuple[str, RankShard, dict[RankShard, Sizes]]]:
+    """Yield the tables of a flat state dict, and optimizers' states of them, that a checkpoint has.
+
+    Each is the flat name under which its entries are, the rank of the state dict's rows, and the entries of each rank
+    in the checkpoint that has some of these rows.
+    """
     saved = {name: its for name, its in metadata.state_dict_metadata.items() if isinstance(its, TensorStorageMetadata)}
     for name, value in state_dict.items():
         prefix, _, entry = name.rpartition(".")
@@ -90,20 +79,20 @@ def saved_tables(metadata: Metadata, state_dict: Mapping[str, Any]) -> Iterator[
             needed = needed_shards([*found], own)
         except ValueError as error:
             raise ValueError(f"the checkpoint does not hold all of {place or 'the table'!r}: {error}") from error
-        yield SavedTable(place, own, {one: found[one] for one in needed})
+        yield place, own, {one: found[one] for one in needed}
 
 
 def _parts(saved: Sizes, all_saved: Container[str], place: str) -> dict[RankShard, Sizes]:
     """The parts of a table in a checkpoint, by whose rows they are."""
     found: dict[RankShard, dict[str, TensorStorageMetadata]] = {}
-    beginning = joined_name(place, "")
+    beginning = _joined(place, "")
     for name, its in saved.items():
         rest = name.removeprefix(beginning)
         part = RankShard.of(rest)
         entry = rest if part is None else rest.partition(".")[2]
         if name.startswith(beginning) and "." not in entry:
             found.setdefault(part or RankShard(), {})[entry] = its
-    is_state = joined_name(place, _STEP) in all_saved
+    is_state = _joined(place, _STEP) in all_saved
     return {
         part: {name: its for name, its in entries.items() if _is_of_rows(name, entries)}
         for part, entries in found.items()
@@ -154,11 +143,11 @@ class TableLoadPlanner(DefaultLoadPlanner):
         super().set_up_planner(state_dict, metadata, is_coordinator)
         self._tables: dict[str, _LoadedTable] = {}  # flat name of an entry that is read → the table that it is of
         self._awaited: Counter[_LoadedTable] = Counter()
-        for saved in () if metadata is None else [*saved_tables(metadata, self.state_dict)]:
-            table = _LoadedTable(self, saved)
+        for place, own, sizes in () if metadata is None else [*_saved_tables(metadata, self.state_dict)]:
+            table = _LoadedTable(self, place, own, sizes)
             for part, entries in table.parts.items():
                 for name, tensor in entries.items():
-                    flat = joined_name(saved.place, part.named(name))
+                    flat = _joined(place, part.named(name))
                     self.state_dict[flat] = tensor
                     self._tables[flat] = table
 
@@ -187,17 +176,17 @@ class _LoadedTable:
     `parts` have room for the entries in the checkpoint. Raises ValueError if one has no place in the state dict.
     """
 
-    def __init__(self, planner: TableLoadPlanner, saved: SavedTable) -> None:
-        self._own = saved.own
-        keys = joined_name(saved.place, saved.own.named(KEYS))
+    def __init__(self, planner: TableLoadPlanner, place: str, own: RankShard, sizes: Mapping[RankShard, Sizes]) -> None:
+        self._own = own
+        keys = _joined(place, own.named(KEYS))
         self._path: tuple[Any, ...] = tuple(planner.mappings.get(keys, (keys,)))
         content: Any = planner.original_state_dict
         for name in self._path[:-1]:  # numbers of parameters are texts in paths
             content = content[name if isinstance(content, list) or name in content else int(name)]
         self._content = content
         self.parts = {
-            part: {name: torch.empty(its.size, dtype=its.properties.dtype, device="cpu") for name, its in sizes.items()}
-            for part, sizes in saved.parts.items()
+            part: {name: torch.empty(its.size, dtype=its.properties.dtype, device="cpu") for name, its in saved.items()}
+            for part, saved in sizes.items()
         }
         for where in dict.fromkeys(self._named(name) for entries in self.parts.values() for name in entries):
             if self._is_on_top and where not in self._content:
@@ -205,7 +194,10 @@ class _LoadedTable:
                     f"the checkpoint has {where!r}, for which the state dict that is to be loaded has no entry, and "
                     f"dcp.load adds none on its top level: give it one before, state_dict[{where!r}] = torch.empty(0)"
                 )
-        for flat in [name for name in planner.state_dict if saved.entry_of(name) is not None]:
+        entries, beginning = next(iter(sizes.values())), _joined(place, own.named(""))
+        for flat in [name for name in planner.state_dict if name.startswith(beginning)]:
+            if not _is_of_rows(flat.removeprefix(beginning), entries):
+                continue
             del planner.state_dict[flat]
             if not self._is_on_top:
                 del self._content[planner.mappings[flat][-1]]
