@@ -129,6 +129,17 @@ def test_vectors_and_gradients_have_the_dtype_and_sums_are_of_float32(dtype: tor
     torch.testing.assert_close(weighted, twice)
 
 
+def test_gradients_of_micro_batches_in_bfloat16_add_up() -> None:
+    """In float16, torch cannot add sparse gradients on the CPU."""
+    table, other = (HashEmbedding(5, dtype=torch.bfloat16) for _ in range(2))
+    for keys in (KEYS[:40], KEYS[20:]):
+        table(keys).sum().backward()
+    (other(KEYS[:20]).sum() + 2 * other(KEYS[20:40]).sum() + other(KEYS[40:]).sum()).backward()
+    for some in (table, other):
+        GroupAdam(some.parameters()).step()
+    assert torch.equal(table.lookup(KEYS), other.lookup(KEYS))
+
+
 @NARROW
 def test_weights_take_half_of_the_memory(dtype: torch.dtype) -> None:
     wide, narrow = (HashEmbedding(16, dtype=one, max_bytes=4_000_000) for one in (torch.float32, dtype))

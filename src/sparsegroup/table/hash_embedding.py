@@ -132,8 +132,9 @@ class HashEmbedding(TableCounts, nn.Module):
         std: Standard deviation ≥ 0 of a new row's elements.
         init: "normal" or "uniform" (on ±√3 std).
         seed: The initializer's seed, in [0, 2⁶⁴). A row's start depends on the seed and its key only.
-        dtype: torch.float32 (default), torch.bfloat16, torch.float16 or, on the CPU, torch.float64. Of 16 bits, vectors
-            and sparse gradients have them, and the arithmetic is in float32; u holds what the rounding of a row loses.
+        dtype: torch.float32 (default), torch.bfloat16, torch.float16 or, on the CPU, torch.float64. With 16
+            bits, vectors and gradients have the dtype, the arithmetic is in float32, and u keeps what rounding loses.
+            On the CPU, torch cannot add the float16 gradients of several backward passes: use bfloat16.
         device: Where the rows are: the CPU, or a GPU, which needs Triton. None: torch's default device.
 
     Args: Which keys get and keep rows
