@@ -1,7 +1,7 @@
 """A copy of a table's content in memory: what a state dict, an optimizer's state and a pickle are made of."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -150,19 +150,15 @@ def share_of_state(state: State, mask_of: Callable[[Array], Array], *, has_first
     return share
 
 
-def _none() -> Int64s:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True)
 class TableSnapshot:
     """Content of a table, or some of it."""
 
     keys: Int64s  # `[n]`, in the order of the rows
     parts: Mapping[str, npt.NDArray[Any]]  # some of "weight", "u" and the optimizer's state → `[n, dim]`
-    dropped: Int64s = field(default_factory=_none)  # `[k]`, keys that had a row and lost it; some may have one again
+    dropped: Int64s  # `[k]`, keys that had a row and lost it; some may have one again
     # other state of the directory by name, see `Directory.state`; of rows, in the order of `keys`
-    directory: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    directory: Mapping[str, npt.NDArray[Any]]
     num_seen: int | None = None  # distinct keys ever seen; None: to be counted
     skipped_rows: int | None = None  # row updates left out; None: not known
     weight_dtype: torch.dtype | None = None  # in which weights are stored
