@@ -22,7 +22,7 @@ from forgery import forged_documents, seal_file, with_array, write_sealed
 from over import over
 from sparsegroup.data import SyntheticConfig, synthetic_log
 from sparsegroup.errors import UserError
-from sparsegroup.penalties import MCP
+from sparsegroup.penalties import MCP, PracticalNorm
 from sparsegroup.rules.adagrad import ADAGRAD
 from sparsegroup.serving import ExportError, load_export
 from sparsegroup.serving.inspection import Threshold
@@ -96,7 +96,7 @@ def test_rows_that_are_not_finite_are_an_error_of_one_line(
 
 
 def test_a_live_row_whose_measure_is_0_would_be_zeroed() -> None:
-    group = {"lr": 0.0, "l1": 1.0, "l21": 1.0, "l2": 0.0, "norm": "s", "penalty": MCP()}
+    group = {"lr": 0.0, "l1": 1.0, "l21": 1.0, "l2": 0.0, "norm": PracticalNorm(), "penalty": MCP()}
     threshold = Threshold.of(ADAGRAD, group, None)
     assert threshold is not None
     assert (threshold.kept(0.0), threshold.kept(1.0)) == (0.0, 0.0)
