@@ -37,8 +37,7 @@ from torch import Tensor, nn
 import common
 from sparsegroup import GroupAdam, HashEmbedding, TargetRate
 from sparsegroup.kernels.cpu.jit import load, prefetch, store
-from sparsegroup.table.directory.buckets import AHEAD, bucket_address, find, hash_of, home, secret_of
-from sparsegroup.table.directory.buckets import measure as measure_of
+from sparsegroup.table.directory.buckets import AHEAD, bucket_address, find, hash_of, home, secret_of, sizes_of
 
 DIM, BATCH, ZIPF = 8, 512, 1.05
 # fmt: off
@@ -159,11 +158,11 @@ def fbgemm_steps(rows: int, ids: Tensor, gradient: Tensor) -> dict[str, Callable
 @njit
 def _locate(keys, state, index, pages, shift, row_bytes, places):  # type: ignore[no-untyped-def]
     """Where the index looks for each key first, and where its row is."""
-    now, secret = measure_of(state), secret_of(state)
+    sizes, secret = sizes_of(state), secret_of(state)
     for i in range(len(keys)):
         hashed = hash_of(keys[i], secret)
-        row = find(keys[i], hashed, now, index)
-        places[i, 0] = bucket_address(home(hashed, now), index)
+        row = find(keys[i], hashed, sizes, index)
+        places[i, 0] = bucket_address(home(hashed, sizes), index)
         places[i, 1] = pages[row >> shift] + (row & ((1 << shift) - 1)) * row_bytes
 
 

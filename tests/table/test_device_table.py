@@ -233,7 +233,7 @@ def test_vectors_are_assigned_listed_and_looked_up_by_keys_on_either_device():
             bags.append(HashEmbeddingBag(4, mode=mode, device=DEVICE))
         torch.testing.assert_close(*(bag(KEYS, torch.tensor([0, 3, 3, 10])).cpu() for bag in bags))
         with pytest.raises(RuntimeError, match="pools bags on its way only where"):
-            bags[1].pooled(KEYS, BagPooling(np.array([0, len(KEYS)]), is_mean=True))
+            bags[1].vectors_or_pools(KEYS, BagPooling(np.array([0, len(KEYS)]), is_mean=True))
 
 
 def test_copies_train_on_alike_and_checkpoints_go_between_cpu_and_device(tmp_path: Path):

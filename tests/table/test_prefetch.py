@@ -165,7 +165,7 @@ def test_a_forward_does_not_look_for_prefetched_keys(build: type[HashEmbedding],
     with table.table.at_rest():  # when the prefetch is done
         pass
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RowLookup, "_find", None)
+        patch.setattr(RowLookup, "_find_or_insert", None)
         assert_identical(table(keys.clone()).detach(), expected)
     if not training:
         table.prefetch(keys)
@@ -301,7 +301,7 @@ def test_an_error_in_either_thread_or_one_that_cannot_be_started_leaves_no_lock_
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "look_up", fail)
+        patch.setattr(kernels, "look_up_kernel", fail)
         table.prefetch(KEYS)
         assert table.num_rows == 0
     soon(lambda: assert_identical(table(KEYS).detach(), table.initial(KEYS)) or True)

@@ -319,8 +319,9 @@ class GroupOptimizer(Optimizer):
         """
         if torch.compiler.is_compiling():  # as Dynamo sees it
             return self._step_outside_graphs(closure)
+        # Torch wraps the `step` of a subclass: its hooks have run already. Hooks get the arguments as given.
         if type(self).step is GroupOptimizer.step and self._is_watched():
-            return self._watched_step(*(() if closure is None else (closure,)))
+            return self._watched_step() if closure is None else self._watched_step(closure)
         return self._take_step(closure)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's wrapper, which takes 15 µs, is for steps that are watched
@@ -355,7 +356,7 @@ class GroupOptimizer(Optimizer):
     _watched_step = Optimizer.profile_hook_step(_take_step)
 
     def _planned(self) -> list[tuple[GroupStep, list[Plan]]]:
-        """All of a step that can fail; nothing is changed."""
+        """Return the plans of a step, after all checks. Nothing is changed."""
         for backend in self._backends:
             if backend.has_reports:
                 backend.check()

@@ -65,7 +65,7 @@ class ParameterSite(NamedTuple):
 
 
 class RowsPlan(Protocol):
-    """What a step will do to a table's rows. All that can fail has been checked, and nothing is changed yet."""
+    """What a step will do to a table's rows. All checks have passed, and nothing is changed yet."""
 
     @property
     def parameter(self) -> Tensor: ...
@@ -93,7 +93,7 @@ class Stepper(Protocol):
     def plan(
         self, parameter: Tensor, gradient: Tensor, step: "GroupStep", states: Mapping[Tensor, Entry], number: int
     ) -> Plan:
-        """Read the gradient. All that can fail fails here; nothing is changed."""
+        """Read and check the gradient. Nothing is changed."""
 
     def census(
         self, parameter: Tensor, step: "GroupStep", entry: Entry, sample: int, draw: np.random.Generator
@@ -218,6 +218,7 @@ class GroupStep:
         """Add to the state of a table's rows what it lacks: the step, and `owner` under each part's name."""
         if KEYS not in entry:
             entry["step"] = as_count(entry.get("step", 0.0), CPU)
+            # The parts are in the rows; the entry holds who owns them.
             entry.update(dict.fromkeys((KEYS, *self.initial), owner or StateOwner()))
         if "u" not in entry and self._carries_u(parameter):
             entry["u"] = entry[KEYS]
@@ -229,7 +230,7 @@ class GroupStep:
     # The step
 
     def plan(self, states: Mapping[Tensor, Entry]) -> list[Plan]:
-        """Read the gradients. All that can fail fails here; nothing is changed."""
+        """Read and check all gradients. Nothing is changed; the first step allocates state after all checks."""
         plans: list[Plan] = []
         known = self._memory.of if self.takes_gradients_unchanged else {}
         for number, parameter in enumerate(self._parameters):
@@ -267,8 +268,8 @@ class GroupStep:
         else:
             self._count(plans)
         dense = [plan for plan in plans if plan.rows is None]
-        for launch, numbers in self._memory.launches([plan.memory for plan in dense], backends):
-            launch.step([dense[number] for number in numbers], self.constants)
+        for launch, indices in self._memory.launches([plan.memory for plan in dense], backends):
+            launch.step([dense[index] for index in indices], self.constants)
         if len(dense) < len(plans):
             for plan in plans:
                 if plan.rows is not None and not plan.memory.is_empty:
@@ -287,13 +288,13 @@ class GroupStep:
         for plan in plans:
             counter = plan.memory.counter
             count = counter.item() + 1.0
-            counter[()] = count
+            counter[()] = count  # an array over the memory of `entry["step"]`: faster than the tensor
             if scalars is None or count != at:
                 scalars, at = self.scalars(count), count
             plan.scalars = scalars
 
     def _locate(self, plans: Sequence[TensorPlan], states: Mapping[Tensor, Entry]) -> None:
-        """Set the memory of the plans. Add missing state."""
+        """Set the memory of the plans, which have been checked. Add missing state."""
         known = self._memory.of
         new = [plan for plan in plans if id(plan.parameter) not in known]
         for plan in new:
@@ -355,16 +356,17 @@ class GroupMemory:
         return [*map(Tensor.data_ptr, self._tensors), *layouts]
 
     def launches(self, memories: list[ParameterMemory], backends: Sequence[Backend]) -> list[tuple[Launch, list[int]]]:
-        """Return the launches of a step by dense gradients, each with the numbers of its tensors among `memories`."""
-        if memories != self._launched:
+        """Return the launches of a step by dense gradients, each with the indices of its tensors in `memories`."""
+        if memories != self._launched:  # not the same objects
             alike: dict[tuple[Any, ...], list[int]] = {}
-            for number, memory in enumerate(memories):
+            for index, memory in enumerate(memories):
                 if not memory.is_empty:
                     backend = memory.backend(backends, sparse=False)
-                    alike.setdefault((backend, memory.dtype, memory.carries_u, memory.x.device), []).append(number)
+                    alike.setdefault((backend, memory.dtype, memory.carries_u, memory.x.device), []).append(index)
             self._launched = memories
             self._launches = [
-                (kind[0].launch([memories[number] for number in numbers]), numbers) for kind, numbers in alike.items()
+                (backend.launch([memories[index] for index in indices]), indices)
+                for (backend, *_), indices in alike.items()
             ]
         return self._launches
 

@@ -180,7 +180,7 @@ class HashEmbeddingBag(HashEmbedding):
             if offsets is not None:
                 raise ValueError("offsets are for 1-d keys; each row of 2-d keys is a bag")
             count, size = keys.shape
-            if self.padding_idx is not None or (self.pools and weights is None and self.mode != "max"):
+            if self.padding_idx is not None or (self.can_pool and weights is None and self.mode != "max"):
                 ends = torch.arange(count + 1, dtype=torch.int64, device="cpu") * size
                 return self._pooled_bags(keys.reshape(-1), ends, self.mode, weights)
             vectors = self._weighted(keys.reshape(-1), weights).view(count, size, self.dim)

@@ -299,14 +299,14 @@ class HashEmbedding(TableCounts, nn.Module):
 
     def _vectors(self, keys: Tensor) -> Tensor:
         """Return the vectors of keys, `[*keys.shape, dim]`, including the row of a key that is `padding_idx`."""
-        if self.pools:
-            vectors = self.pooled(keys, None)
+        if self.can_pool:  # on the host, or on several ranks
+            vectors = self.vectors_or_pools(keys, None)
             return vectors.view(*keys.shape, vectors.shape[1])
         vectors = vectors_by_operator(self._number, checked_keys(keys)) if is_traced() else self.own_vectors(keys)
         return self._replaced(vectors, checked_keys(keys))
 
     @property
-    def pools(self) -> bool:
+    def can_pool(self) -> bool:
         """Whether a lookup can pool bags on its way, so that no vector for each key is made."""
         return self.across is not None or not (self.table.config.on_device or is_traced())
 
@@ -320,16 +320,16 @@ class HashEmbedding(TableCounts, nn.Module):
         """Return the pools `[bags, dim]` of bags of keys without padding; bag i is `keys[ends[i] : ends[i + 1]]`."""
         if self.padding_idx is not None:
             keys, ends, weights = without_padding(keys, ends, weights, self.padding_idx)
-        if self.pools and weights is None and mode != "max":
-            return self.pooled(keys, BagPooling(np.ascontiguousarray(ends.cpu().numpy()), mode == "mean"))
+        if self.can_pool and weights is None and mode != "max":
+            return self.vectors_or_pools(keys, BagPooling(np.ascontiguousarray(ends.cpu().numpy()), mode == "mean"))
         return pool_ragged(self._weighted(keys, weights), ends, len(ends) - 1, mode).to(self.table.weight_dtype)
 
-    def pooled(self, keys: Tensor, bags: BagPooling | None) -> Tensor:
-        """The pools `[bags, dim]` of bags of keys `[n]`; with None, the keys' vectors `[n, dim]`.
+    def vectors_or_pools(self, keys: Tensor, bags: BagPooling | None) -> Tensor:
+        """Return the vectors `[n, dim]` of keys `[n]`, or, with `bags`, the pools `[bags, dim]` of bags of keys.
 
-        Raises RuntimeError for bags unless the table `pools`.
+        Raises RuntimeError for bags unless the table `can_pool`.
         """
-        if bags is not None and not self.pools:
+        if bags is not None and not self.can_pool:
             raise RuntimeError(
                 "a table pools bags on its way only where its rows are on the host, outside of torch.compile and "
                 "torch.func: look the keys up, and pool their vectors"

@@ -31,7 +31,7 @@ from sparsegroup.table.lookup.kernels import BagPooling, RowStarts
 from sparsegroup.table.lookup.lookup import RowLookup, TableLock, check_world, is_recomputation, key_array, pays_ahead
 from sparsegroup.table.rows.host import new_storage
 from sparsegroup.table.rows.rows import WEIGHT, Floats, Rows, RowStorage
-from sparsegroup.table.rows.step import Changes, RowSteps
+from sparsegroup.table.rows.step import Changes, RowStepper
 from sparsegroup.table.sharded.exchange import Shards
 from sparsegroup.table.sharded.rank_parts import RankShard
 
@@ -118,7 +118,7 @@ class Table:
         self._lock, self._limit = TableLock(), self._limit_of(config)
         self._evictor = Evictor(self._content, config.eviction, config.ranking or LFU(), self._limit)
         on_step = self._evictor.note_step if self._evictor.notes_steps else None
-        self.stepper = RowSteps(self._content, config, self._lock, self._limit, on_step)
+        self.stepper = RowStepper(self._content, config, self._lock, self._limit, on_step)
         self._lookup = RowLookup(
             *(self._content, self.starts, self.stepper.mark, self._limit),
             scratch_bytes=config.scratch_bytes,
@@ -161,8 +161,8 @@ class Table:
         Raises as `key_array` and `RowNumbering.recall`; RuntimeError if `max_rows` would be exceeded, the table is of a
         parent process, or several ranks train tables that nothing keeps equal; MemoryError. Nothing has changed then.
         """
-        array, is_again = key_array(keys, may_be_on_device=self.config.on_device), insert and is_recomputation()
-        if insert and not is_again:
+        array, is_recomputed = key_array(keys, may_be_on_device=self.config.on_device), insert and is_recomputation()
+        if insert and not is_recomputed:
             check_world(self.per_rank or self.ranks is not None)
             if self._evictor.is_due:
                 self._evict_due()
@@ -171,26 +171,35 @@ class Table:
             if insert:
                 self._lock.check_inserts()
                 admission = self.config.admission
-            if is_again and not self._is_repeatable:
-                search = self._content.directory.numbering.recall(array, is_distinct)
-                vectors, info = self._lookup.fetch(search, bags)
-                if len(search.masked):
-                    search.mask(vectors)
+            if is_recomputed and not self._is_repeatable:
+                vectors, info = self._recalled(array, bags, is_distinct)
             else:
-                ahead = None if self._prefetched is None or is_again else self._ahead_for(array, insert)
+                ahead = None if self._prefetched is None or is_recomputed else self._ahead_for(array, insert)
                 vectors, info = self._lookup.look_up(
-                    array, admission, ahead, bags, is_distinct=is_distinct, is_counted=is_again
+                    array, admission, ahead, bags, is_distinct=is_distinct, is_counted=is_recomputed
                 )
             if self.config.max_norm is not None and self._renormalize(info.search):
                 vectors, info = self._lookup.fetch(info.search, bags)
             info.numbering.await_gradient(info)
-            if insert and not is_again and not self._is_repeatable:
-                info.numbering.remember(info.search)
-                if self.config.has_fallback and self.ranks is None:
-                    places = info.search.new_places(is_distinct)
-                    if len(places):  # otherwise no GPU is waited for
-                        mask_new_rows(vectors, info.search, places, *self.live_and_seen())
+            if insert and not is_recomputed and not self._is_repeatable:
+                self._remember(info.search, vectors)
             return vectors, info
+
+    def _recalled(self, keys: Int64s, bags: BagPooling | None, is_distinct: bool) -> tuple[Tensor, LookupInfo]:
+        """Return what the training lookup of `keys` since the last step gave, for activation checkpointing."""
+        search = self.directory.numbering.recall(keys, is_distinct)
+        vectors, info = self._lookup.fetch(search, bags)
+        if len(search.masked):
+            search.mask(vectors)
+        return vectors, info
+
+    def _remember(self, search: KeySearch, vectors: Tensor) -> None:
+        """Remember a training lookup for `_recalled`, and mask the vectors of new keys for fallback vectors."""
+        search.numbering.remember(search)
+        if self.config.has_fallback and self.ranks is None:
+            places = search.new_places(search.is_distinct)
+            if len(places):  # otherwise no GPU is waited for
+                mask_new_rows(vectors, search, places, *self.live_and_seen())
 
     def _renormalize(self, search: KeySearch) -> bool:
         """Scale the rows of a search that are longer than `max_norm`, in place. Return whether there were any.
@@ -543,9 +552,10 @@ class Table:
 
         A row has the optimizer's state of the snapshot, else of the key's present row, else the initial state.
         """
-        keys, memory, buckets = snapshot.keys, self.rows, None if self._limit is None else self.directory.index.buckets
+        keys, table_rows = snapshot.keys, self.rows
+        buckets = None if self._limit is None else self.directory.index.buckets
         directory, storage = Directory(self.config, buckets), new_storage(self.config)
-        storage.lay_out(memory.initial, 0, memory.state_dtype)
+        storage.lay_out(table_rows.initial, 0, table_rows.state_dtype)
         directory.load_state(snapshot.directory)
         directory.seen.drop(snapshot.dropped)
         directory.begin(len(keys))
@@ -554,11 +564,11 @@ class Table:
             some = slice(first, min(first + ROWS_AT_A_TIME, len(keys)))
             rows, present = np.arange(some.start, some.stop), self.directory.find(keys[some])
             is_present = present != ABSENT
-            for part in (WEIGHT, *memory.initial):
+            for part in (WEIGHT, *table_rows.initial):
                 if part in snapshot.parts:
                     storage.rows.write(part, rows, snapshot.parts[part][some])
                 elif is_present.any():
-                    storage.rows.write(part, rows[is_present], memory.read(part, present[is_present]))
+                    storage.rows.write(part, rows[is_present], table_rows.read(part, present[is_present]))
         directory.index.insert(keys, np.arange(len(keys)))
         directory.set_uses(snapshot.directory, np.arange(len(keys)))
         directory.count_seen(snapshot.num_seen)

@@ -101,7 +101,7 @@ def looked_up(
     for bag in bags:
         ends.append(bag.offsets[1:].numpy() + end)
         end += len(bag.keys)
-    pooled = embedding.pooled(to_look_up, BagPooling(np.concatenate(ends), is_mean=True))
+    pooled = embedding.vectors_or_pools(to_look_up, BagPooling(np.concatenate(ends), is_mean=True))
     single, *lists = pooled.split_with_sizes([rows * fields, *[rows] * len(bags)])
     columns = single.view(rows, fields, pooled.shape[1]), *(vectors.unsqueeze(1) for vectors in lists)
     return torch.cat(columns, dim=1), ()
@@ -111,7 +111,7 @@ def _pools(embedding: nn.Module) -> bool:
     """Whether a table pools bags, and a call would do nothing else: no subclass changes it, and it has no hooks."""
     is_plain = isinstance(embedding, HashEmbedding) and type(embedding).forward is HashEmbedding.forward
     has_hooks = embedding._forward_hooks or embedding._forward_pre_hooks or embedding._backward_hooks
-    return is_plain and not has_hooks and bool(embedding.pools)
+    return is_plain and not has_hooks and bool(embedding.can_pool)
 
 
 def logits_of(network: Network, vectors: Tensor, bags: Sequence[Bags], keys: Tensor, numbers: Tensor | None) -> Tensor:

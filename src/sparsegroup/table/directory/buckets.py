@@ -37,8 +37,14 @@ SHIFT = 17
 PAGE_BUCKETS = 1 << SHIFT
 SLACK = 1 << 12
 """Buckets after the last home, for what is displaced beyond it."""
-# The state of an index, an int64 array that the kernels read and write.
-OLD, NEW, FRONTIER, COUNT, PHYSICAL, MASK, FACTOR, STATE_LENGTH = 0, 1, 2, 3, 4, 5, 6, 7
+# The state of an index, an int64 array that the kernels read and write. Home buckets are where searches begin.
+OLD = 0  # home buckets before the growth that is under way
+NEW = 1  # home buckets after it; as many as OLD if none is under way
+FRONTIER = 2  # from this bucket on, keys of old homes have been moved to new homes; PHYSICAL between growths
+COUNT = 3  # keys
+PHYSICAL = 4  # buckets in memory, with those after the last home
+MASK, FACTOR = 5, 6  # the secret of `hash_of`
+STATE_LENGTH = 7
 
 MOST_ROWS = 10_000_000_000
 """An index of more would grow beyond 2³² buckets, and a hash has only 32 bits."""
@@ -68,15 +74,15 @@ def hash_of(key: Any, secret: Any) -> Any:
 
 
 @jitted
-def measure(state: Any) -> Any:
+def sizes_of(state: Any) -> Any:
     """Return what `home` reads of the state, for loops that don't change it."""
     return state[OLD], state[NEW], state[FRONTIER]
 
 
 @jitted
-def home(hashed: Any, measure: Any) -> Any:
+def home(hashed: Any, sizes: Any) -> Any:
     """Return the bucket at which the search for a key begins."""
-    old, new, frontier = measure
+    old, new, frontier = sizes
     bucket = _scaled(hashed, old)
     return bucket if bucket < frontier else _scaled(hashed, new)
 
@@ -102,7 +108,7 @@ def is_full(bucket: Any, pages: Any) -> bool:
 @jitted
 def put(key: Any, row_plus_1: Any, hashed: Any, state: Any, pages: Any) -> bool:
     """Add a key that is not there. False if the slack ran out."""
-    bucket = home(hashed, measure(state))
+    bucket = home(hashed, sizes_of(state))
     while bucket < state[PHYSICAL] - 1:  # the last one stays empty: there every search ends
         if not is_full(bucket, pages):
             address = bucket_address(bucket, pages)
@@ -170,9 +176,9 @@ def row_at_home(address: Any, key: Any) -> Any:
 
 
 @jitted
-def row_beyond(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
+def row_beyond(key: Any, hashed: Any, sizes: Any, pages: Any) -> Any:
     """Return the row of a key that is not in its home bucket, or `ABSENT`."""
-    bucket = home(hashed, measure) + 1
+    bucket = home(hashed, sizes) + 1
     while True:
         address = bucket_address(bucket, pages)
         row_plus_1 = match_4(address, key)
@@ -182,10 +188,10 @@ def row_beyond(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
 
 
 @jitted
-def find(key: Any, hashed: Any, measure: Any, pages: Any) -> Any:
+def find(key: Any, hashed: Any, sizes: Any, pages: Any) -> Any:
     """Return the row of a key, or `ABSENT`."""
-    row, beyond = row_at_home(bucket_address(home(hashed, measure), pages), key)
-    return row_beyond(key, hashed, measure, pages) if beyond else row
+    row, beyond = row_at_home(bucket_address(home(hashed, sizes), pages), key)
+    return row_beyond(key, hashed, sizes, pages) if beyond else row
 
 
 @jitted

@@ -6,7 +6,7 @@ its home bucket full is in the next one that is not.
 
 A key's home is `hash · buckets / 2³²`, so the table is in the order of its hashes, and a larger table is the same
 order stretched: every home moves up. It can therefore grow where it is, from its upper end down. Homes below the
-*frontier* are still in the old measure, those above it in the new one; each insertion moves the frontier a few buckets
+*frontier* are still of the old size, those above it of the new one; each insertion moves the frontier a few buckets
 further. Nothing is copied aside, no step pays for the whole, and a large table is between 50 % and 75 % full whatever
 its size.
 
@@ -41,9 +41,9 @@ from sparsegroup.table.directory.buckets import (
     hash_of,
     home,
     insert,
-    measure,
     put,
     secret_of,
+    sizes_of,
     stretch,
 )
 from sparsegroup.table.rows.pages import MappedPages
@@ -61,12 +61,12 @@ _LEAST_AHEAD = 1 << 15
 
 def _insert_all(keys: Any, rows: Any, state: Any, pages: Any) -> int:
     """Insert keys. Return the number of inserted keys; -1 - i if key i is there already."""
-    now, secret = measure(state), secret_of(state)
+    sizes, secret = sizes_of(state), secret_of(state)
     for i in range(len(keys)):
         if i + AHEAD < len(keys):
-            prefetch(bucket_address(home(hash_of(keys[i + AHEAD], secret), now), pages))
+            prefetch(bucket_address(home(hash_of(keys[i + AHEAD], secret), sizes), pages))
         hashed = hash_of(keys[i], secret)
-        if find(keys[i], hashed, now, pages) != ABSENT:
+        if find(keys[i], hashed, sizes, pages) != ABSENT:
             return -1 - i
         if not insert(keys[i], rows[i], hashed, state, pages):
             return i
@@ -74,11 +74,11 @@ def _insert_all(keys: Any, rows: Any, state: Any, pages: Any) -> int:
 
 
 def _find_all(keys: Any, state: Any, pages: Any, rows: Any) -> None:
-    now, secret = measure(state), secret_of(state)
+    sizes, secret = sizes_of(state), secret_of(state)
     for i in range(len(keys)):
         if i + AHEAD < len(keys):
-            prefetch(bucket_address(home(hash_of(keys[i + AHEAD], secret), now), pages))
-        rows[i] = find(keys[i], hash_of(keys[i], secret), now, pages)
+            prefetch(bucket_address(home(hash_of(keys[i + AHEAD], secret), sizes), pages))
+        rows[i] = find(keys[i], hash_of(keys[i], secret), sizes, pages)
 
 
 def _scan(first: int, last: int, state: Any, pages: Any, keys: Any, rows: Any) -> int:

@@ -98,6 +98,7 @@ class GradientLines:
 
 
 ONE_LINE_EACH = GradientLines()
+"""Each row has exactly one line: nothing is left to sum."""
 
 
 OTHER_ROWS = (
@@ -238,6 +239,7 @@ def for_autograd(weight: StoredParameter, info: LookupInfo, vectors: Tensor) -> 
     gradient: Any = weight.pending()
     if gradient is None:
         pieces: _Pieces = {}
+        # In a list, so that autograd takes `vectors` for no input. The node has no values: it only holds `pieces`.
         gradient = _Gradient.apply(weight, pieces, [vectors])  # type: ignore[no-untyped-call]
         gradient.pieces = pieces
         weight.pending = ref(gradient)

@@ -29,11 +29,11 @@ from sparsegroup.table.directory.buckets import (
     hash_of,
     home,
     insert,
-    measure,
     mix,
     row_at_home,
     row_beyond,
     secret_of,
+    sizes_of,
 )
 
 Init = Literal["normal", "uniform"]
@@ -102,13 +102,13 @@ class RowStarts:
     def __init__(self, init: Init, std: float, seed: int, dim: int, dtype: np.dtype[Any]) -> None:
         mix_array = mix.py_func  # by NumPy: not worth a kernel
         mixed = mix_array(mix_array(np.array([seed], np.uint64) + np.uint64(0x9E3779B97F4A7C15)))[0]
-        self.numbers = mixed, INITS.index(init), std  # as `start_rows` takes them
+        self.kernel_arguments = mixed, INITS.index(init), std  # the `seed`, `init` and `std` of `start_rows`
         self.dim, self.dtype = dim, dtype
 
     def of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the initial vectors of the rows of `keys`, `[n, dim]`."""
         out = np.empty((len(keys), self.dim), self.dtype)
-        start_kernel(keys, *self.numbers, out)
+        start_kernel(keys, *self.kernel_arguments, out)
         return out
 
 
@@ -136,7 +136,7 @@ NOT_POOLED = None, False
 
 
 _DISTINCT, _ROWS, _GIVE = (np.int64(phase) for phase in range(3))
-"""The phases of `look_up`. For literals Numba would compile `take`, `done` and `wait` again."""
+"""The phases of `look_up_kernel`. For literals Numba would compile `take`, `done` and `wait` again."""
 
 _memory_of_piece, _memory_of_homes = on_stack(PIECE * 8), on_stack((PIECE + AHEAD) * 8)
 
@@ -149,7 +149,10 @@ def distinct_in_order(keys: Any, scratch: Any, inverse: Any, secret: Any, guess:
     are: a table of eight times as many slots is sparse, and small enough for the second-level cache.
 
     A first loop, without branches, looks only at the slot that a key's hash gives. The few keys whose slot another key
-    has come after that, and the new ones among them are merged with the others. `scratch` are `SeenKeys.arrays`.
+    has come after that, and the new ones among them are merged with the others.
+
+    `scratch` are `SeenKeys.arrays`. `distinct`, `hashes` and `appeared` have 2 n places, those from n on for keys whose
+    slot another key has. `count` ≤ i, and `end` ≤ k: nothing is overwritten before it has been read.
     """
     seen, distinct, hashes, appeared = scratch
     n = len(keys)
@@ -238,7 +241,7 @@ class SeenKeys:
 
 @jitted
 def _row_address(row: Any, memory: Any) -> Any:
-    """Return the address of a row. `memory` is `RowStorage.memory`."""
+    """Return the address of a row. `memory` is `RowStorage.for_lookup`."""
     pages, shift, row_bytes, _ = memory
     return load(pages + ((row >> shift) << 3)) + (row & ((np.int64(1) << shift) - 1)) * row_bytes
 
@@ -252,9 +255,9 @@ def _find(distinct: Any, hashes: Any, rows: Any, first: int, last: int, count: i
     homes = array_at(_memory_of_homes(), PIECE + AHEAD, np.int64(0))
     later = array_at(_memory_of_piece(), PIECE, np.int64(0))
     state, pages = index
-    now, until = measure(state), min(last + AHEAD, count)
+    sizes, until = sizes_of(state), min(last + AHEAD, count)
     for i in range(first, until):
-        homes[i - first] = home(hashes[i], now)
+        homes[i - first] = home(hashes[i], sizes)
     for i in range(min(AHEAD, until - first)):
         prefetch(bucket_address(homes[i], pages))
     left = 0
@@ -268,7 +271,7 @@ def _find(distinct: Any, hashes: Any, rows: Any, first: int, last: int, count: i
         prefetch(address + BUCKET_BYTES * int(beyond))
     for k in range(left):
         i = later[k]
-        rows[i] = row_beyond(distinct[i], hashes[i], now, pages)
+        rows[i] = row_beyond(distinct[i], hashes[i], sizes, pages)
 
 
 @jitted
@@ -280,8 +283,8 @@ def _ask_for(rows: Any, first: int, last: int, memory: Any) -> Any:
             absent += 1
         else:
             address = _row_address(rows[i], memory)
-            for line in range(0, row_bytes, 64):
-                prefetch(address + line)
+            for cache_line in range(0, row_bytes, 64):
+                prefetch(address + cache_line)
     return absent
 
 
@@ -369,7 +372,7 @@ def _look_up(
         found: `inverse` `[n]` int32; `count` `[1]` int64, a guess before it is known; address of `rows` `[n]` int64.
         scratch: `SeenKeys.arrays`.
         index: `Index.state` and `Index.pages`.
-        memory: `RowStorage.memory`.
+        memory: `RowStorage.for_lookup`.
         output: `vectors` `[≥ count, dim]` of the distinct keys; address of the `target`, 0 where `vectors` is the
             result; `ends` and `is_mean` of `BagPooling`, or `NOT_POOLED`.
     """
@@ -408,7 +411,7 @@ def _insert(absent: Any, index: Any, space: Any, count: int, starts: Any, out: A
         absent: Keys `[n]`, their hashes and their rows, which are written.
         index: `Index.state` and `Index.pages`.
         space: A `NewRowBuffer`.
-        starts: `RowStarts.numbers`.
+        starts: `RowStarts.kernel_arguments`.
         out: `[n, dim]`, becomes the vectors of the new rows.
         scratch: Memory for keys and their places, `[new]` int64, and vectors, `[new dim]`.
     """
@@ -559,7 +562,7 @@ def _sort_runs(inverse: Any, rows: Any, of_keys: Any, order: Any, starts: Any) -
     return longest
 
 
-look_up = kernel(_look_up, "the table's lookup")
+look_up_kernel = kernel(_look_up, "the table's lookup")
 insert_rows = kernel(_insert, "the table's lookup (insert)")
 expand = kernel(_expand, "the table's lookup (vectors)")
 add_up = kernel(_add_up, "the table's gradient")
@@ -570,7 +573,7 @@ sort_runs = kernel(_sort_runs, "the table's gradient (order)")
 
 
 class Scratch(SeenKeys):
-    """Working memory of `look_up` for `n` keys with vectors `[dim]`, reused by the next lookup."""
+    """Working memory of `look_up_kernel` for `n` keys with vectors `[dim]`, reused by the next lookup."""
 
     def __init__(self, n: int, dim: int, dtype: np.dtype[Any]) -> None:
         super().__init__(n)

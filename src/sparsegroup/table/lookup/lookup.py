@@ -281,14 +281,13 @@ class RowLookup:
         same lookup has been counted already. Raises RuntimeError if `max_rows` would be exceeded, and MemoryError if
         the system has no more; nothing has changed then.
         """
-        out = None
         if ahead is not None and self._is_current(ahead, admission):
-            search = ahead
-        else:
-            out = None if is_distinct else self._new_vectors(len(keys) if bags is None else bags.num_bags)
-            search = self._find(keys, admission, out, bags, is_counted=is_counted or ahead is not None)
-            search.stale = ahead
-        search.is_distinct = is_distinct
+            ahead.is_distinct = is_distinct
+            return self.fetch(ahead, bags)
+        # The kernel that finds rows also fetches, except for rows on a device and distinct keys of unknown number.
+        out = None if is_distinct else self._new_vectors(len(keys) if bags is None else bags.num_bags)
+        search = self._find_or_insert(keys, admission, out, bags, is_counted=is_counted or ahead is not None)
+        search.stale, search.is_distinct = ahead, is_distinct
         return self.fetch(search, bags) if out is None else (out, search.info(bags))
 
     def search(self, keys: Int64s, admission: AdmissionPolicy | None) -> KeySearch:
@@ -296,7 +295,7 @@ class RowLookup:
 
         On several threads for rows on a device, else in this thread only: the others compute.
         """
-        search = self._find(keys, admission, None, alone=not self._content.storage.is_on_device)
+        search = self._find_or_insert(keys, admission, None, alone=not self._content.storage.is_on_device)
         search.num_rows = self._content.directory.num_rows
         self._content.storage.prepare(search)
         return search
@@ -345,19 +344,19 @@ class RowLookup:
         index = self._content.directory.index
         target = 0 if out is None or vectors.ctypes.data == out.data_ptr() else out.data_ptr()
         return threads.share(
-            kernels.look_up,
+            kernels.look_up_kernel,
             finds,
             out is not None,
             keys,
             (inverse, count, rows.data_ptr()),
             self._scratch.arrays,
             (index.state, index.pages),
-            self._content.storage.memory,
+            self._content.storage.for_lookup,
             (vectors, target, *(bags or NOT_POOLED)),
             alone=alone or len(keys) < GRAIN,
         )
 
-    def _find(
+    def _find_or_insert(
         self,
         keys: Int64s,
         admission: AdmissionPolicy | None,
@@ -383,7 +382,7 @@ class RowLookup:
                 search.distinct = scratch.distinct[:distinct].copy()
             if absent and admission is not None:
                 self._insert(search, admission, is_counted=is_counted)
-                if out is not None and search.absent < absent:
+                if out is not None and search.absent < absent:  # the kernel has given zeros to the keys now inserted
                     kernels.expand_into(inverse, scratch.vectors, out, bags)
         finally:
             if scratch.nbytes > self._scratch_bytes:
@@ -450,7 +449,7 @@ class RowLookup:
                 (index.state, index.pages),
                 tuple(space),
                 before + inserted,
-                starts.numbers,
+                starts.kernel_arguments,
                 vectors,
                 new,
             )

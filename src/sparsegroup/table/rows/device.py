@@ -243,7 +243,7 @@ class DeviceStorage(RowStorage):
 
     _rows: DeviceRows
     is_on_device = True
-    sums_gradients = False  # the step's kernel sums and checks lines, and nothing is waited for
+    needs_each_row_once = False  # the step's kernel sums and checks lines, and nothing is waited for
 
     def __init__(self, config: TableConfig) -> None:
         super().__init__(DeviceRows(config.dim, config.weight_dtype, config.device, {}))
@@ -329,11 +329,11 @@ class DeviceStorage(RowStorage):
         return requested or torch.float32
 
     def step(self, gradient: RowGradient, step: GroupStep, scalars: StepScalars, num_rows: Callable[[], int]) -> None:
-        memory = self.rows
+        table_rows = self.rows
         launch.step_table(
             step.rule,
-            "u" in memory.initial,
-            memory.layout(),
+            "u" in table_rows.initial,
+            table_rows.layout(),
             num_rows(),
             _runs_of(gradient),
             self._watch.counters,

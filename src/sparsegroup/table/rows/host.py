@@ -364,7 +364,7 @@ class HostStorage(RowStorage):
     # Lookup
 
     @property
-    def memory(self) -> tuple[int, int, int, int]:
+    def for_lookup(self) -> tuple[int, int, int, int]:
         rows = self._rows
         return rows.pages.place, rows.shift, rows.row_bytes, rows.weights
 
@@ -399,24 +399,24 @@ class HostStorage(RowStorage):
     def step(self, gradient: RowGradient, step: GroupStep, scalars: StepScalars, num_rows: Callable[[], int]) -> None:
         rows, values = gradient.rows.contiguous(), gradient.values.resolve_neg().contiguous()
         second_input = None if gradient.second_input is None else gradient.second_input.resolve_neg().contiguous()
-        memory, rule = self._rows, step.rule
-        if self._layout is None or self._layout[:2] != (memory, rule):
-            self._layout = memory, rule, memory.layout(_parts(rule, "u" in memory.initial))
+        table_rows, rule = self._rows, step.rule
+        if self._layout is None or self._layout[:2] != (table_rows, rule):
+            self._layout = table_rows, rule, table_rows.layout(_parts(rule, "u" in table_rows.initial))
         advance = partial(
             cpu_step.advance_rows,
             rule,
-            memory.dtype,
+            table_rows.dtype,
             rows.data_ptr(),
             len(rows),
-            cpu_step.Pages(memory.pages.addresses, memory.shift),
+            cpu_step.Pages(table_rows.pages.addresses, table_rows.shift),
             self._layout[2],
             np.array([[values.data_ptr(), 0 if second_input is None else second_input.data_ptr()]], np.int64),
-            memory.dim,
-            np.array([scalars.scalars], memory.dtype),
+            table_rows.dim,
+            np.array([scalars.scalars], table_rows.dtype),
             step.constants,
             int(scalars.seed),
         )
-        self.change(advance)
+        self.change(advance)  # also keeps the count of live rows
 
     # Sweep
 
@@ -453,16 +453,16 @@ class HostStorage(RowStorage):
         applies: bool,
         drops: bool = False,
     ) -> tuple[Floats, npt.NDArray[np.bool_], int]:
-        memory = self._rows
+        table_rows = self._rows
         return cpu_step.sweep_rows(
             step.rule,
-            memory.dtype,
+            table_rows.dtype,
             count,
             rows,
-            cpu_step.Pages(memory.pages.addresses, memory.shift),
-            memory.layout((WEIGHT, "u", *step.rule.state)),
-            memory.dim,
-            np.array(scalars.scalars, memory.dtype),
+            cpu_step.Pages(table_rows.pages.addresses, table_rows.shift),
+            table_rows.layout((WEIGHT, "u", *step.rule.state)),
+            table_rows.dim,
+            np.array(scalars.scalars, table_rows.dtype),
             step.constants,
             applies=applies,
             drops=drops,

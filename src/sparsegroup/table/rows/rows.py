@@ -168,7 +168,7 @@ class RowStorage(ABC):
 
     keeps_rounding = False  # whether weights are rounded when stored, so that u is needed without a regularizer too
     is_on_device = False  # whether the rows are not in the host's memory
-    sums_gradients = True  # whether a step needs each row once; else its kernel sums
+    needs_each_row_once = True  # whether a step takes one line for each row; else its kernel sums a row's lines
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -222,7 +222,7 @@ class RowStorage(ABC):
     # Lookup
 
     @property
-    def memory(self) -> tuple[int, int, int, int]:
+    def for_lookup(self) -> tuple[int, int, int, int]:
         """The rows as the lookup's kernel reads them: address of the pages' addresses, `Rows.shift`, `Rows.row_bytes`,
         and the kind of the weights, see `sparsegroup.kernels.cpu.rows`.
 
@@ -300,12 +300,12 @@ class RowStorage(ABC):
 
         With `drops`, rows that never had a non-zero gradient become zero where λ21 > 0.
         """
-        memory = self.rows
+        table_rows = self.rows
         self.forget_live()
         changed = [np.empty(0, np.int64)]
         for rows, block in self._blocks(np.arange(count), step, scalars):
             x, u, touched = eager.swept(
-                step.rule, block, *self._constants(step, scalars, block), memory.part_dtype(WEIGHT)
+                step.rule, block, *self._constants(step, scalars, block), table_rows.part_dtype(WEIGHT)
             )
             if drops:
                 x = torch.where(touched, x, torch.zeros_like(x))
@@ -313,8 +313,8 @@ class RowStorage(ABC):
             assert block.u is not None
             changed.append(rows[((after != block.x) | (u != block.u)).any(1).numpy()])
             with signals_deferred():
-                memory.write(WEIGHT, rows, after.numpy())
-                memory.write("u", rows, u.numpy())
+                table_rows.write(WEIGHT, rows, after.numpy())
+                table_rows.write("u", rows, u.numpy())
         return np.concatenate(changed)
 
     def _constants(self, step: GroupStep, scalars: StepScalars, block: Block) -> tuple[Any, Any, Any, Any]:
@@ -323,11 +323,11 @@ class RowStorage(ABC):
         return scalars.scalars, initial, step.constants.regularizer, groups
 
     def _blocks(self, rows: Int64s, step: GroupStep, scalars: StepScalars) -> Iterator[tuple[Int64s, Block]]:
-        memory = self.rows
+        table_rows = self.rows
         for first in range(0, len(rows), _SWEPT_AT_A_TIME):
             some = np.ascontiguousarray(rows[first : first + _SWEPT_AT_A_TIME])
             x, u, *state = (
-                torch.from_numpy(memory.read(part, some)).to(TORCH_DTYPES[memory.dtype])
+                torch.from_numpy(table_rows.read(part, some)).to(TORCH_DTYPES[table_rows.dtype])
                 for part in (WEIGHT, "u", *step.rule.state)
             )
             yield some, Block(x, u, state)

@@ -68,27 +68,27 @@ _mark = kernel(_mark_rows, "the table's changes")
 
 
 @dataclass(slots=True, eq=False)
-class RowPlan(RowGradient):
+class TableRowsPlan(RowGradient):
     """A step over a table's rows that has been checked. Nothing has changed so far."""
 
     parameter: Tensor  # the table's parameter
-    steps: "RowSteps"  # takes the step
-    source: Tensor  # the parameter's gradient
+    stepper: "RowStepper"
+    weight_gradient: Tensor  # sparse, as autograd gave it to the parameter
 
     @property
     def gradient(self) -> Tensor:
-        """`[n, dim]`, a line for each row, in the order in which a second input must come."""
+        """The `values` `[n, dim]`, a line for each row, in the order in which a second input must come."""
         return self.values
 
-    def with_second_input(self, second_input: Tensor) -> "RowPlan":
+    def with_second_input(self, second_input: Tensor) -> "TableRowsPlan":
         """Return the plan with the rule's second input, shaped as `gradient`. FloatingPointError: not finite."""
         self.second_input = second_input.to(self.values.dtype)
-        self.steps.check_finite(self, self.second_input)
+        self.stepper.check_finite(self, self.second_input)
         return self
 
     def run(self, step: GroupStep, scalars: StepScalars, entry: Entry) -> None:
         """Take the step."""
-        self.steps.run(self, step, scalars, entry[KEYS])
+        self.stepper.run(self, step, scalars, entry[KEYS])
 
 
 def _no_step() -> None:
@@ -100,7 +100,7 @@ def _table_of(parameter: Any) -> Any:
     return parameter.store
 
 
-class RowSteps:
+class RowStepper:
     """The stepper of a table's rows, see `sparsegroup.optim.step.Stepper`.
 
     The rows hold the state of `owner`. `changes` are those since `track` was called; None if it was not, or all has.
@@ -153,7 +153,7 @@ class RowSteps:
 
     def plan(
         self, parameter: Tensor, gradient: Tensor, step: GroupStep, states: Mapping[Tensor, Entry], number: int
-    ) -> RowPlan:
+    ) -> TableRowsPlan:
         """See `Stepper.plan`."""
         entry = states.get(parameter)
         owner = entry.get(KEYS) if entry else None
@@ -189,13 +189,14 @@ class RowSteps:
         if self._limit is not None:
             self._limit.check_layout(1 + carries_u + len(step.rule.state), self._num_rows(), storage.rows)
 
-    def _read(self, parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> RowPlan:
+    def _read(self, parameter: Tensor, gradient: Tensor, step: GroupStep, number: int) -> TableRowsPlan:
         """Return the gradient as the storage takes it."""
         lines: GradientLines | None = None
-        known, sums = self._known(gradient), self._storage.sums_gradients or step.rule.mean_square
-        if known is not None and not (sums and known[1] is not ONE_LINE_EACH):
+        known = self._known(gradient)
+        needs_each_row_once = self._storage.needs_each_row_once or step.rule.mean_square
+        if known is not None and (known[1] is ONE_LINE_EACH or not needs_each_row_once):
             (rows, lines), values = known, gradient._values()
-        elif sums or gradient.requires_grad:
+        elif needs_each_row_once or gradient.requires_grad:
             rows, values = self._summed(gradient, step.site(number))
         else:  # nothing is waited for: the kernel sums lines and reports rows of other versions, which this makes large
             rows, values = gradient._indices()[0] ^ self._directory.numbering.base, gradient._values()
@@ -203,10 +204,14 @@ class RowSteps:
             values = values.detach()
         if values.dtype not in NUMPY_DTYPES and not self._storage.is_on_device:
             values = values.float()
-        return RowPlan(rows, values, None, None, lines, parameter, self, gradient)
+        return TableRowsPlan(rows, values, None, None, lines, parameter, self, gradient)
 
     def _known(self, gradient: Tensor) -> tuple[Tensor, GradientLines] | None:
-        """Return the rows of the lines of a registered gradient; None for a changed gradient and one with a graph."""
+        """Return the rows of a gradient that backward made, and how its lines belong to them.
+
+        `RowNumbering.gradient` registers such a gradient by the memory of its indices. None: any other gradient, a
+        changed one, or one with a graph.
+        """
         indices = gradient._indices()
         known = self._directory.numbering.gradients.get(indices.untyped_storage())
         is_unchanged = known is not None and len(known[0]) == indices.shape[1] and not gradient.requires_grad
@@ -232,7 +237,7 @@ class RowSteps:
         values = gradient._values().to(compute_dtype(gradient.dtype))
         return sum_of_pieces([(gradient._indices()[0] - numbering.base, values)])
 
-    def check_finite(self, plan: RowPlan, values: Tensor) -> None:
+    def check_finite(self, plan: TableRowsPlan, values: Tensor) -> None:
         """Leave out lines of `values` that are not finite, or raise FloatingPointError; on a device the kernel does."""
         if self._storage.are_finite(values):
             return
@@ -244,23 +249,23 @@ class RowSteps:
             )
         plan.finite = finite if plan.finite is None else plan.finite & finite
 
-    def run(self, plan: RowPlan, step: GroupStep, scalars: StepScalars, owner: StateOwner) -> None:
+    def run(self, plan: TableRowsPlan, step: GroupStep, scalars: StepScalars, owner: StateOwner) -> None:
         """Take a planned step: lay out u and the rule's state, count skipped rows, run the kernel."""
         with self._lock.mutex:
             if self._laid_out_for() is not step or self.owner is not owner:
                 self.lay_out(owner, step.initial, step.wants_u, step.group["state_dtype"])
                 self._laid_out_for = ref(step)
-            storage, lines = self._storage, plan if plan.finite is None else plan.finite_lines()
+            storage, gradient = self._storage, plan.finite_lines()
             if plan.finite is not None:
                 storage.count_skipped(storage.skipped_rows + int((~plan.finite).sum()))
-            if lines.rows.shape[0]:
+            if gradient.rows.shape[0]:
                 if self.changes is not None:
-                    self.changes.mark(lines.rows_on_host())
-                storage.step(lines, step, scalars, self._num_rows)
+                    self.changes.mark(gradient.rows_on_host())
+                storage.step(gradient, step, scalars, self._num_rows)
             if self._on_step is not None:
                 self._lock.run_scheduled()  # uses that a prefetch notes are of the time before, however its thread runs
                 self._on_step()
-            self._content.directory.numbering.note_step(plan.source)
+            self._content.directory.numbering.note_step(plan.weight_gradient)
 
     def lay_out(
         self,
@@ -288,6 +293,7 @@ class RowSteps:
                 self.owner = owner
 
     def _carries_u(self, owner: StateOwner | None, wants_u: bool) -> bool:
+        """Return whether the rows carry u. `GroupStep._carries_u` only decides whether the entry names "u"."""
         has_u = owner is not None and self.owner is owner and "u" in self._storage.state_names
         return has_u or wants_u or self._storage.keeps_rounding
 

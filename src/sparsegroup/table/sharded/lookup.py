@@ -60,8 +60,8 @@ class ShardedLookup:
         not. Raises RuntimeError if other keys were prefetched, and what `Table.look_up` raises.
         """
         shards, table = self.shards, self.table
-        is_again, prefetched = insert and is_recomputation(), self._prefetched
-        if prefetched is not None and prefetched.insert == insert and not is_again:
+        is_recomputed, prefetched = insert and is_recomputation(), self._prefetched
+        if prefetched is not None and prefetched.insert == insert and not is_recomputed:
             self._prefetched = None
             with shards.waiting():
                 exchange = prefetched.exchange.result()
@@ -69,7 +69,7 @@ class ShardedLookup:
                     pass
         else:
             prefetched = None
-            exchange = shards.exchange_keys(keys, "a recomputation" if is_again else _purpose(insert))
+            exchange = shards.exchange_keys(keys, "a recomputation" if is_recomputed else _purpose(insert))
 
         def look_up() -> tuple[Tensor, LookupInfo]:
             if prefetched is not None and not np.array_equal(prefetched.keys, keys):
@@ -80,7 +80,7 @@ class ShardedLookup:
             return table.look_up(torch.from_numpy(exchange.keys), insert)
 
         result, error = attempt(look_up)
-        masks = table.config.has_fallback and insert and not is_again
+        masks = table.config.has_fallback and insert and not is_recomputed
         counts = shards.agree(exchange, table.live_and_seen() if masks else (), error)
         assert result is not None
         vectors, info = result
