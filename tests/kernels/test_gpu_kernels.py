@@ -270,7 +270,7 @@ def test_a_table_leaves_gradients_that_are_not_finite(once: bool) -> None:
         lines.second_input[0, 2] = math.inf
         bad.append(12)
     runs = lines.runs(rows, repeats=not once)
-    launch.step_table(one.rule, True, table.layout, 13, runs, counts, one.settings, one.numbers)
+    launch.step_table(one.rule, True, table.layout, 13, runs, counts, one.constants, one.numbers)
     stays = torch.tensor(sorted({*range(16)} - {12, 3, 0, 5, 6, 2} | {*bad}))
     assert torch.equal(table.bytes()[stays], memory[stays])
     stepped = [row for row in (2, 3, 5, 12) if row not in bad]
@@ -350,7 +350,7 @@ def test_rows_of_a_table_beyond_2_to_the_31() -> None:
     layout = replace(table.layout, pages=pages, shift=20)
     rows, lines, counts = shuffled(8), sent(one.parts), no_counts()
     runs = launch.runs_of(lines.g[rows], rows + first)
-    launch.step_table(one.rule, True, layout, first + 8, runs, counts, one.settings, one.numbers)
+    launch.step_table(one.rule, True, layout, first + 8, runs, counts, one.constants, one.numbers)
     assert counts[1:].tolist() == [0, 0]
     table.pages = list(memory.split(2**SHIFT))
     after, exact = table.updated(one.parts), by_table(with_float32_state(one))

@@ -16,7 +16,7 @@ from gpu_cases import DEVICE
 from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, KINDS, make
 from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
-from sparsegroup.kernels.gpu import runtime
+from sparsegroup.kernels.gpu import launch, runtime
 from sparsegroup.kernels.gpu.backend import is_ready
 from sparsegroup.optim.arguments import check_device
 from sparsegroup.rules import Rule, learning_rate
@@ -157,6 +157,24 @@ def test_a_step_waits_for_nothing():
         finally:
             if DEVICE.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
+
+
+def test_tables_of_tensors_stay_on_the_device_though_step_counts_differ(monkeypatch):
+    sent = []
+
+    class CountedTable(launch.TensorTable):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            sent.append(self)
+
+    monkeypatch.setattr(launch, "TensorTable", CountedTable)
+    params = [nn.Parameter(torch.ones(2, 3, device=DEVICE)) for _ in range(4)]
+    optimizer = GroupAdam(params, l21=0.01)
+    for several in (params[:2], params, params, params):
+        for param in several:
+            param.grad = torch.ones_like(param) if param.grad is None else param.grad
+        optimizer.step()
+    assert len(sent) == 3  # of the first step, and of both step counts
 
 
 def test_foreach_takes_pytorchs_operations(monkeypatch):

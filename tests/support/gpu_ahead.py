@@ -112,16 +112,16 @@ def launch_all(one: Case, on_device: bool, repeated: bool) -> None:
     if on_device:
         scalars, start = (tuple(map(torch.tensor, values)) for values in (numbers.scalars, numbers.start))
         numbers = StepScalars(scalars, start, torch.tensor(numbers.seed, dtype=torch.int32))
-    launch.step_tensor(one.rule, parts.with_numbers(numbers), width, one.settings)
-    launch.step_many(one.rule, [parts.with_numbers(one.numbers)] * 2, width, one.settings)
+    launch.step_tensor(one.rule, parts.with_numbers(numbers), width, one.constants)
+    launch.step_many(one.rule, [parts.with_numbers(one.numbers)] * 2, width, one.constants)
     rows, counters = torch.arange(height), torch.zeros(3, dtype=torch.int64)
     gradient = parts.runs(rows, repeats=repeated)
-    launch.step_rows(one.rule, parts.slot, gradient, counters, one.settings, numbers)
+    launch.step_rows(one.rule, parts.slot, gradient, counters, one.constants, numbers)
     x_bytes, part_bytes = width * dtype.itemsize, width * state_dtype.itemsize
     row_bytes = x_bytes + part_bytes * (len(parts.state) + (parts.u is not None))
     pages = torch.zeros(1, dtype=torch.int64)
     layout = launch.Layout(pages, 10, row_bytes, x_bytes, part_bytes, dtype, state_dtype, width)
-    launch.step_table(one.rule, parts.u is not None, layout, height, gradient, counters, one.settings, numbers)
+    launch.step_table(one.rule, parts.u is not None, layout, height, gradient, counters, one.constants, numbers)
     launch.gather(layout, rows, dtype, 0)
     launch.scatter(layout, rows, torch.zeros(height, width), dtype, 0)
 

@@ -31,7 +31,7 @@ from sparsegroup import (
 )
 from sparsegroup.checkpoint import load_checkpoint, save_checkpoint
 from sparsegroup.kernels.gpu import runtime
-from sparsegroup.kernels.gpu.backend import Watch
+from sparsegroup.kernels.gpu.transfer import Watch
 from sparsegroup.table.lookup.kernels import BagPooling
 from sparsegroup.table.rows.device import DeviceRows, DeviceStorage
 from sparsegroup.table.rows.rows import WEIGHT

@@ -1,5 +1,8 @@
 """The step and the sweep in PyTorch: readable, on any device, the oracle of the compiled kernels.
 
+A step (`advance`) computes m and σ by the rule, then x⁺ and u⁺ by the closed form (`regularized_step`). x and u
+of a group that has never had a non-zero gradient stay unchanged.
+
 The sweep is the closed form without a gradient: which λ21 a group survives, and what a changed λ makes of it. With
 m = 0 and σ as the rule would give it for a gradient of zero at this step, its state unchanged:
 
@@ -9,8 +12,8 @@ A group lives where ‖weigh(s)‖ > √d λ21 (scaled to the norm), for any pen
 
     ‖weigh(s)‖ / √d
 
-is its survival λ21, which separates groups that will stay from groups that will go without stepping any of them. A
-group that never had a non-zero gradient is left alone by every step; its survival λ21 is infinite.
+is its survival λ21, which separates groups that will stay from groups that will go without stepping any of them. The
+survival λ21 of a group that never had a non-zero gradient is infinite.
 """
 
 from collections.abc import Sequence
@@ -72,7 +75,7 @@ def advance(
 
 
 def ever_touched(g: Tensor, u: Tensor, state: Sequence[Tensor], initial: Sequence[float], groups: Grouping) -> Tensor:
-    """Whether a group has ever had a non-zero gradient, by what that changes; broadcasts to `g`."""
+    """Return whether each group has ever had a non-zero gradient, which changes u or the state; broadcasts to `g`."""
     touched = (g != 0) | was_updated(u)
     for before, untouched in zip(state, initial, strict=True):
         # As the state is stored: a default such as 0.1 has another float32 value.
@@ -104,54 +107,6 @@ def regularized_step(
     return stored, mark_updated(prox.next_residual(r, s, q, y, two_l2, rounding), -zero)
 
 
-def survival_l21(
-    rule: Rule,
-    block: Block,
-    scalars: Sequence[float],
-    initial: Sequence[float],
-    regularizer: Regularizer,
-    groups: Grouping,
-) -> Tensor:
-    """The largest λ21 at which each group is zero, by λ1, λ2 and the norm of `regularizer`; broadcasts to `block.x`."""
-    x, u, zero = block.x, _u(block), block.x.new_zeros(())
-    sigma = _sigma(rule, block, scalars)
-    s = prox.soft_threshold(u - sigma * x, regularizer.l1, zero)
-    weighed = regularizer.norm.weigh(s, sigma + 2 * regularizer.l2, zero)
-    norm = groups.norm(weighed) / (groups.sqrt_size * regularizer.norm.tau_scale)
-    touched = ever_touched(zero.expand_as(u), u, block.state, initial, groups)
-    return torch.where(touched, norm, torch.full_like(norm, torch.inf))
-
-
-def swept(
-    rule: Rule,
-    block: Block,
-    scalars: Sequence[float],
-    initial: Sequence[float],
-    regularizer: Regularizer,
-    groups: Grouping,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x̂ in `dtype` and u⁺ of the closed form without a gradient, and which groups ever had one; the others stay."""
-    x, u = block.x, _u(block)
-    m = torch.zeros_like(x)
-    stored, u_after = regularized_step(x, u, m, _sigma(rule, block, scalars), regularizer, groups, dtype)
-    touched = ever_touched(m, u, block.state, initial, groups)
-    return torch.where(touched, stored, x.to(dtype)), torch.where(touched, u_after, u), touched
-
-
-def _u(block: Block) -> Tensor:
-    return torch.zeros_like(block.x) if block.u is None else block.u
-
-
-def _sigma(rule: Rule, block: Block, scalars: Sequence[float]) -> Tensor:
-    """σ of a step whose gradient is zero, shaped as x."""
-    zero = torch.zeros_like(block.x)
-    gradients = [zero, zero] if rule.has_second_input else [zero]
-    _, sigma, *_ = rule.update(*gradients, *block.state, *scalars)
-    of_all: Tensor = zero + sigma
-    return of_all
-
-
 class EagerBackend(Backend):
     """The step of `rule` in eager PyTorch: any device, dtype and grouping."""
 
@@ -163,7 +118,7 @@ class EagerBackend(Backend):
         return True
 
     def launch(self, memories: Sequence[ParameterMemory]) -> Launch:
-        """See `Backend.launch`."""
+        """Return the backend: nothing is prepared."""
         return self
 
     def step(self, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
@@ -229,3 +184,51 @@ def _elements(tensor: Tensor, rows: Tensor | None) -> Tensor:
     shape = tensor.shape[1:]
     numbers = rows.unsqueeze(1) * shape.numel() + torch.arange(shape.numel(), dtype=torch.int64, device=tensor.device)
     return numbers.to(torch.int32).view(-1, *shape)
+
+
+def survival_l21(
+    rule: Rule,
+    block: Block,
+    scalars: Sequence[float],
+    initial: Sequence[float],
+    regularizer: Regularizer,
+    groups: Grouping,
+) -> Tensor:
+    """The largest λ21 at which each group is zero, by λ1, λ2 and the norm of `regularizer`; broadcasts to `block.x`."""
+    x, u, zero = block.x, _u(block), block.x.new_zeros(())
+    sigma = _sigma(rule, block, scalars)
+    s = prox.soft_threshold(u - sigma * x, regularizer.l1, zero)
+    weighed = regularizer.norm.weigh(s, sigma + 2 * regularizer.l2, zero)
+    norm = groups.norm(weighed) / (groups.sqrt_size * regularizer.norm.tau_scale)
+    touched = ever_touched(zero.expand_as(u), u, block.state, initial, groups)
+    return torch.where(touched, norm, torch.full_like(norm, torch.inf))
+
+
+def swept(
+    rule: Rule,
+    block: Block,
+    scalars: Sequence[float],
+    initial: Sequence[float],
+    regularizer: Regularizer,
+    groups: Grouping,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x̂ in `dtype` and u⁺ of the closed form without a gradient, and which groups ever had one; the others stay."""
+    x, u = block.x, _u(block)
+    m = torch.zeros_like(x)
+    stored, u_after = regularized_step(x, u, m, _sigma(rule, block, scalars), regularizer, groups, dtype)
+    touched = ever_touched(m, u, block.state, initial, groups)
+    return torch.where(touched, stored, x.to(dtype)), torch.where(touched, u_after, u), touched
+
+
+def _u(block: Block) -> Tensor:
+    return torch.zeros_like(block.x) if block.u is None else block.u
+
+
+def _sigma(rule: Rule, block: Block, scalars: Sequence[float]) -> Tensor:
+    """σ of a step whose gradient is zero, shaped as x."""
+    zero = torch.zeros_like(block.x)
+    gradients = [zero, zero] if rule.has_second_input else [zero]
+    _, sigma, *_ = rule.update(*gradients, *block.state, *scalars)
+    of_all: Tensor = zero + sigma
+    return of_all

@@ -55,7 +55,7 @@ def step_kernels(
         "shrinkage": _bound(shrinkage, array),
         **{function.__name__: _bound(function, array) for function in (*_CLOSED_FORM, *_ROUNDING, *_MARK)},
     }
-    for name, function in vars(source).items():
+    for name, function in vars(source).items():  # in the order of the source: a function sees those above it
         is_own = isinstance(function, FunctionType) and function.__module__ == source.__name__
         if is_own and function.__name__ == name:
             names[name] = _bound(function, names)
@@ -66,7 +66,8 @@ def step_kernels(
 def row_kernels() -> SimpleNamespace:
     """`ROW_KERNELS`, which know no rule."""
     names: dict[str, Any] = {"UNROLL": tl.constexpr(source.UNROLL), "nearest_bits": _bound(rounding.nearest_bits, {})}
-    for function in (source.groups_and_lanes, source.as_stored, source.at_address, source.row_address):
+    # In the order of the source, as above.
+    for function in (source.groups_and_lanes, source.rounded_to, source.at_address, source.row_address):
         names[function.__name__] = _bound(function, names)
     return SimpleNamespace(**{name: _bound(getattr(source, name), names) for name in ROW_KERNELS})
 

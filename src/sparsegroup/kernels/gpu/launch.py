@@ -37,32 +37,32 @@ def groups_of_program(width: int, tile: int = TILE) -> int:
     return max(1, tile // padded(width))
 
 
-def launch(kernel: Any, on: Tensor, groups: int, width: int, tile: int = TILE, /, **arguments: Any) -> None:
-    """Run a kernel over `groups` groups (or rows) of `width` elements, on the device of `on`."""
+def run_kernel(kernel: Any, on: Tensor, count: int, width: int, tile: int = TILE, /, **arguments: Any) -> None:
+    """Run a kernel on the device of `on`, with a grid for `count` groups (or rows) of `width` elements."""
     taken, lanes = groups_of_program(width, tile), padded(width)
     # Without fused multiply-add the numbers are the CPU's; the kernels wait for memory in any case.
     options = {"num_warps": min(max(taken * lanes // LANES, 1), 4), "enable_fp_fusion": False}
     with torch.cuda.device_of(on):  # type: ignore[no-untyped-call]
-        kernel[(-(-groups // taken),)](WIDTH=width, PADDED=lanes, GROUPS=taken, **arguments, **options)
+        kernel[(-(-count // taken),)](WIDTH=width, PADDED=lanes, GROUPS=taken, **arguments, **options)
 
 
-def kernels_of(rule: Rule, carries_u: bool, settings: StepConstants) -> SimpleNamespace:
-    """The kernels for a rule and what regularizes it."""
-    r = settings.regularizer
+def kernels_of(rule: Rule, carries_u: bool, constants: StepConstants) -> SimpleNamespace:
+    """Return the kernels for a rule, and the norm and penalty of a step."""
+    r = constants.regularizer
     return bind.step_kernels(rule, carries_u, r.norm.weigh if r.l21 > 0 else None, r.penalty.shrinkage)
 
 
 def step_arguments(
-    settings: StepConstants, numbers: StepScalars, width: int, state_dtype: torch.dtype | None
+    constants: StepConstants, numbers: StepScalars, width: int, state_dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    """What `source.step_tile` takes that does not depend on the element; `state_dtype` is that of u and the state."""
-    r, scalars, start = settings.regularizer, numbers.scalars, numbers.start
+    """Return the arguments of `source.step_tile` that all elements share; u and the state are of `state_dtype`."""
+    r, scalars, start = constants.regularizer, numbers.scalars, numbers.start
     if not numbers.on_device:  # Triton makes another kernel for ints, and none for NumPy's numbers
         scalars, start = _floats(*scalars), _floats(*start)
     return {
         "scalars": scalars,
         "start": start,
-        "initial": tuple(as_stored(value, state_dtype or torch.float32) for value in settings.initial),
+        "initial": tuple(as_stored(value, state_dtype or torch.float32) for value in constants.initial),
         "lambdas": _floats(r.l1, 2 * r.l2, r.keep, -0.0),
         "penalty": _floats(*r.penalty.scalars()),
         "tau": math.sqrt(width) * float(r.tau),
@@ -86,45 +86,49 @@ def pointers_of(memory: ParameterMemory) -> dict[str, Any]:
 
 
 def step_tensors(
-    rule: Rule, tensors: Sequence[TensorPlan], settings: StepConstants, tables: dict[tuple[Any, ...], "TensorTable"]
+    rule: Rule,
+    tensors: Sequence[TensorPlan],
+    constants: StepConstants,
+    tables: dict[ParameterMemory, "TensorTable"],
 ) -> None:
-    """The step by dense gradients, which are contiguous, of tensors of a param group, whose `tables` are kept."""
+    """Step the tensors of a `Launch` by contiguous gradients, and keep a table for each first tensor of a kernel."""
+    # A launch has tensors of one device and dtype, which all carry u or all do not; one kernel needs the rest in common
+    # too. On the device each tensor has scalars of its own, so it is stepped alone: in a graph, launches cost little.
     alike: dict[tuple[Any, ...], list[TensorPlan]] = {}
     for tensor in tensors:
         memory = tensor.memory
         width = memory.width if memory.carries_u else 1
-        # Step numbers that only the device knows differ from tensor to tensor; in a graph, launches cost little.
-        dtypes = memory.dtype, state_dtype_of(memory), tensor.gradient.dtype
-        alike.setdefault((id(tensor.scalars), memory.x.device, dtypes, memory.carries_u, width), []).append(tensor)
-    for kind, several in alike.items():
-        width = kind[-1]
+        kind = width, state_dtype_of(memory), tensor.gradient.dtype, id(tensor.scalars)
+        alike.setdefault(kind, []).append(tensor)
+    for (width, *_), several in alike.items():
         if len(several) == 1:
-            step_tensor(rule, several[0], width, settings)
+            step_tensor(rule, several[0], width, constants)
             continue
         for first in range(0, len(several), MOST_TENSORS):
-            some, key = several[first : first + MOST_TENSORS], (*kind[1:], first)
-            tables[key] = step_many(rule, some, width, settings, tables.get(key))
+            some = several[first : first + MOST_TENSORS]
+            key = some[0].memory
+            tables[key] = step_many(rule, some, width, constants, tables.get(key))
 
 
-def step_tensor(rule: Rule, tensor: TensorPlan, width: int, settings: StepConstants) -> None:
-    """The step over one tensor of groups of `width` ≤ `runtime.WIDEST_GROUP` elements, group after group."""
+def step_tensor(rule: Rule, tensor: TensorPlan, width: int, constants: StepConstants) -> None:
+    """Step one tensor of contiguous groups of `width` ≤ `runtime.WIDEST_GROUP` elements."""
     memory, g = tensor.memory, tensor.gradient
     groups = memory.x.numel() // width
-    launch(
-        kernels_of(rule, memory.carries_u, settings).dense,
+    run_kernel(
+        kernels_of(rule, memory.carries_u, constants).dense,
         memory.x,
-        groups,
+        groups,  # for the grid; the kernel is passed `groups` below
         width,
         **pointers_of(memory),
         g=g,
         second_input=g if tensor.second_input is None else tensor.second_input,
         groups=groups,
-        **step_arguments(settings, tensor.scalars, width, state_dtype_of(memory)),
+        **step_arguments(constants, tensor.scalars, width, state_dtype_of(memory)),
     )
 
 
 class TensorTable:
-    """Where at most `MOST_TENSORS` tensors are, on the device: `table` and `firsts` of `source.dense_many`.
+    """The places of at most `MOST_TENSORS` tensors, on the device: `table` and `firsts` of `source.dense_many`.
 
     `lines` has for each tensor the number of groups of `width` elements, and addresses.
     """
@@ -143,19 +147,19 @@ class TensorTable:
 
 
 def step_many(
-    rule: Rule, tensors: Sequence[TensorPlan], width: int, settings: StepConstants, table: TensorTable | None = None
+    rule: Rule, tensors: Sequence[TensorPlan], width: int, constants: StepConstants, table: TensorTable | None = None
 ) -> TensorTable:
-    """The step over at most `MOST_TENSORS` tensors of the same dtypes and numbers in one launch.
+    """Step at most `MOST_TENSORS` tensors of the same dtypes and scalars by one kernel.
 
-    Takes the table of the step before, if there was one, and gives the one for the next: it holds until a tensor moves.
+    Takes the table of the last step, if any. Returns the table for the next step: the same until a tensor moves.
     """
     memory, g = tensors[0].memory, tensors[0].gradient
     lines = [_line_of(tensor, width) for tensor in tensors]
     if table is None or table.lines != lines:
         table = TensorTable(lines, width, memory.x.device)
     dtype = state_dtype_of(memory)
-    launch(
-        kernels_of(rule, memory.carries_u, settings).dense_many,
+    run_kernel(
+        kernels_of(rule, memory.carries_u, constants).dense_many,
         memory.x,
         table.programs * groups_of_program(width),
         width,
@@ -166,7 +170,7 @@ def step_many(
         GRADIENT=TYPES[g.dtype],
         ALIGNED=table.is_aligned,
         TENSORS=len(table.firsts),
-        **step_arguments(settings, tensors[0].scalars, width, dtype),
+        **step_arguments(constants, tensors[0].scalars, width, dtype),
     )
     return table
 
@@ -214,8 +218,8 @@ def runs_of(values: Tensor, rows: Tensor) -> GradientRuns:
     return GradientRuns(values, rows, None, order, starts[: count + 1])
 
 
-def _launch_step(kernel: Any, gradient: GradientRuns, width: int, **arguments: Any) -> None:
-    """Launch a step over rows; what there is not is another tensor, never looked at."""
+def _run_over_rows(kernel: Any, gradient: GradientRuns, width: int, **arguments: Any) -> None:
+    """Sum long runs by chunks, then run a step's kernel over the rows; the kernel reads no tensor passed for a None."""
     g, rows, order = gradient.values, gradient.rows, gradient.order
     sums, chunks, blocks = g, 0, 0
     if order is not None:
@@ -223,11 +227,12 @@ def _launch_step(kernel: Any, gradient: GradientRuns, width: int, **arguments: A
         chunks = len(order) // CHUNK if longest >= CHUNK else 0
         blocks = chunks // CHUNK if longest >= CHUNK * CHUNK else 0
         sums = g.new_empty(max(chunks + blocks, 1), width, dtype=torch.float32)
+        kernel_of_sums = bind.row_kernels().sum_chunks
         of_chunks = {"g": g, "rows": rows, "order": order, "sums": sums, "chunks": chunks, "CHUNK": CHUNK}
         for level, count in ((1, chunks), (2, blocks)):
             if count:
-                launch(bind.row_kernels().sum_chunks, g, count, width, ROW_TILE, count=count, LEVEL=level, **of_chunks)
-    launch(
+                run_kernel(kernel_of_sums, g, count, width, ROW_TILE, count=count, LEVEL=level, **of_chunks)
+    run_kernel(
         kernel,
         g,
         gradient.runs,
@@ -253,20 +258,20 @@ def step_rows(
     memory: ParameterMemory,
     gradient: GradientRuns,
     counters: Tensor,
-    settings: StepConstants,
+    constants: StepConstants,
     numbers: StepScalars,
 ) -> None:
-    """The step over rows of one tensor; for `counters` see `source.tensor_rows`."""
+    """Step rows of one tensor; for `counters` see `source.tensor_rows`."""
     height = memory.shape[0]
     width = memory.x.numel() // height
-    _launch_step(
-        kernels_of(rule, memory.carries_u, settings).tensor_rows,
+    _run_over_rows(
+        kernels_of(rule, memory.carries_u, constants).tensor_rows,
         gradient,
         width,
         **pointers_of(memory),
         height=height,
         counters=counters,
-        **step_arguments(settings, numbers, width, state_dtype_of(memory)),
+        **step_arguments(constants, numbers, width, state_dtype_of(memory)),
     )
 
 
@@ -296,12 +301,12 @@ def step_table(
     height: int,
     gradient: GradientRuns,
     counters: Tensor,
-    settings: StepConstants,
+    constants: StepConstants,
     numbers: StepScalars,
 ) -> None:
-    """The step over rows of a table that has `height` of them; for `counters` see `source.table_rows`."""
-    _launch_step(
-        kernels_of(rule, carries_u, settings).table_rows,
+    """Step rows of a table that has `height` rows; for `counters` see `source.table_rows`."""
+    _run_over_rows(
+        kernels_of(rule, carries_u, constants).table_rows,
         gradient,
         layout.dim,
         pages=layout.pages,
@@ -314,7 +319,7 @@ def step_table(
         FIRST_PART=layout.first_part,
         PART_BYTES=layout.part_bytes,
         ALIGNED=layout.aligned,
-        **step_arguments(settings, numbers, layout.dim, layout.state_dtype),
+        **step_arguments(constants, numbers, layout.dim, layout.state_dtype),
     )
 
 
@@ -332,7 +337,7 @@ def scatter(layout: Layout, rows: Tensor, values: Tensor, dtype: torch.dtype, of
 
 def _copy_part(kernel: Any, layout: Layout, rows: Tensor, values: Tensor, dtype: torch.dtype, offset: int) -> None:
     if len(rows):
-        launch(
+        run_kernel(
             kernel,
             values,
             len(rows),

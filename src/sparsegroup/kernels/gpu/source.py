@@ -61,16 +61,16 @@ def any_in_group(mask: Any) -> Any:
     return tl.max(mask.to(tl.int32), 1, keep_dims=True) != 0
 
 
-def was_touched(g: Any, u: Any, state: Any, initial: Any, inside: Any) -> Any:
-    """Whether a group has ever had a non-zero gradient (`eager.ever_touched`), `[groups, 1]`."""
+def ever_touched(g: Any, u: Any, state: Any, initial: Any, inside: Any) -> Any:
+    """Return whether each group has ever had a non-zero gradient, `[groups, 1]`: `eager.ever_touched`."""
     touched = (g != 0.0) | tile_was_updated(u)
     for k in tl.static_range(STATES):
         touched = touched | (state[k] != initial[k])
     return any_in_group(touched & inside)
 
 
-def as_stored(value: Any, X: Any) -> Any:
-    """`value`, float32, rounded to what X can hold."""
+def rounded_to(value: Any, X: Any) -> Any:
+    """Return `value`, float32, rounded to a number of the dtype X."""
     if tl.float32 == X:
         return value
     elif tl.bfloat16 == X:
@@ -95,7 +95,7 @@ def regularized(
         q = shrinkage(tl.sqrt_rn(squares), tau, 0.0, 1.0, *penalty)
     y = closed_form(x, s, q, c, keep, 0.0, 1.0)
     exact = solution(x, u, m, r, s, q, y, two_l2, c, 0.0)
-    stored = as_stored(exact, X)
+    stored = rounded_to(exact, X)
     after = next_residual(r, s, q, y, two_l2, sigma * (stored - exact) if tl.float32 != X else 0.0)
     return stored, mark_updated(after, minus_zero)
 
@@ -140,15 +140,79 @@ def step_tile(
         if HAS_START:
             charged = tl.where(any_in_group(tile_was_updated(u)), u, start[0] * x)
         stored, u_after = regularized(x, charged, m, sigma, inside, lambdas, penalty, tau, X)
-        changes = was_touched(g, u, state, initial, inside) & moves
+        changes = ever_touched(g, u, state, initial, inside) & moves
         stored = tl.where(changes, stored, x)
         store_state(u_at, tl.where(changes, u_after, u), inside, element, seed, 0)
     else:
-        stored = tl.where(moves, as_stored(base_step(x, m, sigma, 0.0), X), x)
+        stored = tl.where(moves, rounded_to(base_step(x, m, sigma, 0.0), X), x)
     tl.store(x_at, stored.to(X), mask=inside)
     for k in tl.static_range(STATES):
         store_state(state_at[k], out[2 + k], inside, element, seed, 1 + k)
     return x, stored
+
+
+def step_groups(
+    x: Any, u: Any, state: Any, g: Any, second_input: Any, group: Any, groups: Any, lane: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
+    WIDTH: Any, ON_DEVICE: Any,
+) -> None:  # fmt: skip
+    """Step the groups numbered `group` of a contiguous tensor, which has `groups` of `WIDTH` elements."""
+    at = group * WIDTH + lane
+    inside = (group < groups) & (lane < WIDTH)
+    value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+    second_value = read_second_input(second_input + at, inside, value)
+    step_tile(
+        x + at, u + at, [pointer + at for pointer in state], value, second_value, inside, at,
+        scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
+    )  # fmt: skip
+
+
+def dense(
+    x: Any, u: Any, state: Any, g: Any, second_input: Any, groups: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
+    WIDTH: Any, PADDED: Any, GROUPS: Any, ON_DEVICE: Any,
+) -> None:  # fmt: skip
+    """Step one contiguous tensor of `groups` groups."""
+    group, lane = groups_and_lanes(GROUPS, PADDED)
+    step_groups(
+        x, u, state, g, second_input, group, groups, lane,
+        scalars, start, initial, lambdas, penalty, tau, seed, WIDTH, ON_DEVICE,
+    )  # fmt: skip
+
+
+def at_line(line: Any, TYPE: Any, ALIGNED: Any) -> Any:
+    """Return the address stored at `line`, as a pointer."""
+    pointer = tl.load(line).to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+def dense_many(
+    table: Any, firsts: Any,
+    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
+    X: Any, STATE: Any, GRADIENT: Any, ALIGNED: Any, TENSORS: Any,
+    WIDTH: Any, PADDED: Any, GROUPS: Any, ON_DEVICE: Any,
+) -> None:  # fmt: skip
+    """Step many contiguous tensors.
+
+    `table` `[tensors, 3 + parts]` int64 has the number of groups, the addresses of g, of the second input and of
+    the parts: x, u where it is carried, the states. `firsts` `[TENSORS]` int64 is the first program of each tensor;
+    beyond the last tensor, more than there are.
+    """
+    begins = tl.load(firsts + tl.arange(0, TENSORS)) <= tl.program_id(0)
+    tensor = tl.sum(begins.to(tl.int32), 0) - 1
+    line = table + tensor * (4 + CARRIES_U + STATES)
+    group, lane = groups_and_lanes(GROUPS, PADDED)
+    state: Any = ()
+    for k in tl.static_range(STATES):
+        state = state + (at_line(line + (4 + CARRIES_U + k), STATE, ALIGNED),)
+    step_groups(
+        at_line(line + 3, X, ALIGNED), at_line(line + (3 + CARRIES_U), STATE, ALIGNED), state,
+        at_line(line + 1, GRADIENT, ALIGNED), at_line(line + 2, GRADIENT, ALIGNED),
+        group - tl.load(firsts + tensor) * GROUPS, tl.load(line), lane,
+        scalars, start, initial, lambdas, penalty, tau, seed, WIDTH, ON_DEVICE,
+    )  # fmt: skip
 
 
 def sum_chunks(
@@ -224,7 +288,7 @@ def gradient_of(
     g: Any, second_input: Any, rows: Any, order: Any, starts: Any, sums: Any, chunks: Any, blocks: Any,
     run: Any, lane: Any, count: Any, WIDTH: Any, CHUNK: Any, SUMMED: Any,
 ) -> Any:  # fmt: skip
-    """Which runs there are, their rows, their gradient, and their second input."""
+    """Return which runs exist, the row of each, and the values of its gradient and second input."""
     here = run < count
     if SUMMED:
         row = tl.load(rows + run, mask=here, other=-1)
@@ -260,14 +324,14 @@ def tensor_rows(
     `counters` `[3]` int64: not used, rows left out, one of them.
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
-    here, row, value, curvature = gradient_of(
+    here, row, value, second_value = gradient_of(
         g, second_input, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, CHUNK, SUMMED
     )
     report(counters, here & ((row < 0) | (row >= height)), row)
     here = here & (row >= 0) & (row < height)
     at = tl.where(here, row, 0) * WIDTH + lane
     step_tile(
-        x + at, u + at, [pointer + at for pointer in state], value, curvature, here & (lane < WIDTH), at,
+        x + at, u + at, [pointer + at for pointer in state], value, second_value, here & (lane < WIDTH), at,
         scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
     )  # fmt: skip
 
@@ -288,16 +352,16 @@ def table_rows(
     ALIGNED: these and ROW_BYTES are multiples of 16.
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
-    _, row, value, curvature = gradient_of(
+    _, row, value, second_value = gradient_of(
         g, second_input, rows, order, starts, sums, chunks, blocks, run, lane, count, WIDTH, CHUNK, SUMMED
     )
     here = (row >= 0) & (row < height)
-    not_finite = (value * 0.0 != 0.0) | (curvature * 0.0 != 0.0)
+    not_finite = (value * 0.0 != 0.0) | (second_value * 0.0 != 0.0)
     bad = (here & any_in_group(not_finite & (lane < WIDTH))) | (row >= height)
     report(counters, bad, row)
     here = here & (bad == 0)
     value = tl.where(here, value, 0.0)
-    curvature = tl.where(here, curvature, 0.0)
+    second_value = tl.where(here, second_value, 0.0)
     row = tl.where(here, row, 0)
     base = row_address(pages, row, SHIFT, ROW_BYTES)
     state: Any = ()
@@ -306,7 +370,7 @@ def table_rows(
     inside = here & (lane < WIDTH)
     before, after = step_tile(
         at_address(base, 0, lane, X, ALIGNED), at_address(base, FIRST_PART, lane, STATE, ALIGNED), state,
-        value, curvature, inside, row * WIDTH + lane,
+        value, second_value, inside, row * WIDTH + lane,
         scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
     )  # fmt: skip
     live_before = tl.sum(any_in_group((before != 0.0) & inside).to(tl.int64))
@@ -335,68 +399,4 @@ def scatter(
     inside = (line < count) & (lane < WIDTH)
     base = row_address(pages, tl.load(rows + line, mask=line < count, other=0), SHIFT, ROW_BYTES)
     value = tl.load(values + line * WIDTH + lane, mask=inside, other=0.0)
-    tl.store(at_address(base, OFFSET, lane, X, ALIGNED), as_stored(value.to(tl.float32), X).to(X), mask=inside)
-
-
-def step_groups(
-    x: Any, u: Any, state: Any, g: Any, second_input: Any, group: Any, groups: Any, lane: Any,
-    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
-    WIDTH: Any, ON_DEVICE: Any,
-) -> None:  # fmt: skip
-    """Some of the `groups` groups of `WIDTH` elements of a contiguous tensor."""
-    at = group * WIDTH + lane
-    inside = (group < groups) & (lane < WIDTH)
-    value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
-    curvature = read_second_input(second_input + at, inside, value)
-    step_tile(
-        x + at, u + at, [pointer + at for pointer in state], value, curvature, inside, at,
-        scalars, start, initial, lambdas, penalty, tau, seed, ON_DEVICE,
-    )  # fmt: skip
-
-
-def dense(
-    x: Any, u: Any, state: Any, g: Any, second_input: Any, groups: Any,
-    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
-    WIDTH: Any, PADDED: Any, GROUPS: Any, ON_DEVICE: Any,
-) -> None:  # fmt: skip
-    """One contiguous tensor of `groups` groups."""
-    group, lane = groups_and_lanes(GROUPS, PADDED)
-    step_groups(
-        x, u, state, g, second_input, group, groups, lane,
-        scalars, start, initial, lambdas, penalty, tau, seed, WIDTH, ON_DEVICE,
-    )  # fmt: skip
-
-
-def at_line(line: Any, TYPE: Any, ALIGNED: Any) -> Any:
-    """The pointer at `line`."""
-    pointer = tl.load(line).to(tl.pointer_type(TYPE))
-    if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
-    return pointer
-
-
-def dense_many(
-    table: Any, firsts: Any,
-    scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
-    X: Any, STATE: Any, GRADIENT: Any, ALIGNED: Any, TENSORS: Any,
-    WIDTH: Any, PADDED: Any, GROUPS: Any, ON_DEVICE: Any,
-) -> None:  # fmt: skip
-    """Many contiguous tensors.
-
-    `table` `[tensors, 3 + parts]` int64 has the number of groups, the addresses of g, of the second input and of
-    the parts: x, u where it is carried, the states. `firsts` `[TENSORS]` int64 is the first program of each tensor;
-    beyond the last tensor, more than there are.
-    """
-    begins = tl.load(firsts + tl.arange(0, TENSORS)) <= tl.program_id(0)
-    tensor = tl.sum(begins.to(tl.int32), 0) - 1
-    line = table + tensor * (4 + CARRIES_U + STATES)
-    group, lane = groups_and_lanes(GROUPS, PADDED)
-    state: Any = ()
-    for k in tl.static_range(STATES):
-        state = state + (at_line(line + (4 + CARRIES_U + k), STATE, ALIGNED),)
-    step_groups(
-        at_line(line + 3, X, ALIGNED), at_line(line + (3 + CARRIES_U), STATE, ALIGNED), state,
-        at_line(line + 1, GRADIENT, ALIGNED), at_line(line + 2, GRADIENT, ALIGNED),
-        group - tl.load(firsts + tensor) * GROUPS, tl.load(line), lane,
-        scalars, start, initial, lambdas, penalty, tau, seed, WIDTH, ON_DEVICE,
-    )  # fmt: skip
+    tl.store(at_address(base, OFFSET, lane, X, ALIGNED), rounded_to(value.to(tl.float32), X).to(X), mask=inside)

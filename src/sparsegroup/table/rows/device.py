@@ -14,7 +14,8 @@ from torch import Tensor
 
 from sparsegroup.kernels.cpu.rows import WHOLE
 from sparsegroup.kernels.gpu import launch
-from sparsegroup.kernels.gpu.backend import Transfer, Watch, is_ready
+from sparsegroup.kernels.gpu.backend import is_ready
+from sparsegroup.kernels.gpu.transfer import Transfer, Watch
 from sparsegroup.kernels.step import StepScalars
 from sparsegroup.optim.step import GroupStep
 from sparsegroup.rules import Rule
