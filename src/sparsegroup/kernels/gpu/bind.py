@@ -41,7 +41,7 @@ _NOT_SPECIALIZED = ("chunks", "blocks", "count", "seed", "height")
 def step_kernels(
     rule: Rule, carries_u: bool, weigh: Callable[..., Any] | None, shrinkage: Callable[..., Any]
 ) -> SimpleNamespace:
-    """`STEP_KERNELS` for a rule, the norm's `weigh` (None where λ21 = 0) and the penalty's `shrinkage`."""
+    """Return `STEP_KERNELS` for a rule, the norm's `weigh` (None where λ21 = 0) and the penalty's `shrinkage`."""
     array = {"nan_maximum": _bound(source.nan_maximum, {})}
     names: dict[str, Any] = {
         "HAS_SECOND_INPUT": tl.constexpr(rule.has_second_input),
@@ -64,7 +64,7 @@ def step_kernels(
 
 @cache
 def row_kernels() -> SimpleNamespace:
-    """`ROW_KERNELS`, which know no rule."""
+    """Return `ROW_KERNELS`, which need no rule."""
     names: dict[str, Any] = {"UNROLL": tl.constexpr(source.UNROLL), "nearest_bits": _bound(rounding.nearest_bits, {})}
     # In the order of the source, as above.
     for function in (source.groups_and_lanes, source.rounded_to, source.at_address, source.row_address):
@@ -103,7 +103,7 @@ class _ForTriton(ast.NodeTransformer):
 
 
 def _bound(function: Callable[..., Any], names: Mapping[str, Any]) -> Any:
-    """`function` for Triton, with some of its globals replaced."""
+    """Return `function` for Triton, with some of its globals replaced."""
     assert isinstance(function, FunctionType)
     if function.__closure__ is not None or function.__name__ == "<lambda>":
         raise ValueError(f"{function.__qualname__} must be a function by `def` that uses no variables of another")

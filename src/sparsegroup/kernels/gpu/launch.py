@@ -28,12 +28,12 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 def padded(width: int) -> int:
-    """The lanes of a tile of groups of `width` elements."""
+    """Return the number of lanes of a tile for each group of `width` elements."""
     return int(triton.next_power_of_2(width))
 
 
 def groups_of_program(width: int, tile: int = TILE) -> int:
-    """How many groups of `width` elements a program takes."""
+    """Return the number of groups of `width` elements that a program takes."""
     return max(1, tile // padded(width))
 
 
@@ -76,12 +76,12 @@ def _floats(*numbers: Any) -> tuple[Any, ...]:
 
 
 def state_dtype_of(memory: ParameterMemory) -> torch.dtype | None:
-    """The dtype of u and the states, which all have the same; None where there are none."""
+    """Return the common dtype of u and the states; None without u and states."""
     return next(iter(memory.state_dtypes), None)
 
 
 def pointers_of(memory: ParameterMemory) -> dict[str, Any]:
-    """x, u and the states as the kernels take them; a u that is not carried is x, never looked at."""
+    """Return x, u and the states as arguments of a kernel; x in place of a u that is not carried, never read."""
     return {"x": memory.x, "u": memory.x if memory.u is None else memory.u, "state": memory.state}
 
 

@@ -25,17 +25,17 @@ random_bits = rounded_bits = nearest_bits = mark_updated = keep_mark = tile_was_
 
 
 def nan_maximum(a: Any, b: Any) -> Any:
-    """The larger one, NaN if either is, as torch and NumPy have it: `xp.maximum`."""
+    """Return the larger number, NaN if either is NaN, as torch and NumPy do: `xp.maximum`."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 def groups_and_lanes(GROUPS: Any, PADDED: Any) -> Any:
-    """The numbers of this program's groups, `[GROUPS, 1]`, and of the elements of each, `[1, PADDED]`."""
+    """Return the numbers of this program's groups, `[GROUPS, 1]`, and of the elements of a group, `[1, PADDED]`."""
     return tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[:, None], tl.arange(0, PADDED)[None, :]
 
 
 def at_address(address: Any, OFFSET: Any, lane: Any, TYPE: Any, ALIGNED: Any) -> Any:
-    """Pointers to the lanes of a part `OFFSET` bytes into rows that begin at `address` `[groups, 1]`."""
+    """Return pointers to the lanes of a part `OFFSET` bytes into rows that begin at `address` `[groups, 1]`."""
     pointer = address.to(tl.pointer_type(TYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, [16, 16])
@@ -43,7 +43,7 @@ def at_address(address: Any, OFFSET: Any, lane: Any, TYPE: Any, ALIGNED: Any) ->
 
 
 def row_address(pages: Any, row: Any, SHIFT: Any, ROW_BYTES: Any) -> Any:
-    """Where rows begin, in pages of 2**SHIFT rows of ROW_BYTES; for a negative row, where row 0 does."""
+    """Return the addresses of rows in pages of 2**SHIFT rows of ROW_BYTES; of row 0 for a negative row."""
     existing = tl.where(row >= 0, row, 0)
     return tl.load(pages + (existing >> SHIFT)) + (existing & ((1 << SHIFT) - 1)) * ROW_BYTES
 
@@ -57,7 +57,7 @@ def read_second_input(pointer: Any, inside: Any, otherwise: Any) -> Any:
 
 
 def any_in_group(mask: Any) -> Any:
-    """`[groups, 1]`."""
+    """Return whether `mask` is true for any element of each group, `[groups, 1]`."""
     return tl.max(mask.to(tl.int32), 1, keep_dims=True) != 0
 
 
@@ -219,9 +219,9 @@ def sum_chunks(
     g: Any, rows: Any, order: Any, sums: Any, chunks: Any, count: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, LEVEL: Any,
 ) -> None:  # fmt: skip
-    """The sums of the chunks of `CHUNK` sorted keys that are all of one row; long runs are made of these.
+    """Sum the gradients of each chunk of `CHUNK` sorted keys that are all of one row; `sum_of_run` adds the sums.
 
-    At LEVEL 2 the sums of blocks, of `CHUNK` chunks each. `sums` has `chunks` lines for them, then some for blocks.
+    At LEVEL 2, sum blocks of `CHUNK` chunks each. `sums` has `chunks` lines for them, then some for blocks.
     """
     chunk, lane = groups_and_lanes(GROUPS, PADDED)
     here = chunk < count
@@ -244,7 +244,7 @@ def sum_chunks(
 
 
 def term_of_run(run: Any, k: Any, lane: Any, WIDTH: Any, CHUNK: Any) -> Any:
-    """The k-th term of `sum_of_run`: a key's gradient, or the sum of a chunk or block; zeros after the last."""
+    """Return the k-th term of `sum_of_run`: a key's gradient, or the sum of a chunk or block; zeros after the last."""
     g, order, sums, chunks, first, from_chunk, to_chunk, from_block, to_block = run[:9]
     head, chunks_before, whole_blocks, chunks_after, end = run[9:]
     single = (k < head) | ((k >= chunks_after) & (k < end))
@@ -261,9 +261,9 @@ def sum_of_run(
     g: Any, order: Any, sums: Any, chunks: Any, blocks: Any, first: Any, last: Any, lane: Any,
     WIDTH: Any, CHUNK: Any,
 ) -> Any:  # fmt: skip
-    """Σ g over the keys of each run, `[groups, PADDED]`: of whole blocks, whole chunks around these, single keys.
+    """Return Σ g over the keys of each run, `[groups, PADDED]`, from sums of whole blocks and chunks, and single keys.
 
-    `chunks` and `blocks`: how many have been summed.
+    `chunks` and `blocks` are the numbers of chunks and blocks that `sum_chunks` has summed.
     """
     from_chunk = (first + (CHUNK - 1)) // CHUNK
     to_chunk = tl.maximum(tl.minimum(last // CHUNK, chunks), from_chunk)
@@ -306,7 +306,7 @@ def gradient_of(
 
 
 def report(counters: Any, bad: Any, row: Any) -> None:
-    """Count the `bad` rows, and keep one of them."""
+    """Count the `bad` rows in `counters[1]`, and write one of them to `counters[2]`."""
     many = tl.sum(bad.to(tl.int64))
     tl.atomic_add(counters + 1, many, mask=many != 0)
     tl.store(counters + 2 + row * 0, row, mask=bad)
@@ -318,9 +318,9 @@ def tensor_rows(
     scalars: Any, start: Any, initial: Any, lambdas: Any, penalty: Any, tau: Any, seed: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
 ) -> None:  # fmt: skip
-    """Rows of a contiguous tensor `[height, WIDTH]`; those beyond it are counted in `counters[1]`, the last one kept.
+    """Step rows of a contiguous tensor `[height, WIDTH]`; rows beyond the tensor are left out and reported.
 
-    There are `count` runs (or rows, where SUMMED: then line i of the gradient is that of `rows[i]`, each once).
+    There are `count` runs, or where SUMMED `count` distinct rows: line i of the gradient is then that of `rows[i]`.
     `counters` `[3]` int64: not used, rows left out, one of them.
     """
     run, lane = groups_and_lanes(GROUPS, PADDED)
@@ -343,9 +343,9 @@ def table_rows(
     X: Any, STATE: Any, SHIFT: Any, ROW_BYTES: Any, FIRST_PART: Any, PART_BYTES: Any, ALIGNED: Any,
     WIDTH: Any, PADDED: Any, GROUPS: Any, CHUNK: Any, SUMMED: Any, ON_DEVICE: Any,
 ) -> None:  # fmt: skip
-    """Rows of a table in pages of 2**SHIFT rows; a row is x, u and the states, side by side.
+    """Step rows of a table in pages of 2**SHIFT rows; a row is x, u and the states, side by side.
 
-    Rows outside [0, height) are left out. Those beyond it are counted, as is a row whose gradient is infinite or NaN.
+    Rows outside [0, height), and rows whose gradient is infinite or NaN, are left out and, unless negative, reported.
 
     `pages` `[p]` are the addresses of the pages; `counters` `[3]` int64: how many more rows are not zero than before,
     rows left out, one of them. In a row, u or the first state begins at byte FIRST_PART, the next PART_BYTES later.
@@ -382,7 +382,7 @@ def gather(
     pages: Any, rows: Any, values: Any, count: Any,
     X: Any, SHIFT: Any, ROW_BYTES: Any, OFFSET: Any, ALIGNED: Any, WIDTH: Any, PADDED: Any, GROUPS: Any,
 ) -> None:  # fmt: skip
-    """values[i] = a part of row rows[i], or zeros where that is negative."""
+    """Set values[i] to a part of row rows[i], or to zeros where rows[i] is negative."""
     line, lane = groups_and_lanes(GROUPS, PADDED)
     row = tl.load(rows + line, mask=line < count, other=-1)
     base = row_address(pages, row, SHIFT, ROW_BYTES)
@@ -394,7 +394,7 @@ def scatter(
     pages: Any, rows: Any, values: Any, count: Any,
     X: Any, SHIFT: Any, ROW_BYTES: Any, OFFSET: Any, ALIGNED: Any, WIDTH: Any, PADDED: Any, GROUPS: Any,
 ) -> None:  # fmt: skip
-    """A part of row rows[i] = values[i], for distinct rows."""
+    """Set a part of row rows[i] to values[i], for distinct rows."""
     line, lane = groups_and_lanes(GROUPS, PADDED)
     inside = (line < count) & (lane < WIDTH)
     base = row_address(pages, tl.load(rows + line, mask=line < count, other=0), SHIFT, ROW_BYTES)
