@@ -152,15 +152,14 @@ def test_state_in_bfloat16_is_rounded_by_chance(rule: Rule, way: Way, l21: float
 
 
 @rules_and_ways(ADAM_AND_FTRL, without=by_many)
-def test_numbers_on_the_device_are_those_on_the_host(rule: Rule, way: Way) -> None:
+def test_scalars_on_the_device_are_those_on_the_host(rule: Rule, way: Way) -> None:
     for frozen in (False, True):
         one = case(rule, (9, 5), state_dtype=torch.bfloat16, frozen=frozen)
-        host = one.numbers
-        scalars, start = (
-            tuple(torch.tensor(value, device=DEVICE) for value in values) for values in (host.scalars, host.start)
-        )
+        host = one.scalars
+        of_rule = tuple(torch.tensor(value, device=DEVICE) for value in host.of_rule)
+        sigma_0, moves = (torch.tensor(value, device=DEVICE) for value in (host.sigma_0, host.moves))
         seed = torch.tensor(host.seed, dtype=torch.int32, device=DEVICE)
-        after, expected = way(replace(one, numbers=StepScalars(scalars, start, seed))), way(one)
+        after, expected = way(replace(one, scalars=StepScalars(of_rule, sigma_0, moves, seed))), way(one)
         assert_same_bits((after.x, after.u, *after.state), (expected.x, expected.u, *expected.state))
 
 
@@ -183,7 +182,7 @@ def test_tensors_anywhere_in_memory(way: Way, monkeypatch: pytest.MonkeyPatch) -
 
 
 PLAIN = StepConstants(Regularizer(), (), None, False)
-UNIT = StepScalars((1.0,), (0.0, 1.0), SEED)
+UNIT = StepScalars((1.0,), 0.0, 1.0, SEED)
 """SGD of weights 0 with σ = 1: weights become minus the gradient."""
 
 
@@ -270,7 +269,7 @@ def test_a_table_leaves_gradients_that_are_not_finite(once: bool) -> None:
         lines.second_input[0, 2] = math.inf
         bad.append(12)
     runs = lines.runs(rows, repeats=not once)
-    launch.step_table(one.rule, True, table.layout, 13, runs, counts, one.constants, one.numbers)
+    launch.step_table(one.rule, True, table.layout, 13, runs, counts, one.constants, one.scalars)
     stays = torch.tensor(sorted({*range(16)} - {12, 3, 0, 5, 6, 2} | {*bad}))
     assert torch.equal(table.bytes()[stays], memory[stays])
     stepped = [row for row in (2, 3, 5, 12) if row not in bad]
@@ -350,7 +349,7 @@ def test_rows_of_a_table_beyond_2_to_the_31() -> None:
     layout = replace(table.layout, pages=pages, shift=20)
     rows, lines, counts = shuffled(8), sent(one.parts), no_counts()
     runs = launch.runs_of(lines.g[rows], rows + first)
-    launch.step_table(one.rule, True, layout, first + 8, runs, counts, one.constants, one.numbers)
+    launch.step_table(one.rule, True, layout, first + 8, runs, counts, one.constants, one.scalars)
     assert counts[1:].tolist() == [0, 0]
     table.pages = list(memory.split(2**SHIFT))
     after, exact = table.updated(one.parts), by_table(with_float32_state(one))
@@ -372,6 +371,6 @@ def test_tensors_of_more_than_2_to_the_31_elements() -> None:
     x, u, g = vast(height, width), vast(height, width), vast(height, width)
     g[-3:] = torch.arange(2.0, 50.0, device=DEVICE).view(3, width)
     parts = Parts(x, u, (), g, None)
-    launch.step_tensor(SGD, parts.with_numbers(UNIT), width, COUNTING)
+    launch.step_tensor(SGD, parts.with_scalars(UNIT), width, COUNTING)
     assert torch.equal(x[-3:], 1 - g[-3:])
     assert not x[:-3].any()

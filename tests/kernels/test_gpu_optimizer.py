@@ -17,7 +17,7 @@ from optimizer_cases import ALL, ALLOW_CREATE_GRAPH, KINDS, make
 from over import over
 from sparsegroup import GroupAdagrad, GroupAdam, GroupOptimizer, HashEmbedding
 from sparsegroup.kernels.gpu import launch, runtime
-from sparsegroup.kernels.gpu.backend import is_ready
+from sparsegroup.kernels.gpu.backend import compiles
 from sparsegroup.optim.arguments import check_device
 from sparsegroup.rules import Rule, learning_rate
 
@@ -271,7 +271,7 @@ def test_a_rule_that_triton_cannot_take_is_left_to_pytorch():
     for update in (lambda g, i: (g, g - g + i), closure):
         rule = Rule("odd", lambda lr: (1 / lr,), update, state={}, hyperparameters=(learning_rate(),))
         with pytest.warns(RuntimeWarning, match="the rule 'odd' cannot be compiled for the GPU"):
-            assert not is_ready(rule)
+            assert not compiles(rule)
     x = nn.Parameter(torch.ones(4, 2, device=DEVICE))
     x.grad = torch.ones_like(x)
     type("Odd", (GroupOptimizer,), {"rule": rule})([x], lr=0.5).step()

@@ -107,21 +107,21 @@ FLOAT, BFLOAT, HALF = torch.float32, torch.bfloat16, torch.float16
 
 def launch_all(one: Case, on_device: bool, repeated: bool) -> None:
     """Each kernel once."""
-    parts, numbers, width = one.parts, one.numbers, one.parts.x.shape[1]
+    parts, scalars, width = one.parts, one.scalars, one.parts.x.shape[1]
     height, dtype, state_dtype = len(parts.x), parts.x.dtype, (parts.u if parts.u is not None else parts.g).dtype
     if on_device:
-        scalars, start = (tuple(map(torch.tensor, values)) for values in (numbers.scalars, numbers.start))
-        numbers = StepScalars(scalars, start, torch.tensor(numbers.seed, dtype=torch.int32))
-    launch.step_tensor(one.rule, parts.with_numbers(numbers), width, one.constants)
-    launch.step_many(one.rule, [parts.with_numbers(one.numbers)] * 2, width, one.constants)
+        of_rule, seed = tuple(map(torch.tensor, scalars.of_rule)), torch.tensor(scalars.seed, dtype=torch.int32)
+        scalars = StepScalars(of_rule, torch.tensor(scalars.sigma_0), torch.tensor(scalars.moves), seed)
+    launch.step_tensor(one.rule, parts.with_scalars(scalars), width, one.constants)
+    launch.step_many(one.rule, [parts.with_scalars(one.scalars)] * 2, width, one.constants)
     rows, counters = torch.arange(height), torch.zeros(3, dtype=torch.int64)
     gradient = parts.runs(rows, repeats=repeated)
-    launch.step_rows(one.rule, parts.slot, gradient, counters, one.constants, numbers)
+    launch.step_rows(one.rule, parts.slot, gradient, counters, one.constants, scalars)
     x_bytes, part_bytes = width * dtype.itemsize, width * state_dtype.itemsize
     row_bytes = x_bytes + part_bytes * (len(parts.state) + (parts.u is not None))
     pages = torch.zeros(1, dtype=torch.int64)
     layout = launch.Layout(pages, 10, row_bytes, x_bytes, part_bytes, dtype, state_dtype, width)
-    launch.step_table(one.rule, parts.u is not None, layout, height, gradient, counters, one.constants, numbers)
+    launch.step_table(one.rule, parts.u is not None, layout, height, gradient, counters, one.constants, scalars)
     launch.gather(layout, rows, dtype, 0)
     launch.scatter(layout, rows, torch.zeros(height, width), dtype, 0)
 
@@ -141,7 +141,7 @@ LAUNCHES = (
     (rules.ADAGRAD, norm_and_penalty("s", "lasso"), FLOAT, BFLOAT, FLOAT, 10, False, False),
     (rules.FTRL, Regularizer(l1=0.1), FLOAT, FLOAT, HALF, 1, True, False),
 )
-"""Rule, regularizer, dtypes of weights, state and gradients, width, numbers on the device, repeated rows: not all of
+"""Rule, regularizer, dtypes of weights, state and gradients, width, scalars on the device, repeated rows: not all of
 each other's."""
 
 

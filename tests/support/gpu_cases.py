@@ -67,9 +67,9 @@ class Parts:
         entry |= dict(zip(names, self.state, strict=True))
         return ParameterMemory(self.x, entry, names, "rows", wants_kernels=True, capturable=False)
 
-    def with_numbers(self, numbers: StepScalars) -> TensorPlan:
+    def with_scalars(self, scalars: StepScalars) -> TensorPlan:
         plan = TensorPlan(self.x, self.g, self.slot, self.second_input)
-        plan.scalars = numbers
+        plan.scalars = scalars
         return plan
 
     def runs(self, rows: Tensor, *, repeats: bool = False) -> launch.GradientRuns:
@@ -87,7 +87,7 @@ class Case:
     parts: Parts
     groups: Grouping  # most ways to step it need them to be its rows
     constants: StepConstants
-    numbers: StepScalars
+    scalars: StepScalars
 
     def expected(self) -> eager.Block:
         """The step by `eager.advance`, u and the state in float32."""
@@ -98,7 +98,7 @@ class Case:
                 parts.x.float(), None if parts.u is None else parts.u.float(), [state.float() for state in parts.state]
             ),
             [parts.g.float(), *([] if parts.second_input is None else [parts.second_input.float()])],
-            self.numbers.scalars,
+            self.scalars.of_rule,
             self.constants.initial,
             self.constants.sigma_0,
             self.constants.regularizer,
@@ -143,7 +143,7 @@ def case(
         parts,
         Along(torch.Size(shape), 0),
         StepConstants(regularizer, initial, sigma_0, frozen),
-        StepScalars(rule.host_scalars(hyperparameters, 3, LR), (sigma_0 or 0.0, 0.0 if frozen else 1.0), SEED),
+        StepScalars(rule.host_scalars(hyperparameters, 3, LR), sigma_0 or 0.0, 0.0 if frozen else 1.0, SEED),
     )
 
 
@@ -236,7 +236,7 @@ class Table:
 
 def by_tensor(case: Case) -> Parts:
     parts = sent(case.parts)
-    launch.step_tensor(case.rule, parts.with_numbers(case.numbers), case.parts.x[0].numel(), case.constants)
+    launch.step_tensor(case.rule, parts.with_scalars(case.scalars), case.parts.x[0].numel(), case.constants)
     return received(parts)
 
 
@@ -246,7 +246,7 @@ def by_many(case: Case) -> Parts:
     many = [
         sent(mapped(case.parts, lambda tensor, rows=rows: tensor[:rows])) for rows in (1, height, 0, height // 2, 0)
     ]
-    launch.step_many(case.rule, [parts.with_numbers(case.numbers) for parts in many], width, case.constants)
+    launch.step_many(case.rule, [parts.with_scalars(case.scalars) for parts in many], width, case.constants)
     for other in (many[0], many[3]):
         for name in ("x", "u", "state"):
             assert_same_bits(getattr(other, name), first_rows(getattr(many[1], name), len(other.x)), name)
@@ -263,7 +263,7 @@ def by_rows(case: Case) -> Parts:
     """Each row once."""
     parts, rows, counts = sent(case.parts), shuffled(len(case.parts.x)), no_counts()
     gradient = lines_of(parts, rows).runs(rows)
-    launch.step_rows(case.rule, parts.slot, gradient, counts, case.constants, case.numbers)
+    launch.step_rows(case.rule, parts.slot, gradient, counts, case.constants, case.scalars)
     assert not counts.any()
     return received(parts)
 
@@ -273,7 +273,7 @@ def by_runs(case: Case) -> Parts:
     parts, counts = sent(case.parts), no_counts()
     rows = torch.cat([shuffled(len(parts.x)), shuffled(len(parts.x), 1)])
     gradient = lines_of(parts, rows, 0.5).runs(rows, repeats=True)
-    launch.step_rows(case.rule, parts.slot, gradient, counts, case.constants, case.numbers)
+    launch.step_rows(case.rule, parts.slot, gradient, counts, case.constants, case.scalars)
     assert not counts.any()
     return received(parts)
 
@@ -288,7 +288,7 @@ def by_table(case: Case, alignment: int = 16) -> Parts:
     gradient = lines_of(sent(case.parts), rows, 0.5 if repeats else 1.0).runs(rows, repeats=repeats)
     between, before = table.between(), table.part(0)
     launch.step_table(
-        case.rule, case.parts.u is not None, table.layout, table.height, gradient, counts, case.constants, case.numbers
+        case.rule, case.parts.u is not None, table.layout, table.height, gradient, counts, case.constants, case.scalars
     )
     after = table.updated(case.parts)
     assert torch.equal(table.between(), between)
@@ -353,7 +353,7 @@ def assert_step(case: Case, after: Parts, expected: eager.Block | None = None) -
 
     if before.u is not None:
         second_input = [] if before.second_input is None else [before.second_input.float()]
-        _, sigma, *_ = case.rule.update(before.g.float(), *second_input, *before.state, *case.numbers.scalars)
+        _, sigma, *_ = case.rule.update(before.g.float(), *second_input, *before.state, *case.scalars.of_rule)
         rounded = 4 * torch.finfo(torch.float32).eps * _largest([sigma * before.x.float()]) if low_precision else 0.0
         assert_close("u", after.u[same_side], expected.u[same_side], before.u, rounded)
         touched = case.groups.any(was_updated(expected.u)).expand_as(expected.u)

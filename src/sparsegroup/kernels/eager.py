@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparsegroup import prox
 from sparsegroup.groups import Grouping, grouping
-from sparsegroup.kernels.rounding import mark_updated, to_bfloat16, was_updated
+from sparsegroup.kernels.rounding import to_bfloat16, was_updated, zero_as_updated
 from sparsegroup.kernels.step import (
     Backend,
     Launch,
@@ -86,7 +86,10 @@ def ever_touched(g: Tensor, u: Tensor, state: Sequence[Tensor], initial: Sequenc
 def regularized_step(
     x: Tensor, u: Tensor, m: Tensor, sigma: Tensor, regularizer: Regularizer, groups: Grouping, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """x̂ in `dtype` and u⁺ in the compute dtype: the closed form of `sparsegroup.prox`, with z = u + m - σ x."""
+    """x̂ in `dtype` and u⁺ in the compute dtype: the closed form of `sparsegroup.prox`, with z = u + m - σ x.
+
+    A zero in u⁺ is stored as -0: +0 throughout a group means that it was never updated.
+    """
     zero, one = x.new_zeros(()), x.new_ones(())
     two_l2 = 2 * regularizer.l2
     z = u + m - sigma * x
@@ -104,7 +107,7 @@ def regularized_step(
     exact = prox.solution(x, u, m, r, s, q, y, two_l2, c, zero)
     stored = exact.to(dtype)
     rounding = zero if dtype == x.dtype else sigma * (stored.to(x.dtype) - exact)
-    return stored, mark_updated(prox.next_residual(r, s, q, y, two_l2, rounding), -zero)
+    return stored, zero_as_updated(prox.next_residual(r, s, q, y, two_l2, rounding), -zero)
 
 
 class EagerBackend(Backend):
@@ -156,16 +159,16 @@ class EagerBackend(Backend):
             self.rule,
             before,
             [g.to(dtype) for g in (plan.gradient, plan.second_input) if g is not None],
-            scalars.scalars,
+            scalars.of_rule,
             constants.initial_as(part.dtype for part in memory.state),
-            scalars.start[0] if self.rule.sigma_0 is not None else None,
+            scalars.sigma_0 if self.rule.sigma_0 is not None else None,
             constants.regularizer,
             memory.groups if rows is None else grouping("rows", before.x.shape, memory.x.device),
             memory.dtype,
         )
         for number, (part, moment) in enumerate(zip(memory.state, after.state, strict=True), 1):
             write_state(number, part, moment)
-        moves = scalars.start[1]
+        moves = scalars.moves
         x, u = after.x, after.u
         if isinstance(moves, Tensor):  # only the device knows: x and u are written as they were
             x = torch.where(moves != 0, x, before.x.to(x.dtype))

@@ -1,12 +1,12 @@
-"""Rounding to bfloat16, and the mark of a group that was never updated, as sources that all backends share.
+"""Rounding to bfloat16, and the zeros that tell updated groups from others, as sources that all backends share.
 
 Rounding is to the nearest or stochastic: up or down by chance, so that what is lost is 0 on average. It is element-wise
 int32 arithmetic that wraps, with `>>` always masked: the same source gives the same bits in eager PyTorch, in Triton
 and in the CPU's kernels. The chance is a function of (seed, part, element), so that a run can be repeated.
 
-The mark: the dual residual u of a group that was never updated is +0 throughout, its initial value. An update leaves
-another number, or -0, so the two can be distinguished even where the rule keeps no state (SGD). `mark_updated` makes
-the mark, `keep_mark` keeps it through a rounding, and each array library has a function that reads it.
+A dual residual u of +0 throughout a group, the initial value, means that the group was never updated: an update stores
+a zero as -0. So the two can be distinguished even where the rule keeps no state (SGD). `zero_as_updated` is for the
+update, `not_to_plus_zero` for the rounding after it, and each array library has its own `was_updated`.
 """
 
 import math
@@ -22,18 +22,18 @@ from sparsegroup.rules.rule import bind, xp
 tl: Any = None  # bound: triton.language
 
 
-def mark_updated(u: Any, minus_zero: Any) -> Any:
-    """u after an update: 0 becomes -0. Element-wise, bound like a rule's `update`."""
+def zero_as_updated(u: Any, minus_zero: Any) -> Any:
+    """Return u after an update: 0 becomes -0. Element-wise, bound like a rule's `update`."""
     return xp.where(u == minus_zero, minus_zero, u)
 
 
-def keep_mark(rounded: Any, bits: Any) -> Any:
-    """`rounded`, int32 bits of a float that had `bits` before it was rounded: what was not +0 does not become it."""
+def not_to_plus_zero(rounded: Any, bits: Any) -> Any:
+    """Return `rounded`, the int32 bits of a float that had `bits` before; where only rounding made it +0, -0."""
     return xp.where((rounded == 0) & (bits != 0), -2147483648, rounded)
 
 
 def was_updated(u: Tensor) -> Tensor:
-    """Where elements of u are not marked, for tensors."""
+    """Return where an update has written the elements of u: True for all numbers but +0. For tensors."""
     return (u != 0) | torch.signbit(u)
 
 
@@ -81,7 +81,7 @@ def rounded_bits(bits: Any, chance: Any) -> Any:
 
 
 def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int) -> Tensor:
-    """`values`, float32, rounded stochastically; what is not +0 does not become +0, the mark.
+    """Return `values`, float32, rounded stochastically; what is not +0 does not become +0.
 
     `elements` int32, shaped as `values`, tells elements apart, and `part` the parts: u is 0, the states are 1, 2, ….
     """
@@ -89,17 +89,17 @@ def to_bfloat16(values: Tensor, elements: Tensor, seed: int | Tensor, part: int)
         seed = torch.full((), seed, dtype=torch.int32, device=values.device)
     chance = random_bits(elements, seed, part)
     bits = values.contiguous().view(torch.int32)
-    rounded: Tensor = keep_mark(rounded_bits(bits, chance), bits).view(torch.float32)
+    rounded: Tensor = not_to_plus_zero(rounded_bits(bits, chance), bits).view(torch.float32)
     return rounded.to(torch.bfloat16)
 
 
-_nearest_bits, _keep_mark = bind(nearest_bits, np), bind(keep_mark, np)
+_nearest_bits, _not_to_plus_zero = bind(nearest_bits, np), bind(not_to_plus_zero, np)
 
 
 def narrowed(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """The bits of `values`, rounded to the nearest bfloat16; what is not +0 does not become +0."""
     bits = np.ascontiguousarray(values).view(np.int32)
-    kept = np.asarray(_keep_mark(_nearest_bits(bits), bits), np.int32)
+    kept = np.asarray(_not_to_plus_zero(_nearest_bits(bits), bits), np.int32)
     return (kept >> 16).astype(np.uint16)
 
 

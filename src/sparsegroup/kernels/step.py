@@ -127,10 +127,15 @@ def as_stored(value: float, dtype: torch.dtype) -> float:
 
 
 class StepScalars(NamedTuple):
-    """What depends on the step."""
+    """What depends on the step: on the host, or as 0-d tensors on the device.
 
-    scalars: tuple[Any, ...]  # from the rule, on the host, or as 0-d tensors on the device
-    start: tuple[Any, Any]  # σ₀ (0 for a rule without), and 0 where the learning rate is 0, else 1; as `scalars`
+    On the host `sigma_0` and `moves` repeat `StepConstants.sigma_0` and `frozen`. On the device only the tensors hold,
+    because only the device may know the learning rate.
+    """
+
+    of_rule: tuple[Any, ...]  # from the rule
+    sigma_0: Any  # σ₀, or 0 for a rule without it
+    moves: Any  # 0 where the learning rate is 0, else 1
     seed: int | Tensor  # the seed of stochastic rounding: int32, or a 0-d int32 tensor
 
     @property
@@ -191,7 +196,7 @@ class StepConstants:
 
 @dataclass(slots=True, eq=False)
 class TensorPlan:
-    """What a step does to one tensor. `memory` and `scalars` are set when nothing can fail any more."""
+    """What a step does to one tensor. `memory` and `scalars` are set after all checks."""
 
     parameter: Tensor  # the tensor: a parameter, or this rank's part of one
     gradient: Tensor  # shaped as the parameter, or as its `rows`; of any floating dtype

@@ -190,9 +190,9 @@ class GroupStep:
                 self._scalars.clear()
             count = max(int(t), 1)
             constants, seed = self.constants, step_seed(count)
-            scalars = self.rule.scalars(**self._arguments, **({"t": count} if self.rule.counts_steps else {}))
-            start = (constants.sigma_0 or 0.0, 0.0 if constants.frozen else 1.0)
-            known = self._scalars[t] = StepScalars(scalars, start, seed)
+            of_rule = self.rule.scalars(**self._arguments, **({"t": count} if self.rule.counts_steps else {}))
+            moves = 0.0 if constants.frozen else 1.0
+            known = self._scalars[t] = StepScalars(of_rule, constants.sigma_0 or 0.0, moves, seed)
         return known
 
     def site(self, number: int) -> ParameterSite:
@@ -430,5 +430,5 @@ def _set_scalars_on_device(step: GroupStep, plans: Sequence[TensorPlan], dtype: 
     table = torch.stack([c.expand_as(t) if isinstance(c, Tensor) else torch.full_like(t, c) for c in columns], 1)
     seeds = step_seed(t.long())
     for plan, row, seed in zip(plans, table.to(dtype).unbind(0), seeds.unbind(0), strict=True):
-        *scalars, its_sigma_0, its_moves = row.unbind(0)
-        plan.scalars = StepScalars(tuple(scalars), (its_sigma_0, its_moves), seed)
+        *of_rule, sigma_0, moves = row.unbind(0)
+        plan.scalars = StepScalars(tuple(of_rule), sigma_0, moves, seed)

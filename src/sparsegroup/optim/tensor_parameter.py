@@ -67,7 +67,7 @@ def _closed_form(
     assert x is not None
     block = Block(x, u, [part.to(dtype) for part in state])
     initial = step.constants.initial_as(part.dtype for part in state)
-    return step.rule, block, step.scalars(float(entry["step"])).scalars, initial, step.regularizer, groups
+    return step.rule, block, step.scalars(float(entry["step"])).of_rule, initial, step.regularizer, groups
 
 
 _TAKEN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

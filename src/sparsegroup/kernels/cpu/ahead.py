@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 
 from sparsegroup import rules
-from sparsegroup.kernels.cpu import step
+from sparsegroup.kernels.cpu import step as cpu_step
 from sparsegroup.kernels.cpu.rows import SCALAR, WHOLE
 from sparsegroup.kernels.cpu.threads import get_num_threads
 from sparsegroup.rules import Rule, is_of_group
@@ -26,7 +26,7 @@ def compile_ahead(*wanted: Rule) -> None:
     If this process needs a kernel that the other process is compiling, it waits and loads the kernel from disk. The
     other process ends with this one. No process starts on a rank of torchrun, or if one thread is to be used.
     """
-    missing = [rule.name for rule in wanted if not step.step_kernel(rule, _in_table(rule), False).is_on_disk]
+    missing = [rule.name for rule in wanted if not cpu_step.step_kernel(rule, _in_table(rule), False).is_on_disk]
     if not missing or get_num_threads() == 1 or "TORCHELASTIC_RUN_ID" in os.environ:
         return
     null = subprocess.DEVNULL
@@ -50,9 +50,9 @@ def _in_table(rule: Rule) -> tuple[int, ...]:
 def _compile(rule: Rule) -> None:
     """Compile what training calls, the last kernel first: this process and the other one meet in the middle."""
     in_table, dtype = _in_table(rule), np.dtype(np.float32)
-    step.is_ready(rule, in_table, False, dtype)
-    step.compile_sweep(rule, in_table, dtype)
-    step.is_ready(rule, (WHOLE,) * (1 + len(rule.state)), False, dtype)
+    cpu_step.compiles(rule, in_table, False, dtype)
+    cpu_step.compile_sweep(rule, in_table, dtype)
+    cpu_step.compiles(rule, (WHOLE,) * (1 + len(rule.state)), False, dtype)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparsegroup.kernels.cpu import step, threads
+from sparsegroup.kernels.cpu import step as cpu_step
+from sparsegroup.kernels.cpu import threads
 from sparsegroup.kernels.cpu.block import BLOCK
 from sparsegroup.kernels.cpu.rows import WHOLE
 from sparsegroup.kernels.step import (
@@ -36,7 +37,7 @@ class CpuBackend(Backend):
             and memory.x.device.type == "cpu"
             and memory.dtype == compute_dtype(memory.dtype)
             and memory.state_dtypes <= {memory.dtype}
-            and step.is_ready(
+            and cpu_step.compiles(
                 self.rule,
                 (WHOLE,) * len(memory.parts),
                 memory.width > BLOCK and (memory.carries_u or sparse),
@@ -57,16 +58,16 @@ class CpuBackend(Backend):
         memory, rows = plan.memory, plan.rows.contiguous()
         dtype = NUMPY_DTYPES[memory.dtype]
         row_bytes, parts = memory.width * dtype.itemsize, len(memory.parts)
-        step.advance_rows(
+        cpu_step.advance_rows(
             self.rule,
             dtype,
             rows.data_ptr(),
             len(rows),
-            step.ONE_PAGE,
-            step.row_layout(row_bytes, tuple(memory.addresses), (row_bytes,) * parts, (WHOLE,) * parts),
+            cpu_step.ONE_PAGE,
+            cpu_step.row_layout(row_bytes, tuple(memory.addresses), (row_bytes,) * parts, (WHOLE,) * parts),
             _addresses([plan]),
             memory.width,
-            np.array([plan.scalars.scalars], dtype),
+            np.array([plan.scalars.of_rule], dtype),
             constants,
         )
 
@@ -79,23 +80,23 @@ class _DenseLaunch:
         counts = np.array([memory.count for memory in memories], np.int64)
         if not memories[0].carries_u:  # each element is a group
             widths, counts = np.ones_like(widths), widths * counts
-        work, parts = step.pieces(widths, counts), np.array([memory.addresses for memory in memories], np.int64)
+        work, parts = cpu_step.pieces(widths, counts), np.array([memory.addresses for memory in memories], np.int64)
         self._dtype, self._widths = NUMPY_DTYPES[memories[0].dtype], tuple(widths.tolist())
         self._groups, self._kinds = (work, counts, parts, widths), (WHOLE,) * parts.shape[1]
-        self._kernel = step.step_kernel(rule, self._kinds, bool((widths > BLOCK).any()))
-        self._alone = len(work) == 1 or int(widths @ counts) < 2 * step.GRAIN
+        self._kernel = cpu_step.step_kernel(rule, self._kinds, bool((widths > BLOCK).any()))
+        self._alone = len(work) == 1 or int(widths @ counts) < 2 * cpu_step.GRAIN  # see there
 
     def step(self, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
         first = plans[0].scalars
         if all(plan.scalars is first for plan in plans):
-            scalars = np.empty((len(plans), len(first.scalars)), self._dtype)
-            scalars[:] = first.scalars
+            scalars = np.empty((len(plans), len(first.of_rule)), self._dtype)
+            scalars[:] = first.of_rule
         else:
-            scalars = np.array([plan.scalars.scalars for plan in plans], self._dtype)
-        taus = step.taus_of(constants, self._dtype, self._widths)
-        terms = step.terms_of(constants, self._dtype, self._kinds)
+            scalars = np.array([plan.scalars.of_rule for plan in plans], self._dtype)
+        taus = cpu_step.taus_of(constants, self._dtype, self._widths)
+        terms = cpu_step.terms_of(constants, self._dtype, self._kinds)
         gradients, groups = _addresses(plans), self._groups
-        threads.share(self._kernel, groups, step.NO_ROWS, gradients, scalars, taus, terms, alone=self._alone)
+        threads.share(self._kernel, groups, cpu_step.NO_ROWS, gradients, scalars, taus, terms, alone=self._alone)
 
 
 def _addresses(plans: Sequence[TensorPlan]) -> npt.NDArray[np.int64]:

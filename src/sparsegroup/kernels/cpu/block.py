@@ -3,9 +3,19 @@
 Within a block the work is cut into loops over contiguous elements that the compiler turns into vector instructions;
 only the reduction of a group to its norm and the search for untouched groups go group by group.
 
-The globals marked below are replaced when the source is bound to a rule, see `step`. The norm and the penalty
-are compiled apart, as `weigh_elements` and `shrink_groups`, and called by their addresses: so a rule is compiled once
-for all of them.
+The globals marked below are replaced when the source is bound to a rule, see `step_kernel` in `kernels/cpu/step.py`.
+Functions without `@jitted` depend on bound names, so they are bound, too. The norm and the penalty are compiled apart,
+as `weigh_elements` and `shrink_groups`, and called by their addresses: so a rule is compiled once for all of them.
+
+The functions take tuples, since each NamedTuple would cost .4 µs a launch:
+
+    parts    x, u, and a tuple of the rule's states: arrays of the elements of a block
+    inputs   the gradient and the second input, or the gradient twice: arrays of the same elements
+    scratch  S, whose arrays begin at `AT_M`, …; T `[BLOCK]`, for sums; the indices of untouched groups, `[BLOCK]` int64
+    lambdas  λ1, 2 λ2, keep, σ₀, 0 and 1, in the dtype of the arithmetic
+    terms    the states before the first gradient, `[states]`; `lambdas`; the penalty's scalars; the address of
+             `weigh_elements` for the norm, or `NO_NORM` if λ21 = 0; the address of `shrink_groups`; whether the
+             learning rate is 0
 """
 
 import math
@@ -32,15 +42,22 @@ WEIGHTS: int = WHOLE  # bound: the kind of the weights, see `rows.copiers`
 ROUNDS_U: bool = False  # bound: whether a sweep rounds u to bfloat16
 PENALTY_SCALARS: int = 0  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
-update_at = unpack = inputs_at = r_memory = _unbound  # bound
-is_initial = parts_of = parts_in = _unbound  # bound
-weigh = shrink = _unbound  # bound
-gather = scatter = _unbound  # bound: `rows.copiers`; a sweep scatters weights and u only
+# All bound, the first seven to code that `step.adapters` makes for the rule's number of states and scalars:
+update_at = _unbound  # (inputs, state, i, scalars) → m, σ of element i, by `rule.update`; writes i's new state
+is_initial = _unbound  # (state, initial, i) → whether the states of element i are as before the first gradient
+unpack = _unbound  # (scalars, t) → the tuple of the scalars of tensor t
+parts_in = _unbound  # (at, count, zero) → parts of `count` elements at the addresses `at` `[PARTS]`
+parts_of = _unbound  # (parts, start, count, zero) → `count` elements of the parts, from `start` on
+inputs_at = _unbound  # (gradients, t, offset, count, zero) → inputs, `offset` bytes into the gradient of tensor t
+r_memory = _unbound  # () → the address of `PARTS` arrays on the stack, `STRIDE` numbers apart, for copies of rows
+weigh = _unbound  # the norm's `weigh`
+shrink = _unbound  # (norm, tau, zero, one, scalars) → q, by the penalty's `shrinkage`
+gather = scatter = _unbound  # by `rows.copiers`; a sweep scatters weights and u only
 
 STRIDE = BLOCK + 16
 """Between the arrays of a scratch: not a power of two, whose multiples would share cache sets."""
 AT_M, AT_SIGMA, AT_Z, AT_W, AT_Q, AT_X = 0, STRIDE, 2 * STRIDE, 3 * STRIDE, 4 * STRIDE, 5 * STRIDE
-"""Where the arrays of the scratch S begin: m, σ, z, the group sums, q, and x of quiet groups."""
+"""Where the arrays of the scratch S begin: m, σ, z, the group sums, q, and x of untouched groups."""
 
 s_memory, block_memory = on_stack(6 * STRIDE * 8), on_stack(BLOCK * 8)
 """Memory of float64 at most."""
@@ -49,7 +66,7 @@ NO_NORM = 0
 """In place of the address of `weigh_elements`, where λ21 = 0."""
 
 _soft_threshold, _clip = inline(prox.soft_threshold), inline(prox.clip)
-_was_updated, _mark_updated = jitted(rounding.scalar_was_updated), inline(rounding.mark_updated)
+_was_updated, _zero_as_updated = jitted(rounding.scalar_was_updated), inline(rounding.zero_as_updated)
 _closed_form, _solution, _next_residual = inline(prox.closed_form), inline(prox.solution), inline(prox.next_residual)
 _base_step = inline(prox.base_step)
 
@@ -60,10 +77,10 @@ def part(a: Any, start: int, count: int, zero: Any) -> Any:
     return array_at(np.int64(a.ctypes.data) + start * a.itemsize, count, zero)
 
 
-def charge_start(parts: Any, start: int, d: int, constants: Any) -> None:
+def charge_start(parts: Any, start: int, d: int, lambdas: Any) -> None:
     """Set u₀ = σ₀ x₁ in a group that was never updated, as `eager.advance` does."""
     x, u, _ = parts
-    _, _, _, sigma_0, zero, one = constants
+    _, _, _, sigma_0, zero, one = lambdas
     for i in range(start, start + d):
         if _was_updated(u[i], zero, one):
             return
@@ -71,7 +88,7 @@ def charge_start(parts: Any, start: int, d: int, constants: Any) -> None:
         u[i] = sigma_0 * x[i]
 
 
-def untouched(parts: Any, g: Any, start: int, d: int, terms: Any) -> bool:
+def is_untouched(parts: Any, g: Any, start: int, d: int, terms: Any) -> bool:
     """Return whether the group at `start` never had a non-zero gradient (the opposite of `eager.ever_touched`)."""
     _, u, state = parts
     initial, (_, _, _, _, zero, one), _, _, _, _ = terms
@@ -175,10 +192,10 @@ def shrunk(S: Any, groups: int, tau: Any, terms: Any) -> None:
 
 
 @jitted
-def solve(parts: Any, S: Any, n: int, constants: Any) -> None:
-    """Compute x⁺ and u⁺ of `n` elements from m, σ, z and q."""
+def solve(parts: Any, S: Any, n: int, lambdas: Any) -> None:
+    """Compute x⁺ and u⁺ of `n` elements from m, σ, z and q. A zero in u⁺ is stored as -0: +0 means never updated."""
     x, u, _ = parts
-    l1, two_l2, keep, _, zero, one = constants
+    l1, two_l2, keep, _, zero, one = lambdas
     for i in range(n):
         before, residual, sigma, z, q = x[i], u[i], S[AT_SIGMA + i], S[AT_Z + i], S[AT_Q + i]
         s = _soft_threshold(z, l1, zero)
@@ -187,66 +204,68 @@ def solve(parts: Any, S: Any, n: int, constants: Any) -> None:
         y = _closed_form(before, s, q, c, keep, zero, one)
         after = _solution(before, residual, S[AT_M + i], r, s, q, y, two_l2, c, zero)
         x[i] = after
-        u[i] = _mark_updated(_next_residual(r, s, q, y, two_l2, zero), -zero)
+        u[i] = _zero_as_updated(_next_residual(r, s, q, y, two_l2, zero), -zero)
 
 
 def round_weights(parts: Any, S: Any, T: Any, n: int, zero: Any) -> None:
     """Round `n` weights as they will be stored, and add to u what that has changed, times σ, as `eager` does."""
     x, u, _ = parts
     if WEIGHTS != WHOLE:
-        numbers, stored = np.int64(x.ctypes.data), np.int64(T.ctypes.data)
+        x_at, stored_at = np.int64(x.ctypes.data), np.int64(T.ctypes.data)
         for i in range(n):
             S[AT_M + i] = x[i]
-        store_weights(numbers, stored, n, 0, WEIGHTS)
-        load_weights(stored, numbers, n, 0, WEIGHTS)
+        store_weights(x_at, stored_at, n, 0, WEIGHTS)
+        load_weights(stored_at, x_at, n, 0, WEIGHTS)
         for i in range(n):
-            u[i] = _mark_updated(u[i] + S[AT_SIGMA + i] * (x[i] - S[AT_M + i]), -zero)
+            u[i] = _zero_as_updated(u[i] + S[AT_SIGMA + i] * (x[i] - S[AT_M + i]), -zero)
 
 
 def advance(parts: Any, inputs: Any, groups: int, d: int, scratch: Any, scalars: Any, tau: Any, terms: Any) -> None:
     """Step whole groups, at most `BLOCK` elements; all arrays contiguous, group after group."""
     x, u, _ = parts
     g, _ = inputs
-    S, T, quiet = scratch
-    constants, zero = terms[1], terms[1][4]
+    S, T, untouched_groups = scratch
+    _, lambdas, _, weigh_at, _, _ = terms
+    _, _, _, _, zero, _ = lambdas
     n = groups * d
     any_zero = False
     for i in range(n):
         any_zero |= g[i] == zero
-    quiet_groups = 0
+    untouched_count = 0
     if any_zero or HAS_START:
         for j in range(groups):
-            if g[j * d] == zero and untouched(parts, g, j * d, d, terms):
+            if g[j * d] == zero and is_untouched(parts, g, j * d, d, terms):
                 for i in range(d):
-                    S[AT_X + quiet_groups * d + i] = x[j * d + i]
-                quiet[quiet_groups] = j
-                quiet_groups += 1
+                    S[AT_X + untouched_count * d + i] = x[j * d + i]
+                untouched_groups[untouched_count] = j
+                untouched_count += 1
             elif HAS_START:
-                charge_start(parts, j * d, d, constants)
+                charge_start(parts, j * d, d, lambdas)
     rule_and_z(parts, inputs, S, n, scalars)
-    if terms[3] == NO_NORM:
+    if weigh_at == NO_NORM:
         for i in range(n):
             S[AT_Q + i] = zero
     else:
         measure(S, T, groups, d, terms)
         shrunk(S, groups, tau, terms)
         spread_groups(S, groups, d, zero)
-    solve(parts, S, n, constants)
+    solve(parts, S, n, lambdas)
     round_weights(parts, S, T, n, zero)
-    for k in range(quiet_groups):
+    for k in range(untouched_count):
         for i in range(d):
-            x[quiet[k] * d + i] = S[AT_X + k * d + i]
-            u[quiet[k] * d + i] = zero
+            x[untouched_groups[k] * d + i] = S[AT_X + k * d + i]
+            u[untouched_groups[k] * d + i] = zero
 
 
 def advance_large(parts: Any, inputs: Any, d: int, scratch: Any, H: Any, scalars: Any, tau: Any, terms: Any) -> None:
     """Step one group of more than `BLOCK` elements; `H` (3 d) keeps m, σ and z between the two passes."""
     g, second_input = inputs
     S, T, _ = scratch
-    constants, zero, has_norm = terms[1], terms[1][4], terms[3] != NO_NORM
-    quiet = untouched(parts, g, 0, d, terms)
-    if HAS_START and not quiet:
-        charge_start(parts, 0, d, constants)
+    _, lambdas, _, weigh_at, _, _ = terms
+    _, _, _, _, zero, _ = lambdas
+    untouched = is_untouched(parts, g, 0, d, terms)
+    if HAS_START and not untouched:
+        charge_start(parts, 0, d, lambdas)
     total = zero
     for start in range(0, d, BLOCK):
         n = min(BLOCK, d - start)
@@ -258,13 +277,13 @@ def advance_large(parts: Any, inputs: Any, d: int, scratch: Any, H: Any, scalars
             H[d + start + i] = S[AT_SIGMA + i]
         for i in range(n):
             H[2 * d + start + i] = S[AT_Z + i]
-        if has_norm:
+        if weigh_at != NO_NORM:
             measure(S, T, 1, n, terms)
             total += S[AT_W]
-    if quiet:
+    if untouched:
         return
     q = zero
-    if has_norm:
+    if weigh_at != NO_NORM:
         S[AT_W] = total
         shrunk(S, 1, tau, terms)
         q = S[AT_W]
@@ -279,12 +298,12 @@ def advance_large(parts: Any, inputs: Any, d: int, scratch: Any, H: Any, scalars
         for i in range(n):
             S[AT_Q + i] = q
         some = parts_of(parts, start, n, zero)
-        solve(some, S, n, constants)
+        solve(some, S, n, lambdas)
         round_weights(some, S, T, n, zero)
 
 
 def step(turns: Any, groups: Any, rows: Any, gradients: Any, scalars: Any, taus: Any, terms: Any) -> None:
-    """The step over groups, of tensors or of rows. Gives how many more rows are non-zero than before.
+    """The step over groups, of tensors or of rows. The result of `threads.share` is how many more rows are non-zero.
 
     Rows are copied to arrays of this kernel, and back. The rounding of bfloat16 depends on the seed and on the rows'
     numbers, as on the GPU, not on how threads share the work.
@@ -297,19 +316,18 @@ def step(turns: Any, groups: Any, rows: Any, gradients: Any, scalars: Any, taus:
         rows: The address of the distinct rows of the groups, `[counts[0]]` int64, or 0: then groups are contiguous;
             `pages`, `shift`, `stride`: part p of row r begins at
             `pages[r >> shift] + (r & (2**shift - 1)) * stride + base[0, p]`, `pages` is `[p]` int64;
-            `lines` `[l]` int64: with 0 for `base[0, p]`, the places that are in different cache lines;
+            `cache_lines` `[l]` int64: with 0 for `base[0, p]`, the places that are in different cache lines;
             the seed of the rounding of bfloat16.
         gradients: `[tensors, 2]` int64, address of the gradient and of the second input (0 where there is none).
         scalars: `[tensors, s]`, from the rule.
         taus: `[tensors]`, √d λ21 scaled to the norm.
-        terms: `initial` `[states]`, what the states are before the first gradient; `constants` l1, 2 λ2, keep, σ₀,
-            0, 1; the penalty's scalars; the address of `weigh_elements` for the norm, or `NO_NORM` if λ21 = 0, and of
-            `shrink_groups`; whether the learning rate is 0.
+        terms: See the top of this file.
     """
     work, counts, base, widths = groups
-    rows_at, pages, shift, stride, lines, seed = rows
-    where = pages, shift, stride, lines
-    zero, frozen, size = terms[1][4], terms[5], taus.itemsize
+    rows_at, pages, shift, stride, cache_lines, seed = rows
+    where = pages, shift, stride, cache_lines
+    _, (_, _, _, _, zero, _), _, _, _, frozen = terms
+    size = taus.itemsize
     in_rows = rows_at != 0
     numbers = array_at(rows_at, counts[0] if in_rows else np.int64(0), np.int64(0))
     if IS_WIDE:
@@ -378,9 +396,9 @@ def sweep(
 ) -> None:  # fmt: skip
     """`sparsegroup.kernels.eager.swept` over rows: the norms, and with `applies` the closed form.
 
-    Gives how many more rows are non-zero than before. u is rounded to the nearest bfloat16 if it is stored as such.
-    See `step` for the other arguments. Rows have at most `BLOCK` elements. If `rows` begins with 0, the first
-    `counts[0]` rows are swept.
+    The result of `threads.share` is how many more rows are non-zero. u is rounded to the nearest bfloat16 if it is
+    stored as such. See `step` for the other arguments. Rows have at most `BLOCK` elements. If `rows` begins with 0, the
+    first `counts[0]` rows are swept.
 
     Args:
         norms: `[count]`: set to ‖weigh(s)‖ of each row; infinite if it never had a non-zero gradient.
@@ -389,16 +407,18 @@ def sweep(
         drops: Whether weights of rows that never had a non-zero gradient become zero; else these rows stay.
     """
     work, counts, base, widths = groups
-    rows_at, pages, shift, stride, lines, _ = rows
-    where = pages, shift, stride, lines
-    constants, zero, one, size = terms[1], terms[1][4], terms[1][5], taus.itemsize
+    rows_at, pages, shift, stride, cache_lines, _ = rows
+    where = pages, shift, stride, cache_lines
+    _, lambdas, _, _, _, _ = terms
+    _, _, _, _, zero, one = lambdas
+    size = taus.itemsize
     numbers = array_at(rows_at, counts[0] if rows_at != 0 else np.int64(0), np.int64(0))
     R_at, between = r_memory(), STRIDE * size
     S = array_at(s_memory(), 6 * STRIDE, zero)
     T = array_at(block_memory(), BLOCK, zero)
     G = array_at(block_memory(), BLOCK, zero)
     u_before = array_at(block_memory(), BLOCK, zero)
-    quiet = array_at(block_memory(), BLOCK, np.int64(0))
+    untouched = array_at(block_memory(), BLOCK, np.int64(0))
     places = array_at(block_memory(), BLOCK, np.int64(0))
     next_places = array_at(block_memory(), BLOCK, np.int64(0))
     at = array_at(block_memory(), PARTS, np.int64(0))
@@ -427,7 +447,7 @@ def sweep(
             if applies:
                 live_change -= live_groups(x, count, d, zero)
             for i in range(count):
-                quiet[i] = untouched(parts, G, i * d, d, terms)
+                untouched[i] = is_untouched(parts, G, i * d, d, terms)
             for i in range(n):
                 S[AT_X + i] = x[i]
                 u_before[i] = u[i]
@@ -438,16 +458,16 @@ def sweep(
                 S[AT_Z + i] = u[i] - sigma * x[i]
             measure(S, T, count, d, terms)
             for i in range(count):
-                norms[first + i] = np.inf if quiet[i] else math.sqrt(S[AT_W + i])
+                norms[first + i] = np.inf if untouched[i] else math.sqrt(S[AT_W + i])
             if applies:
                 shrunk(S, count, taus[0], terms)
                 spread_groups(S, count, d, zero)
-                solve(parts, S, n, constants)
+                solve(parts, S, n, lambdas)
                 round_weights(parts, S, T, n, zero)
                 if ROUNDS_U:
                     to_nearest(at[1], n)
                 for i in range(count):
-                    if quiet[i]:
+                    if untouched[i]:
                         for e in range(i * d, (i + 1) * d):
                             x[e] = zero if drops else S[AT_X + e]
                             u[e] = zero

@@ -371,8 +371,8 @@ class Kernel:
         return compiled
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it has been called."""
+    def was_called(self) -> bool:
+        """Return whether the kernel has been called, so that it is compiled."""
         return self._known > 0
 
     @property

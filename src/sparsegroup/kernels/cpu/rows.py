@@ -26,16 +26,16 @@ def find_rows(rows: Any, first: int, last: int, where: Any, places: Any) -> None
     """Write the addresses of some rows to `places`, and prefetch their memory.
 
     `first` and `last`, one past the last, are places in `rows`; if `rows` is empty, row i is the ith. `where` are
-    `block.step`'s pages, shift, stride and lines.
+    `block.step`'s pages, shift, stride and cache lines.
     """
-    pages, shift, stride, lines = where
+    pages, shift, stride, cache_lines = where
     mask = (np.int64(1) << np.int64(shift)) - 1
     for i in range(first, last):
         row = rows[i] if len(rows) else i
         place = pages[row >> shift] + (row & mask) * stride
         places[i - first] = place
-        for line in range(len(lines)):
-            prefetch(place + lines[line])
+        for line in range(len(cache_lines)):
+            prefetch(place + cache_lines[line])
 
 
 @jitted
@@ -76,8 +76,8 @@ def _round_8(builder: Any, source: Any, target: Any, element: Any, seed: Any, pa
     element, seed, part = (Int32Lanes.of_scalar(builder, number) for number in (element, seed, part))
     chance = rounding.random_bits(element.counted(), seed, part)
     rounded = bind(rounding.rounded_bits, intrinsics)(bits, chance)
-    marked = bind(rounding.keep_mark, intrinsics)(rounded, bits)
-    halves = builder.trunc((marked >> 16).value, _HALVES)
+    kept = bind(rounding.not_to_plus_zero, intrinsics)(rounded, bits)
+    halves = builder.trunc((kept >> 16).value, _HALVES)
     builder.store(halves, pointer(builder, target, _HALVES), align=2)
 
 
@@ -89,7 +89,7 @@ def _narrow_8(builder: Any, source: Any, target: Any) -> None:
 
 
 _random_bits, _rounded_bits = inline(rounding.random_bits), inline(rounding.rounded_bits)
-_nearest_bits, _keep_mark = inline(rounding.nearest_bits), inline(rounding.keep_mark)
+_nearest_bits, _not_to_plus_zero = inline(rounding.nearest_bits), inline(rounding.not_to_plus_zero)
 
 
 @jitted
@@ -115,7 +115,7 @@ def round_off(source: Any, target: Any, d: Any, element: Any, seed: Any, part: A
     bits, halves = array_at(source, d & 7, np.int32(0)), array_at(target, d & 7, np.uint16(0))
     for e in range(d & 7):
         rounded = np.int32(_rounded_bits(bits[e], _random_bits(element + e, seed, part)))
-        halves[e] = _keep_mark(rounded, bits[e]) >> 16
+        halves[e] = _not_to_plus_zero(rounded, bits[e]) >> 16
 
 
 @jitted
@@ -205,7 +205,7 @@ def to_nearest(address: Any, count: Any) -> None:
     """Round `count` float32 to the nearest bfloat16, in place, as `rounding.narrowed` does."""
     bits = array_at(address, count, np.int32(0))
     for i in range(count):
-        bits[i] = _keep_mark(_nearest_bits(bits[i]), bits[i])
+        bits[i] = _not_to_plus_zero(_nearest_bits(bits[i]), bits[i])
 
 
 def copiers(kinds: Sequence[int], carries_u: bool) -> dict[str, Any]:

@@ -47,7 +47,7 @@ _PATIENCE = 2000
 
 
 def new() -> Int64s:
-    """The state of a job that no thread has entered."""
+    """Return the turns of a job that no thread has entered: what its threads tell each other."""
     return np.zeros(_WORDS, np.int64)
 
 
@@ -160,29 +160,29 @@ def share(kernel: Kernel, *arguments: Any, alone: bool = False) -> int:
     With `alone` the work is too little to wake a thread for. Where no core is free, the others come too late and cost
     time, so a kernel that was not shared is called alone for a while.
     """
-    state = new()
-    helpers = 0 if alone or not kernel.is_ready else get_num_threads() - 1
+    turns = new()
+    helpers = 0 if alone or not kernel.was_called else get_num_threads() - 1
     backoff = _team().backoff_of(kernel.name) if helpers else None
     if backoff is None or not backoff.should_try():
-        kernel(state, *arguments)
-        return int(state[RESULT])
+        kernel(turns, *arguments)
+        return int(turns[RESULT])
     jobs = _team_of(helpers).jobs
     try:
         for _ in range(helpers - jobs.qsize()):  # jobs still waiting: no thread has a core to spare
-            jobs.put(partial(kernel, state, *arguments))
-        _work(kernel, state, arguments)
+            jobs.put(partial(kernel, turns, *arguments))
+        _work(kernel, turns, arguments)
     except BaseException:  # a signal's handler has raised, while other threads still use this thread's memory
         with signals_deferred():
-            _work(kernel, state, arguments)
+            _work(kernel, turns, arguments)
         raise
-    backoff.note(was_shared(state))
-    return int(state[RESULT])
+    backoff.note(was_shared(turns))
+    return int(turns[RESULT])
 
 
-def _work(kernel: Kernel, state: Int64s, arguments: tuple[Any, ...]) -> None:
+def _work(kernel: Kernel, turns: Int64s, arguments: tuple[Any, ...]) -> None:
     """Process pieces until no piece remains, and wait for the other threads to finish theirs."""
-    kernel(state, *arguments)
-    while not is_settled(state):
+    kernel(turns, *arguments)
+    while not is_settled(turns):
         time.sleep(0)
 
 

@@ -21,7 +21,7 @@ _STATE_DTYPES = {torch.float32, torch.bfloat16}
 
 
 @cache
-def is_ready(rule: Rule) -> bool:
+def compiles(rule: Rule) -> bool:
     """Whether a rule can be bound for Triton; False, with a warning, for one that cannot."""
     from sparsegroup.kernels.gpu import bind
 
@@ -54,7 +54,7 @@ class GpuBackend(Backend):
             and memory.state_dtypes <= _STATE_DTYPES
             and runtime.serves(memory.x.device)
             and (0 < memory.width <= runtime.WIDEST_GROUP or not (sparse or memory.carries_u))
-            and is_ready(self.rule)
+            and compiles(self.rule)
         )
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ ROW_KERNELS = ("sum_chunks", "gather", "scatter")
 
 _CLOSED_FORM = (prox.soft_threshold, prox.clip, prox.closed_form, prox.solution, prox.next_residual, prox.base_step)
 _ROUNDING = (rounding.random_bits, rounding.rounded_bits, rounding.nearest_bits)
-_MARK = (rounding.mark_updated, rounding.keep_mark, rounding.tile_was_updated)
+_MARK = (rounding.zero_as_updated, rounding.not_to_plus_zero, rounding.tile_was_updated)
 
 _ARRAY_FUNCTIONS = {"sqrt": "tl.sqrt_rn", "where": "tl.where", "maximum": "nan_maximum"}
 """What rules and prox take from the array namespace `xp`."""

@@ -53,21 +53,21 @@ def kernels_of(rule: Rule, carries_u: bool, constants: StepConstants) -> SimpleN
 
 
 def step_arguments(
-    constants: StepConstants, numbers: StepScalars, width: int, state_dtype: torch.dtype | None
+    constants: StepConstants, scalars: StepScalars, width: int, state_dtype: torch.dtype | None
 ) -> dict[str, Any]:
     """Return the arguments of `source.step_tile` that all elements share; u and the state are of `state_dtype`."""
-    r, scalars, start = constants.regularizer, numbers.scalars, numbers.start
-    if not numbers.on_device:  # Triton makes another kernel for ints, and none for NumPy's numbers
-        scalars, start = _floats(*scalars), _floats(*start)
+    r, of_rule, start = constants.regularizer, scalars.of_rule, (scalars.sigma_0, scalars.moves)
+    if not scalars.on_device:  # Triton makes another kernel for ints, and none for NumPy's numbers
+        of_rule, start = _floats(*of_rule), _floats(*start)
     return {
-        "scalars": scalars,
+        "scalars": of_rule,
         "start": start,
         "initial": tuple(as_stored(value, state_dtype or torch.float32) for value in constants.initial),
         "lambdas": _floats(r.l1, 2 * r.l2, r.keep, -0.0),
         "penalty": _floats(*r.penalty.scalars()),
         "tau": math.sqrt(width) * float(r.tau),
-        "seed": numbers.seed,
-        "ON_DEVICE": numbers.on_device,
+        "seed": scalars.seed,
+        "ON_DEVICE": scalars.on_device,
     }
 
 
@@ -259,7 +259,7 @@ def step_rows(
     gradient: GradientRuns,
     counters: Tensor,
     constants: StepConstants,
-    numbers: StepScalars,
+    scalars: StepScalars,
 ) -> None:
     """Step rows of one tensor; for `counters` see `source.tensor_rows`."""
     height = memory.shape[0]
@@ -271,7 +271,7 @@ def step_rows(
         **pointers_of(memory),
         height=height,
         counters=counters,
-        **step_arguments(constants, numbers, width, state_dtype_of(memory)),
+        **step_arguments(constants, scalars, width, state_dtype_of(memory)),
     )
 
 
@@ -302,7 +302,7 @@ def step_table(
     gradient: GradientRuns,
     counters: Tensor,
     constants: StepConstants,
-    numbers: StepScalars,
+    scalars: StepScalars,
 ) -> None:
     """Step rows of a table that has `height` rows; for `counters` see `source.table_rows`."""
     _run_over_rows(
@@ -319,7 +319,7 @@ def step_table(
         FIRST_PART=layout.first_part,
         PART_BYTES=layout.part_bytes,
         ALIGNED=layout.aligned,
-        **step_arguments(constants, numbers, layout.dim, layout.state_dtype),
+        **step_arguments(constants, scalars, layout.dim, layout.state_dtype),
     )
 
 

@@ -21,7 +21,7 @@ STATES: int = 0  # bound
 UNROLL: int = 4  # bound
 _unbound: Callable[..., Any] = lambda *arguments: None  # noqa: E731
 update = weigh = shrinkage = soft_threshold = clip = closed_form = solution = next_residual = base_step = _unbound
-random_bits = rounded_bits = nearest_bits = mark_updated = keep_mark = tile_was_updated = _unbound
+random_bits = rounded_bits = nearest_bits = zero_as_updated = not_to_plus_zero = tile_was_updated = _unbound
 
 
 def nan_maximum(a: Any, b: Any) -> Any:
@@ -97,14 +97,14 @@ def regularized(
     exact = solution(x, u, m, r, s, q, y, two_l2, c, 0.0)
     stored = rounded_to(exact, X)
     after = next_residual(r, s, q, y, two_l2, sigma * (stored - exact) if tl.float32 != X else 0.0)
-    return stored, mark_updated(after, minus_zero)
+    return stored, zero_as_updated(after, minus_zero)
 
 
 def store_state(pointer: Any, value: Any, inside: Any, element: Any, seed: Any, PART: Any) -> None:
     """Write a part of the state; bfloat16 is rounded stochastically."""
     if pointer.dtype.element_ty == tl.bfloat16:
         bits = value.to(tl.int32, bitcast=True)
-        rounded = keep_mark(rounded_bits(bits, random_bits(element.to(tl.int32), seed, PART)), bits)
+        rounded = not_to_plus_zero(rounded_bits(bits, random_bits(element.to(tl.int32), seed, PART)), bits)
         tl.store(pointer, rounded.to(tl.float32, bitcast=True).to(tl.bfloat16), mask=inside)
     else:
         tl.store(pointer, value, mask=inside)
@@ -117,9 +117,9 @@ def step_tile(
     """One step of the groups in a tile, one per line. Gives x before and after.
 
     `x_at`, `u_at` (where u is carried) and the tuple `state_at` are pointers; `element` is the number of each element,
-    for stochastic rounding. `start` is σ₀, and 0 where the learning rate is 0, else 1; `initial` are the states before
-    the first gradient; `lambdas` are λ1, 2 λ2, keep, -0; `penalty` are its scalars; `tau` is √d λ21, scaled to the
-    norm. ON_DEVICE: `scalars`, `start` and `seed` are in the device's memory.
+    for stochastic rounding. `start` is σ₀, and `moves`: 0 where the learning rate is 0, else 1; `initial` are the
+    states before the first gradient; `lambdas` are λ1, 2 λ2, keep, -0; `penalty` are its scalars; `tau` is √d λ21,
+    scaled to the norm. ON_DEVICE: `scalars`, `start` and `seed` are in the device's memory.
     """
     if ON_DEVICE:
         scalars = [tl.load(value) for value in scalars]
@@ -133,12 +133,12 @@ def step_tile(
     else:
         out = update(g, *state, *scalars)
     m, sigma = out[0], out[1]
-    moves = tl.full([1, 1], start[1], tl.float32) != 0.0
+    sigma_0, moves = start[0], tl.full([1, 1], start[1], tl.float32) != 0.0
     if CARRIES_U:
         u = tl.load(u_at, mask=inside, other=0.0).to(tl.float32)
         charged = u
         if HAS_START:
-            charged = tl.where(any_in_group(tile_was_updated(u)), u, start[0] * x)
+            charged = tl.where(any_in_group(tile_was_updated(u)), u, sigma_0 * x)
         stored, u_after = regularized(x, charged, m, sigma, inside, lambdas, penalty, tau, X)
         changes = ever_touched(g, u, state, initial, inside) & moves
         stored = tl.where(changes, stored, x)

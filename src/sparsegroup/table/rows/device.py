@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsegroup.kernels.cpu.rows import WHOLE
 from sparsegroup.kernels.gpu import launch
-from sparsegroup.kernels.gpu.backend import is_ready
+from sparsegroup.kernels.gpu.backend import compiles
 from sparsegroup.kernels.gpu.transfer import Transfer, Watch
 from sparsegroup.kernels.step import StepScalars
 from sparsegroup.optim.step import GroupStep
@@ -311,7 +311,7 @@ class DeviceStorage(RowStorage):
     # Step
 
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
-        if not is_ready(rule):
+        if not compiles(rule):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 
     def check_reports(self, describe: Callable[[Int64s], str], num_rows: Callable[[], int]) -> None:

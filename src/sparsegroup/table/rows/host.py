@@ -382,7 +382,7 @@ class HostStorage(RowStorage):
     def check_step(self, rule: Rule, carries_u: bool, state_dtype: torch.dtype | None) -> None:
         rows = self._rows
         kinds = kinds_of(_parts(rule, carries_u), rows.weight_dtype, self.dtype_of_state(state_dtype) == torch.bfloat16)
-        if not cpu_step.is_ready(rule, kinds, self._rows.dim > BLOCK, self._rows.dtype):
+        if not cpu_step.compiles(rule, kinds, self._rows.dim > BLOCK, self._rows.dtype):
             raise RuntimeError(f"a HashEmbedding needs a rule that can be compiled, {rule.name!r} cannot")
 
     def dtype_of_state(self, requested: torch.dtype | None) -> torch.dtype:
@@ -412,7 +412,7 @@ class HostStorage(RowStorage):
             self._layout[2],
             np.array([[values.data_ptr(), 0 if second_input is None else second_input.data_ptr()]], np.int64),
             table_rows.dim,
-            np.array([scalars.scalars], table_rows.dtype),
+            np.array([scalars.of_rule], table_rows.dtype),
             step.constants,
             int(scalars.seed),
         )
@@ -462,7 +462,7 @@ class HostStorage(RowStorage):
             cpu_step.Pages(table_rows.pages.addresses, table_rows.shift),
             table_rows.layout((WEIGHT, "u", *step.rule.state)),
             table_rows.dim,
-            np.array(scalars.scalars, table_rows.dtype),
+            np.array(scalars.of_rule, table_rows.dtype),
             step.constants,
             applies=applies,
             drops=drops,

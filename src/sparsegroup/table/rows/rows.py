@@ -320,7 +320,7 @@ class RowStorage(ABC):
     def _constants(self, step: GroupStep, scalars: StepScalars, block: Block) -> tuple[Any, Any, Any, Any]:
         initial = step.constants.initial_as(map(self.rows.part_dtype, step.rule.state))
         groups = grouping("rows", block.x.shape, block.x.device)
-        return scalars.scalars, initial, step.constants.regularizer, groups
+        return scalars.of_rule, initial, step.constants.regularizer, groups
 
     def _blocks(self, rows: Int64s, step: GroupStep, scalars: StepScalars) -> Iterator[tuple[Int64s, Block]]:
         table_rows = self.rows
