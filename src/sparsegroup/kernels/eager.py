@@ -170,7 +170,7 @@ class EagerBackend(Backend):
             write_state(number, part, moment)
         moves = scalars.moves
         x, u = after.x, after.u
-        if isinstance(moves, Tensor):  # only the device knows: x and u are written as they were
+        if isinstance(moves, Tensor):  # capturable, so only the device knows: x and u are written as they were
             x = torch.where(moves != 0, x, before.x.to(x.dtype))
             u = None if u is None or before.u is None else torch.where(moves != 0, u, before.u)
         elif not moves:

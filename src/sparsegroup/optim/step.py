@@ -5,7 +5,8 @@
       GroupStep.run              counts the step and computes the rule's scalars; then
         Launch.step                many tensors: `kernels/cpu/backend.py`, `kernels/gpu/backend.py`, `kernels/eager.py`
         Backend.step_rows          the rows of a tensor with a sparse gradient: by the same files
-        RowsPlan.run               the rows of a table: `table/rows/step.py`
+        RowsPlan.run               the rows of a table: `table/rows/step.py`, by the storage's `step` in
+                                     `table/rows/host.py` (the kernel: `kernels/cpu/block.py`) or `table/rows/device.py`
 
 A `GroupStep` is used again as long as neither an option nor the memory of a tensor has changed.
 """
@@ -257,7 +258,7 @@ class GroupStep:
         if len(tensors) < len(plans):
             for plan in plans:
                 if not isinstance(plan, TensorPlan):
-                    self._step_rows(plan, states[plan.parameter])
+                    self._step_table(plan, states[plan.parameter])
 
     def _step_tensors(
         self, plans: Sequence[TensorPlan], states: Mapping[Tensor, Entry], backends: Sequence[Backend]
@@ -275,7 +276,7 @@ class GroupStep:
                 if plan.rows is not None and not plan.memory.is_empty:
                     plan.memory.backend(backends, sparse=True).step_rows(plan, self.constants)
 
-    def _step_rows(self, plan: RowsPlan, entry: Entry) -> None:
+    def _step_table(self, plan: RowsPlan, entry: Entry) -> None:
         """Count a step of the rows of a table, and take it."""
         self.prepare_in_rows(plan.parameter, entry)
         count = entry["step"].item() + 1.0

@@ -293,7 +293,7 @@ class HashEmbedding(TableCounts, nn.Module):
         """
         if self.padding_idx is None:
             return self._vectors(keys)
-        ids = checked_keys(keys).reshape(-1)  # each in a bag, which is empty without padding
+        ids = checked_keys(keys).reshape(-1)  # each in a bag; the bag of padding is empty, and has the sum zero
         each = torch.arange(len(ids) + 1, dtype=torch.int64, device="cpu")
         return self._pooled_bags(ids, each, "sum").view(*keys.shape, self.dim)
 

@@ -361,7 +361,7 @@ def step(turns: Any, groups: Any, rows: Any, gradients: Any, scalars: Any, taus:
         for j in range(first, last, per_block):
             count = min(per_block, last - j)
             if in_rows:
-                places, next_places = next_places, places
+                places, next_places = next_places, places  # find and prefetch the rows of the next block
                 find_rows(numbers, j + count, min(j + 2 * per_block, last), where, next_places)
                 gather(places, count, base[t], R_address, between, d, size, zero)
                 for p in range(PARTS):

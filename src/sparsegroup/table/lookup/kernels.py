@@ -359,7 +359,9 @@ def _give(turns: Any, thread: Any, inverse: Any, vectors: Any, target: Any, ends
 def _look_up(
     turns: Any, finds: bool, fetches: bool, keys: Any, found: Any, scratch: Any, index: Any, memory: Any, output: Any
 ) -> None:
-    """Look keys up in three phases, of which the first is one piece. Return the number of distinct keys not found.
+    """Look keys up in three phases, of which the first is one piece.
+
+    The result of `threads.share` is the number of distinct keys not found.
 
     The first finds the distinct keys in order of appearance, and the place of each key among them (`inverse`, `count`);
     the second their `rows`, or `ABSENT`, prefetches these and copies the vectors, a piece at a time; the third gives
