@@ -41,7 +41,7 @@ def write_log(path: Path, rows: int = ROWS) -> pl.DataFrame:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a log, a run with a shared vocabulary, its export, and a prepared log."""
+    """Return a folder with a log, a run with a shared vocabulary, its export, and a prepared log."""
     folder = tmp_path_factory.mktemp("shared")
     write_log(folder / "log.csv")
     (folder / "schema.yaml").write_text(SCHEMA)

@@ -73,7 +73,7 @@ PER_GROUP = [
 
 
 def arguments_of(cls: type[GroupOptimizer]) -> dict[str, inspect.Parameter]:
-    """The named arguments of a constructor except `params`."""
+    """Return the named arguments of a constructor except `params`."""
     params, *named, options = inspect.signature(cls).parameters.values()
     assert (params.name, options.kind) == ("params", options.VAR_KEYWORD)
     return {one.name: one for one in named}

@@ -189,7 +189,7 @@ def test_every_format_gives_what_the_module_gives_for_any_batch(tmp_path: Path) 
 
 
 class Padded(nn.Module):
-    """A table and bags with padding; keys are small, and 0 is padding."""
+    """Model of a table and bags with padding; keys are small, and 0 is padding."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -193,7 +193,7 @@ MANY: tuple[dict[str, Any], ...] = (
 
 
 def pooled_by(keys: Tensor, ends: Tensor, **options: Any) -> list[Tensor]:
-    """What bags give before and after a step."""
+    """Return the vectors of bags before and after a step."""
     bags = [HashEmbeddingBag(DIM, std=0.5, **one, **options) for one in MANY]
     optimizers = [GroupAdagrad(bag.parameters(), lr=0.1) for bag in bags]
     found = []

@@ -42,7 +42,7 @@ def saved(gradient: Tensor) -> Tensor:
 
 
 def of_lines(gradient: Tensor, places: Tensor, factor: float = 1.0) -> Tensor:
-    """The lines of a gradient at `places`."""
+    """Return the lines of a gradient at `places`."""
     return torch.sparse_coo_tensor(
         gradient._indices()[:, places], gradient._values()[places] * factor, gradient.shape, check_invariants=False
     )
@@ -143,7 +143,7 @@ def test_rows_that_are_not_there_are_refused() -> None:
 
 
 def lookups(module: nn.Module, keys: Tensor, gradients: Tensor) -> None:
-    """A lookup for each column in one backward pass."""
+    """Look up each column, and run one backward pass."""
     torch.autograd.backward([module(column) for column in keys.unbind(1)], list(gradients.unbind(1)))
 
 

@@ -155,7 +155,7 @@ class Log(ABC):
 
     @property
     def schema(self) -> LogSchema:
-        """The columns that a model reads."""
+        """Return the columns that a model reads."""
         return LogSchema.of(self.fields, self.lists, self.numbers, self.columns, self.hash)
 
     @cached_property

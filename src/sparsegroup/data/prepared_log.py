@@ -119,7 +119,7 @@ class LogManifest(PartsManifest):
 
     @property
     def schema(self) -> LogSchema:
-        """The columns that a model reads."""
+        """Return the columns that a model reads."""
         return LogSchema.of(self.fields, self.lists, self.numbers, self.columns, self.hash)
 
     @property

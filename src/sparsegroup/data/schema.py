@@ -233,7 +233,7 @@ class LogFormat:
 
     @cached_property
     def columns_of_model(self) -> LogSchema:
-        """The columns that a model is given."""
+        """Return the columns that a model receives."""
         return LogSchema.of(self.fields, self.lists, self.numbers, self.kinds)
 
     @cached_property

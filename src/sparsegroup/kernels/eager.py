@@ -197,7 +197,7 @@ def survival_l21(
     regularizer: Regularizer,
     groups: Grouping,
 ) -> Tensor:
-    """The largest λ21 at which each group is zero, by λ1, λ2 and the norm of `regularizer`; broadcasts to `block.x`."""
+    """Return the smallest λ21 at which each group is zero, given λ1, λ2 and the norm. Broadcasts to `block.x`."""
     x, u, zero = block.x, _u(block), block.x.new_zeros(())
     sigma = _sigma(rule, block, scalars)
     s = prox.soft_threshold(u - sigma * x, regularizer.l1, zero)

@@ -66,7 +66,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class ParameterMemory:
-    """The memory of one tensor: its weights, u and the rule's state. Valid while all of it stays where it is.
+    """Memory of one tensor: its weights, u and the rule's state. Valid while all of it stays where it is.
 
     Attributes:
         parts, addresses: x, u if it is carried, and the state, shaped as x; where they begin in memory.
@@ -127,7 +127,7 @@ def as_stored(value: float, dtype: torch.dtype) -> float:
 
 
 class StepScalars(NamedTuple):
-    """What depends on the step: on the host, or as 0-d tensors on the device.
+    """Scalars that depend on the step: on the host, or as 0-d tensors on the device.
 
     On the host `sigma_0` and `moves` repeat `StepConstants.sigma_0` and `frozen`. On the device only the tensors hold,
     because only the device may know the learning rate.
@@ -196,7 +196,7 @@ class StepConstants:
 
 @dataclass(slots=True, eq=False)
 class TensorPlan:
-    """What a step does to one tensor. `memory` and `scalars` are set after all checks."""
+    """Planned change of one tensor by a step. `memory` and `scalars` are set after all checks."""
 
     parameter: Tensor  # the tensor: a parameter, or this rank's part of one
     gradient: Tensor  # shaped as the parameter, or as its `rows`; of any floating dtype
@@ -240,14 +240,14 @@ def check_rows(rows: Tensor, count: int, where: object) -> None:
 
 
 class Launch(Protocol):
-    """The step by dense gradients of some tensors, prepared for their memory."""
+    """Prepared step of some tensors by dense gradients, for their present memory."""
 
     def step(self, plans: Sequence[TensorPlan], constants: StepConstants) -> None:
         """Step the tensors by their plans, in the order of the tensors: x, u and the state change in place."""
 
 
 class Backend(ABC):
-    """A way to carry out the steps of one rule.
+    """Implementation of the steps of one rule.
 
     Attributes:
         has_reports: Whether a device may report something of a step later, so that `check` must be called.

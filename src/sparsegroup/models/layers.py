@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Network(nn.Module):
-    """A network over embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`, whose last layer is `output`.
+    """Network over embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`, whose last layer is `output`.
 
     Where it has an argument `outputs`, it gives as many logits of a row as that: `[batch]` of one, otherwise
     `[batch, outputs]`.

@@ -11,9 +11,9 @@ KEY_BYTES = 8
 
 @dataclass(frozen=True)
 class GroupCensus:
-    """The groups of one parameter, or a sample of them."""
+    """Census of the groups of one parameter, or of a sample of the groups."""
 
-    critical: npt.NDArray[np.float64]  # `[n]` float64, the largest λ21 at which each group is zero
+    critical: npt.NDArray[np.float64]  # `[n]` float64, the smallest λ21 at which each group is zero
     weight: float  # how many groups each of these represents
     live: float  # groups that are not zero at present; an estimate where it is a sample
     seen: float  # groups ever seen, of which a rate is a share; also an estimate then

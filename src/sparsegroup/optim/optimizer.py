@@ -485,7 +485,7 @@ class GroupOptimizer(Optimizer):
 
     @cached_property
     def _steps(self) -> list[GroupStep]:
-        """The last step of each param group."""
+        """Last step of each param group."""
         return []
 
 

@@ -66,7 +66,7 @@ class ParameterSite(NamedTuple):
 
 
 class RowsPlan(Protocol):
-    """What a step will do to a table's rows. All checks have passed, and nothing is changed yet."""
+    """Planned change of a table's rows by a step. All checks have passed, and nothing is changed yet."""
 
     @property
     def parameter(self) -> Tensor: ...
@@ -311,7 +311,7 @@ class GroupStep:
 
 
 class GroupMemory:
-    """Where the tensors of a param group and their state are, and the launches that backends prepared for them.
+    """Addresses of the tensors of a param group and of their state, and the launches that backends prepared for them.
 
     All of it is used until a tensor or a part of its state is replaced, moved or laid out in another way.
     """

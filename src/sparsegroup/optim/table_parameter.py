@@ -117,7 +117,7 @@ class StateOwner:
 
 
 class RowStore(Protocol):
-    """The table that holds a parameter's rows, a `sparsegroup.table.table.Table`, as modules below `table` use it."""
+    """Table that holds a parameter's rows, a `sparsegroup.table.table.Table`, as modules below `table` use it."""
 
     dim: int
     weight_dtype: torch.dtype
@@ -278,7 +278,7 @@ class StoredParameter(Tensor):
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient, sparse COO. A gradient without a graph, which autograd or the user has set, can be clipped."""
+        """Sparse COO gradient. A gradient without a graph, which autograd or the user has set, can be clipped."""
         gradient = gradient_of(self)
         if type(gradient) is Tensor and gradient.layout is torch.sparse_coo and not gradient.requires_grad:
             gradient = self.grad = StoredGradient.of(gradient, self.store)

@@ -254,7 +254,7 @@ class SizeTarget(ABC):
 
 
 def l21_for(censuses: Sequence[GroupCensus], costs: Sequence[float], budget: float) -> float:
-    """The smallest λ21 at which the live groups of some parameters, each at its cost, cost no more than a budget.
+    """Return the smallest λ21 at which the live groups of some parameters cost no more than a budget.
 
     0 if all may live; else halfway between the last group that lives and the first that does not, and at least
     `SMALLEST`, so that groups without any gradient can be among the dead. Equal ones are all dead.

@@ -117,7 +117,7 @@ class Rule:
 
     @property
     def has_second_input(self) -> bool:
-        """Whether `update` takes a second input: the Hessian's diagonal, or mean squares."""
+        """Return whether `update` takes a second input: the Hessian's diagonal, or mean squares."""
         return self.second_order or self.mean_square
 
     @cached_property

@@ -513,7 +513,7 @@ class FrozenBag(FrozenTable):
 
 
 def sorted_rows(table: HashEmbedding | FrozenTable) -> tuple[Tensor, Tensor]:
-    """The keys `[n]` of the live rows, ascending, and their vectors `[n, dim]` float32, within its `max_norm`."""
+    """Return the ascending keys `[n]` and the vectors `[n, dim]` float32, within `max_norm`, of the live rows."""
     parts = list(table.items())
     keys = torch.cat([keys for keys, _ in parts]) if parts else torch.empty(0, dtype=torch.int64)
     vectors = torch.cat([vectors for _, vectors in parts]) if parts else torch.empty(0, table.dim)

@@ -110,7 +110,7 @@ class TableConfig:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of arithmetic on the host, in which lookups give vectors."""
+        """Dtype of arithmetic on the host, in which lookups give vectors."""
         return NUMPY_DTYPES[compute_dtype(self.weight_dtype)]
 
     @property

@@ -136,12 +136,12 @@ class Table:
 
     @property
     def directory(self) -> Directory:
-        """The keys; to be read at rest."""
+        """Keys; to be read at rest."""
         return self._content.directory
 
     @property
     def storage(self) -> RowStorage:
-        """The storage of the rows; to be read at rest."""
+        """Storage of the rows; to be read at rest."""
         return self._content.storage
 
     # Lookup
@@ -480,7 +480,7 @@ class Table:
 
     @property
     def changes(self) -> Changes | None:
-        """The changes since `track` was called; None if it was not called, or all has changed. To be read at rest."""
+        """Changes since `track` was called; None if it was not called, or all has changed. To be read at rest."""
         return self.stepper.changes
 
     def track(self, since: str | None) -> None:

@@ -303,7 +303,7 @@ def advance_large(parts: Any, inputs: Any, d: int, scratch: Any, H: Any, scalars
 
 
 def step(turns: Any, groups: Any, rows: Any, gradients: Any, scalars: Any, taus: Any, terms: Any) -> None:
-    """The step over groups, of tensors or of rows. The result of `threads.share` is how many more rows are non-zero.
+    """Step all groups of tensors or of rows. The result of `threads.share` is how many more rows are non-zero.
 
     Rows are copied to arrays of this kernel, and back. The rounding of bfloat16 depends on the seed and on the rows'
     numbers, as on the GPU, not on how threads share the work.

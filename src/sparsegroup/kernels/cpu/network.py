@@ -187,7 +187,7 @@ Residuals = tuple[int, float]
 
 
 class _Layout:
-    """The program for batches of as many rows, and its memory."""
+    """Return the program for batches of this number of rows, with the memory of the program."""
 
     def __init__(
         self, network: Network, parameters: Sequence[Tensor], rows: int, flat_rounded: Tensor, *, rounds: bool

@@ -68,11 +68,11 @@ _ONE_COLUMN = Matrix(ONES, 0, 1, 1)
 
 
 class NotRecordableError(Exception):
-    """A network calls a function, or uses a parameter, that a `Tape` cannot record."""
+    """Error of a network that calls a function, or uses a parameter, that a `Tape` cannot record."""
 
 
 class Network(Protocol):
-    """A network over embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`, or None for 0."""
+    """Recordable network over embeddings `[batch, fields, dim]` and numbers `[batch, numbers]`, or None for 0."""
 
     fields: int
     dim: int
@@ -83,7 +83,7 @@ class Network(Protocol):
 
 
 class Value:
-    """A matrix that a network computes on the way, and the place of the loss's gradient by that matrix."""
+    """Intermediate matrix of a network, and the place of the loss's gradient with respect to the matrix."""
 
     def __init__(self, matrix: Matrix, gradient: Matrix | None = None) -> None:
         self.matrix = matrix

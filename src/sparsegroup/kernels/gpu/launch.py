@@ -128,7 +128,7 @@ def step_tensor(rule: Rule, tensor: TensorPlan, width: int, constants: StepConst
 
 
 class TensorTable:
-    """The places of at most `MOST_TENSORS` tensors, on the device: `table` and `firsts` of `source.dense_many`.
+    """Places of at most `MOST_TENSORS` tensors, on the device: `table` and `firsts` of `source.dense_many`.
 
     `lines` has for each tensor the number of groups of `width` elements, and addresses.
     """

@@ -50,7 +50,7 @@ _DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.
 
 
 class Transfer:
-    """A way for arrays to a device: two pinned buffers in turn, and a stream for which the current stream waits.
+    """Transfer of arrays to a device: two pinned buffers in turn, and a stream for which the current stream waits.
 
     To the CPU, arrays are copied.
     """

@@ -59,7 +59,7 @@ class ExactOccurrences:
 
     @property
     def has_candidates(self) -> bool:
-        """Whether a key is waiting, which must be forgotten when it gets a row."""
+        """Return whether a key is waiting. A waiting key must be forgotten when the key gets a row."""
         return self._index.num_keys > self._admitted()
 
     def _admitted(self) -> int:

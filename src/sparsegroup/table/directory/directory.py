@@ -271,7 +271,7 @@ _FEWEST = 1000
 
 
 class RowLimit:
-    """The most rows within `max_bytes`. The index has buckets for that many from the beginning.
+    """Limit of the number of rows within `max_bytes`. The index has buckets for that many from the beginning.
 
     `other_bytes` of them are for working memory and for what is known of keys without a row. Raises ValueError if that
     leaves too little for 1,000 rows.

@@ -23,7 +23,7 @@ def save_rows(table: Table, destination: dict[str, Any], prefix: str) -> None:
 
 
 def _entry(name: str) -> property:
-    """An entry of a table's state dict as an attribute; there is none if the state dict has none."""
+    """Return an attribute for an entry of a table's state dict. AttributeError: the state dict lacks the entry."""
 
     def value(module: Any) -> Tensor:
         tensors = module.table.snapshot(()).tensors()
@@ -48,7 +48,7 @@ def with_state_entries(module_class: _Class) -> _Class:
 
 @with_state_entries
 class PartEntries:
-    """The entries of one rank's part of a `table` as attributes; `weight` is the parameter."""
+    """Entries of one rank's part of a `table` as attributes; `weight` is the parameter."""
 
     keys = _entry(KEYS)
 
@@ -57,7 +57,7 @@ class PartEntries:
 
 
 def unknown_entries(state_dict: Mapping[str, Tensor], prefix: str, known: Iterable[str]) -> list[str]:
-    """The names below `prefix` that are neither entries of a table nor begin with a `known` name."""
+    """Return the names below `prefix` that are neither entries of a table nor begin with a `known` name."""
     unknown = []
     for name in state_dict:
         entry = name[len(prefix) :]

@@ -89,7 +89,7 @@ class KeySearch:
 
 @dataclass(frozen=True, eq=False)
 class GradientLines:
-    """How the lines of a lookup's gradient belong to rows: one line for each row, or, on a device, sorted lines."""
+    """Relation of the lines of a lookup's gradient to rows: one line for each row, or, on a device, sorted lines."""
 
     order: Tensor | None = None  # int32 `[lines]`, the lines sorted by row
     starts: Tensor | None = None  # int32 `[distinct + 1]`, where in `order` each row's lines begin, and the last end
@@ -108,7 +108,7 @@ OTHER_ROWS = (
 
 
 class RowNumbering:
-    """A version of the row numbers, with the gradients that have them. Renumbering rows starts a new version.
+    """Version of the row numbers, with the gradients that have them. Renumbering rows starts a new version.
 
     A gradient's indices are row numbers plus `base`, which is drawn for each version. A copy of a gradient in any form
     carries the version, so that a step can refuse the rows of an earlier version or of another table. The registry
@@ -210,7 +210,7 @@ class RowNumbering:
 
 @dataclass(eq=False)
 class LookupInfo:
-    """A lookup for autograd, which holds no vectors."""
+    """Record of a lookup for autograd. The record holds no vectors."""
 
     search: KeySearch
     # `[lines]` int64, the row of each line of the gradient, `ABSENT` for none. A tensor, because torch may resize
@@ -223,12 +223,12 @@ class LookupInfo:
 
     @property
     def numbering(self) -> RowNumbering:
-        """The numbering of the rows."""
+        """Numbering of the rows."""
         return self.search.numbering
 
     @property
     def has_absent(self) -> bool:
-        """Whether a key has no row."""
+        """Return whether any key has no row."""
         return self.search.absent > 0
 
 
@@ -261,7 +261,7 @@ _Pieces: TypeAlias = dict[int, list[tuple[LookupInfo, Tensor]]]
 
 
 class _Gradient(Function):
-    """The node of the graph that makes one sparse gradient of the gradients of all lookups since the last step.
+    """Node of the graph that makes one sparse gradient of the gradients of all lookups since the last step.
 
     Autograd itself would add sparse gradients one by one, and copy all of them for each.
     """
@@ -311,7 +311,7 @@ def _spaced(values: Tensor) -> Tensor:
 
 
 class _Lookup(Function):
-    """A lookup in the graph, which passes the values of its gradient to `_Gradient`."""
+    """Node of a lookup in the graph, which passes the values of its gradient to `_Gradient`."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Any, info: LookupInfo, vectors: list[Tensor]) -> Tensor:

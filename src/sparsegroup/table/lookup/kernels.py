@@ -97,7 +97,7 @@ start_kernel = kernel(_start_rows, "the table's initializer")
 
 
 class RowStarts:
-    """The initial vectors of a table's rows of `dim` elements. `seed` is mixed so that every bit matters."""
+    """Initial vectors of a table's rows of `dim` elements. `seed` is mixed so that every bit matters."""
 
     def __init__(self, init: Init, std: float, seed: int, dim: int, dtype: np.dtype[Any]) -> None:
         mix_array = mix.py_func  # by NumPy: not worth a kernel
@@ -127,7 +127,7 @@ class BagPooling(NamedTuple):
 
     @property
     def num_bags(self) -> int:
-        """The number of bags."""
+        """Number of bags."""
         return len(self.ends) - 1
 
 

@@ -223,7 +223,7 @@ class RowStorage(ABC):
 
     @property
     def for_lookup(self) -> tuple[int, int, int, int]:
-        """The rows as the lookup's kernel reads them: address of the pages' addresses, `Rows.shift`, `Rows.row_bytes`,
+        """Rows as the lookup's kernel reads them: address of the pages' addresses, `Rows.shift`, `Rows.row_bytes`,
         and the kind of the weights, see `sparsegroup.kernels.cpu.rows`.
 
         Without rows on the host, the kernel, which prefetches them, prefetches nothing.

@@ -77,7 +77,7 @@ class TableRowsPlan(RowGradient):
 
     @property
     def gradient(self) -> Tensor:
-        """The `values` `[n, dim]`, a line for each row, in the order in which a second input must come."""
+        """Return `values` `[n, dim]`, a line for each row, in the order in which a second input must come."""
         return self.values
 
     def with_second_input(self, second_input: Tensor) -> "TableRowsPlan":

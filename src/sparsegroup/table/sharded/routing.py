@@ -31,7 +31,7 @@ _buckets_kernel = kernel(_find_buckets, "the ranks of keys")
 
 @dataclass(frozen=True)
 class Routing:
-    """Which of `ranks` ranks, 1 to `BUCKETS`, has a key. Each has a range of buckets, and all ranges are even."""
+    """Assignment of keys to `ranks` ranks, 1 to `BUCKETS`. Each rank has an even range of buckets."""
 
     ranks: int
     buckets: Literal[4096] = BUCKETS
